@@ -1,0 +1,199 @@
+"""Every setting that allm reads from its environment: read once, checked, and frozen.
+
+Nothing else in the code base looks at `os.environ`. A wrong value stops the start with the variable's name and what is
+allowed there (`SettingError`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+
+
+class SettingError(Exception):
+    """A variable of the environment holds what is not allowed there."""
+
+    def __init__(self, variable: str, value: str, allowed: str) -> None:
+        super().__init__(f"{variable}={value!r} is not allowed: it must be {allowed}")
+        self.variable = variable
+        self.allowed = allowed
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Where the gateway listens and whom it lets in."""
+
+    host: str  # ALLM_HOST: address of the listener
+    port: int  # ALLM_PORT: 0 takes a free one
+    allowed_hosts: tuple[str, ...]  # ALLM_ALLOWED_HOSTS: names besides loopback in a Host header; "*": any
+    cors_origins: tuple[str, ...]  # ALLM_CORS_ORIGINS: origins besides the gateway's own whose pages may call
+    max_body_bytes: int  # ALLM_MAX_BODY_BYTES: the largest request body
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """What every service process needs to run."""
+
+    listen: str  # ALLM_LISTEN: gRPC address, `host:port` or `unix:/path`
+    metrics_host: str  # ALLM_METRICS_HOST: address of the Prometheus listener
+    metrics_port: int  # ALLM_METRICS_PORT: 0 takes a free one
+    log_level: str  # ALLM_LOG_LEVEL
+    drain_seconds: float  # ALLM_DRAIN_SECONDS: how long running requests may go on after SIGTERM
+    max_body_bytes: int  # ALLM_MAX_BODY_BYTES: the gateway's limit; gRPC messages get a little more
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """How text models are run. Zero means: derived from the model and the machine."""
+
+    device: str  # ALLM_DEVICE: auto, cuda, mps or cpu
+    threads: int  # ALLM_THREADS: compute threads of one model; 0: one per core that this process may use
+    context_tokens: int  # ALLM_CONTEXT_TOKENS: most tokens of prompt and answer; 0: what the model was trained for
+    kv_tokens: int  # ALLM_KV_TOKENS: cells of the key-value cache that all requests share; 0: see LlamaEngine
+    max_sequences: int  # ALLM_MAX_SEQUENCES: requests that decode at the same time
+    batch_tokens: int  # ALLM_BATCH_TOKENS: most tokens computed in one step
+    chunk_tokens: int  # ALLM_CHUNK_TOKENS: most prompt tokens in one step while other requests decode
+    queue_limit: int  # ALLM_QUEUE_LIMIT: requests that may wait for a place; more are refused as OVERLOADED
+    prefix_cache: bool  # ALLM_PREFIX_CACHE: whether ended requests leave their prefix to later ones of the same client
+    request_seconds: float  # ALLM_REQUEST_SECONDS: a request that takes longer ends with TIMEOUT
+    stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
+    load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of a process."""
+
+    home: Path  # ALLM_HOME: caches, logs, state
+    models_dir: Path  # ALLM_MODELS_DIR: weights
+    models: tuple[tuple[str, Path], ...]  # ALLM_MODELS: `id=path.gguf` pairs, comma-separated; the static list
+    aliases: tuple[tuple[str, str], ...]  # ALLM_ALIASES: `alias=id` pairs, comma-separated
+    gateway: GatewaySettings
+    service: ServiceSettings
+    text: TextSettings
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Reads all settings from `environ` (default: the process's own).
+
+    Raises:
+        SettingError: a variable holds what is not allowed there.
+    """
+    read = _Reader(os.environ if environ is None else environ)
+    home = read.path("ALLM_HOME", Path.home() / ".allm")
+    max_body_bytes = read.integer("ALLM_MAX_BODY_BYTES", 32 * MIB, 1024, 1024 * MIB)
+    return Settings(
+        home=home,
+        models_dir=read.path("ALLM_MODELS_DIR", home / "models"),
+        models=tuple((name, Path(path).expanduser()) for name, path in read.pairs("ALLM_MODELS", "id=/path/m.gguf")),
+        aliases=read.pairs("ALLM_ALIASES", "alias=id"),
+        gateway=_gateway(read, max_body_bytes),
+        service=_service(read, max_body_bytes),
+        text=_text(read),
+    )
+
+
+def _gateway(read: _Reader, max_body_bytes: int) -> GatewaySettings:
+    return GatewaySettings(
+        host=read.text("ALLM_HOST", "127.0.0.1"),
+        port=read.integer("ALLM_PORT", 8080, 0, 65535),
+        allowed_hosts=read.names("ALLM_ALLOWED_HOSTS"),
+        cors_origins=read.origins("ALLM_CORS_ORIGINS"),
+        max_body_bytes=max_body_bytes,
+    )
+
+
+def _service(read: _Reader, max_body_bytes: int) -> ServiceSettings:
+    return ServiceSettings(
+        listen=read.text("ALLM_LISTEN", "127.0.0.1:50051"),
+        metrics_host=read.text("ALLM_METRICS_HOST", "127.0.0.1"),
+        metrics_port=read.integer("ALLM_METRICS_PORT", 9464, 0, 65535),
+        log_level=read.choice("ALLM_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
+        drain_seconds=read.seconds("ALLM_DRAIN_SECONDS", 30.0, 0.0, 3600.0),
+        max_body_bytes=max_body_bytes,
+    )
+
+
+def _text(read: _Reader) -> TextSettings:
+    return TextSettings(
+        device=read.choice("ALLM_DEVICE", "auto", ("auto", "cuda", "mps", "cpu")),
+        threads=read.integer("ALLM_THREADS", 0, 0, 512),
+        context_tokens=read.integer("ALLM_CONTEXT_TOKENS", 0, 0, 10_000_000),
+        kv_tokens=read.integer("ALLM_KV_TOKENS", 0, 0, 100_000_000),
+        max_sequences=read.integer("ALLM_MAX_SEQUENCES", 32, 1, 192),
+        batch_tokens=read.integer("ALLM_BATCH_TOKENS", 2048, 32, 65536),
+        chunk_tokens=read.integer("ALLM_CHUNK_TOKENS", 512, 16, 65536),
+        queue_limit=read.integer("ALLM_QUEUE_LIMIT", 256, 0, 100_000),
+        prefix_cache=read.switch("ALLM_PREFIX_CACHE", True),
+        request_seconds=read.seconds("ALLM_REQUEST_SECONDS", 600.0, 0.1, 86_400.0),
+        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 120.0, 1.0, 86_400.0),
+        load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Takes single variables out of an environment; an empty one counts as unset."""
+
+    environ: Mapping[str, str]
+
+    def text(self, name: str, default: str) -> str:
+        return self.environ.get(name, "").strip() or default
+
+    def path(self, name: str, default: Path) -> Path:
+        return Path(self.text(name, str(default))).expanduser().absolute()
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        return self._parsed(name, default, int, low, high, "a whole number")
+
+    def seconds(self, name: str, default: float, low: float, high: float) -> float:
+        return self._parsed(name, default, float, low, high, "a number of seconds")
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        value = self.text(name, default).lower()
+        if value not in allowed:
+            raise SettingError(name, value, f"one of {', '.join(allowed)}")
+        return value
+
+    def switch(self, name: str, default: bool) -> bool:
+        return self.choice(name, "on" if default else "off", ("on", "off")) == "on"
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
+
+    def origins(self, name: str) -> tuple[str, ...]:
+        found = self.names(name)
+        for origin in found:
+            scheme, separator, host = origin.partition("://")
+            if scheme not in ("http", "https") or not separator or not host or "/" in host or "*" in host:
+                raise SettingError(name, origin, "a comma-separated list of origins such as https://app.example.org")
+        return found
+
+    def pairs(self, name: str, shape: str) -> tuple[tuple[str, str], ...]:
+        found = []
+        for part in self.names(name):
+            key, _, value = part.partition("=")
+            if not key.strip() or not value.strip():
+                raise SettingError(name, part, f"a comma-separated list of {shape}")
+            found.append((key.strip(), value.strip()))
+        return tuple(found)
+
+    def _parsed(self, name: str, default: T, parse: Callable[[str], T], low: T, high: T, what: str) -> T:
+        value = self.environ.get(name, "").strip()
+        if not value:
+            return default
+        allowed = f"{what} from {low} to {high}"
+        try:
+            parsed = parse(value)
+        except ValueError:
+            raise SettingError(name, value, allowed) from None
+        if not low <= parsed <= high:  # type: ignore[operator]
+            raise SettingError(name, value, allowed)
+        return parsed
