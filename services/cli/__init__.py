@@ -1,0 +1,1 @@
+"""The `allm` command, and the supervisor behind `allm serve`."""

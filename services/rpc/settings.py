@@ -45,7 +45,9 @@ class ServiceSettings:
     metrics_host: str  # ALLM_METRICS_HOST: address of the Prometheus listener
     metrics_port: int  # ALLM_METRICS_PORT: 0 takes a free one
     log_level: str  # ALLM_LOG_LEVEL
-    drain_seconds: float  # ALLM_DRAIN_SECONDS: how long running requests may go on after SIGTERM
+    lifeline: int  # ALLM_LIFELINE_FD: the supervisor holds it open; once it closes the service stops; -1: none
+    drain_delay_seconds: float  # ALLM_DRAIN_DELAY_SECONDS: after SIGTERM, how long balancers get to look elsewhere
+    drain_seconds: float  # ALLM_DRAIN_SECONDS: how long running requests may then go on
     max_body_bytes: int  # ALLM_MAX_BODY_BYTES: the gateway's limit; gRPC messages get a little more
 
 
@@ -116,6 +118,8 @@ def _service(read: _Reader, max_body_bytes: int) -> ServiceSettings:
         metrics_host=read.text("ALLM_METRICS_HOST", "127.0.0.1"),
         metrics_port=read.integer("ALLM_METRICS_PORT", 9464, 0, 65535),
         log_level=read.choice("ALLM_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
+        lifeline=read.integer("ALLM_LIFELINE_FD", -1, -1, 1_000_000),
+        drain_delay_seconds=read.seconds("ALLM_DRAIN_DELAY_SECONDS", 3.0, 0.0, 600.0),
         drain_seconds=read.seconds("ALLM_DRAIN_SECONDS", 30.0, 0.0, 3600.0),
         max_body_bytes=max_body_bytes,
     )

@@ -1,0 +1,1 @@
+"""Closed-loop load against OpenAI-compatible endpoints, and allm side by side with its peers."""

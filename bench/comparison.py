@@ -1,0 +1,127 @@
+"""Two servers in one run, and the ratios between them: medians over the rounds, and the bounds we hold ourselves to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.level import LevelResult
+from bench.prompts import PromptSet
+
+TTFT_FACTOR, TTFT_SLACK_MS = 1.05, 10.0  # the first token may come so much later than the peer's
+_TARGET_ALONE, _TARGET_TOGETHER, _TARGET_SHARED = 0.95, 1.05, 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is compared: a model's precision, a prompt set, a number of clients."""
+
+    precision: str
+    prompt_set: PromptSet
+    concurrency: int
+
+    @property
+    def target(self) -> float:
+        """The least ratio of tokens/s that we are content with."""
+        if self.prompt_set is PromptSet.SHARED:
+            return _TARGET_SHARED
+        return _TARGET_ALONE if self.concurrency == 1 else _TARGET_TOGETHER
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The medians of one server's rounds."""
+
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+    gap_p50_ms: float
+    gap_p95_ms: float
+    gap_max_ms: float
+    cached_tokens: float
+    cpu_ms_per_token: float
+    spread_percent: float  # between the slowest and the fastest round, of the median tokens/s
+    errors: int
+
+    @classmethod
+    def of(cls, results: Sequence[LevelResult]) -> Figures:
+        """The medians of a server's results in one case."""
+
+        def middle(values: Iterable[float]) -> float:
+            return float(median(list(values)))
+
+        speeds = [result.tokens_per_s for result in results]
+        return cls(
+            tokens_per_s=middle(speeds),
+            ttft_p50_ms=middle(result.ttft_ms.p50 for result in results),
+            ttft_p95_ms=middle(result.ttft_ms.p95 for result in results),
+            gap_p50_ms=middle(result.gap_ms.p50 for result in results),
+            gap_p95_ms=middle(result.gap_ms.p95 for result in results),
+            gap_max_ms=middle(result.gap_ms.max for result in results),
+            cached_tokens=middle(result.cached_tokens for result in results),
+            cpu_ms_per_token=middle(result.server_cpu_ms_per_token for result in results),
+            spread_percent=100 * (max(speeds) - min(speeds)) / middle(speeds) if any(speeds) else 0.0,
+            errors=sum(sum(result.errors.values()) for result in results),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Ours against a peer in one case."""
+
+    case: Case
+    setting: str  # the peer's, the best of those tried
+    ours: Figures
+    peer: Figures
+
+    @property
+    def speed(self) -> float:
+        """Our tokens/s over the peer's: more is better."""
+        return _ratio(self.ours.tokens_per_s, self.peer.tokens_per_s)
+
+    @property
+    def first_token(self) -> float:
+        """Our median time to first token over the peer's: less is better."""
+        return _ratio(self.ours.ttft_p50_ms, self.peer.ttft_p50_ms)
+
+    @property
+    def gap(self) -> float:
+        """Our median gap between tokens over the peer's: less is better."""
+        return _ratio(self.ours.gap_p50_ms, self.peer.gap_p50_ms)
+
+    @property
+    def fast_enough(self) -> bool:
+        return self.speed >= self.case.target and not self.ours.errors
+
+    @property
+    def prompt_enough(self) -> bool:
+        """Whether the first token comes within the bound: 5% + 10 ms."""
+        return self.ours.ttft_p50_ms <= self.peer.ttft_p50_ms * TTFT_FACTOR + TTFT_SLACK_MS
+
+
+def _ratio(ours: float, peer: float) -> float:
+    return ours / peer if peer else float("nan")
+
+
+def markdown(comparisons: Sequence[Comparison]) -> str:
+    """The comparisons as a Markdown table; every timing in it is a ratio to the peer in the same run."""
+    lines = [
+        "| weights | prompts | clients | tokens/s | first token | gap p50 | gap p95 | CPU per token | peer's setting |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for one in comparisons:
+        case, ours, peer = one.case, one.ours, one.peer
+        cells = [
+            case.precision,
+            case.prompt_set,
+            str(case.concurrency),
+            f"{one.speed:.2f}x{'' if one.fast_enough else f' (target {case.target:g}x)'}",
+            f"{one.first_token:.2f}x{'' if one.prompt_enough else ' (over the bound)'}",
+            f"{one.gap:.2f}x",
+            f"{_ratio(ours.gap_p95_ms, peer.gap_p95_ms):.2f}x",
+            f"{_ratio(ours.cpu_ms_per_token, peer.cpu_ms_per_token):.2f}x",
+            one.setting,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,75 @@
+"""The servers that are compared, and how each is started for a scenario: the same file, context, batch and threads.
+
+llama-server gets its best: as many slots as there are clients, a cache for prompts, and of three settings the fastest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.process import Launch, free_port
+
+BUILD_DIR = Path(__file__).parent / ".build"
+CONTEXT_TOKENS = 1024  # for each client: the longest prompt and its answer take about 600
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a server is started for."""
+
+    gguf: Path
+    concurrency: int
+    batch_tokens: int = 2048  # most tokens computed in one step
+    threads: int = 0  # 0: one for each core that this process may use
+
+    @property
+    def total_tokens(self) -> int:
+        """Cells of the key-value cache for all the clients together."""
+        return CONTEXT_TOKENS * self.concurrency
+
+    @property
+    def compute_threads(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to configure llama-server beyond what the scenario gives."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+SETTINGS = (
+    Setting("unified, ubatch 2048", ("--kv-unified", "-ub", "2048")),
+    Setting("unified, no RAM cache", ("--kv-unified", "-ub", "512", "-cram", "0")),
+    Setting("per slot", ("--no-kv-unified", "-ub", "512")),
+)
+
+
+def llama_server(binary: Path, setting: Setting, scenario: Scenario) -> Launch:
+    """llama.cpp's own server. What the scenario says comes first, so that a setting can overrule it."""
+    port = free_port()
+    arguments = [str(binary), "--model", str(scenario.gguf), "--alias", "bench", "--host", "127.0.0.1", "--no-ui"]
+    arguments += ["--port", str(port), "--parallel", str(scenario.concurrency), "-c", str(scenario.total_tokens)]
+    arguments += ["-b", str(scenario.batch_tokens), "-t", str(scenario.compute_threads), *setting.arguments]
+    return Launch("llama-server", arguments, port, "/health", BUILD_DIR / "logs" / "llama-server.log")
+
+
+def allm(scenario: Scenario) -> Launch:
+    """The whole stack: Envoy, the text service and its worker, under `allm serve`."""
+    port = free_port()
+    environment = {
+        "ALLM_PORT": str(port),
+        "ALLM_HOME": str(BUILD_DIR / "home"),
+        "ALLM_MODELS": f"bench={scenario.gguf}",
+        "ALLM_MAX_SEQUENCES": str(scenario.concurrency),
+        "ALLM_KV_TOKENS": str(scenario.total_tokens),
+        "ALLM_BATCH_TOKENS": str(scenario.batch_tokens),
+        "ALLM_THREADS": str(scenario.compute_threads),
+    }
+    arguments = [sys.executable, "-m", "services.cli", "serve"]
+    return Launch("allm", arguments, port, "/healthz", BUILD_DIR / "logs" / "allm.log", environment)

@@ -1,0 +1,147 @@
+"""Builds llama.cpp's own server from the source that lies inside the installed llama-cpp-python's source distribution.
+
+    python -m bench.llama_server
+
+So both sides of a comparison compute with the same code, compiled by the same compiler with the same flags: a release
+build for this machine's processor, with whatever `CMAKE_ARGS` llama-cpp-python itself was built with. TLS, web UI and
+tests are left out: the comparison does not need them. It is built once for each version, below `bench/.build/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import files, version
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from bench.contender import BUILD_DIR
+
+_PACKAGE = "llama-cpp-python"
+_OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",  # scikit-build-core's default, which the wheel was built with
+    "BUILD_SHARED_LIBS": "ON",
+    "LLAMA_BUILD_APP": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_UI": "OFF",  # would want npm
+    "LLAMA_USE_PREBUILT_UI": "OFF",  # would download it
+    "LLAMA_OPENSSL": "OFF",
+}
+_STEP = re.compile(r"^\[\s*(\d+)(?:/(\d+)|%)\]")  # ninja's [12/212] or make's [ 12%]
+
+
+class BuildError(Exception):
+    """llama-server could not be built."""
+
+
+def build(console: Console) -> Path:
+    """The path of the server's binary, which is built if it is not there yet.
+
+    Raises:
+        BuildError: a step failed; the message names its log.
+    """
+    release = version(_PACKAGE)
+    folder = BUILD_DIR / f"llama_cpp_python-{release}-server"
+    binary = folder / "bin" / "llama-server"
+    if binary.exists():
+        return binary
+    BUILD_DIR.mkdir(parents=True, exist_ok=True)
+    tools = _tools(console)
+    source = _source(release, console)
+    console.print(f"Building llama-server of {_PACKAGE} {release}: several minutes, once")
+    options = [f"-D{name}={value}" for name, value in _OPTIONS.items()]
+    # The wheel's own flags come last: they decide.
+    own = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    _run(
+        [tools["cmake"], "-S", str(source), "-B", str(folder), *_generator(tools), *options, *own], "configure", console
+    )
+    jobs = str(len(os.sched_getaffinity(0)))
+    _run([tools["cmake"], "--build", str(folder), "--target", "llama-server", "-j", jobs], "build", console)
+    return binary
+
+
+def installed_library() -> Path:
+    """The native library inside the installed llama-cpp-python."""
+    for member in files(_PACKAGE) or []:
+        if member.name in ("libllama.so", "libllama.dylib"):
+            return Path(str(member.locate()))
+    raise BuildError(f"{_PACKAGE} is installed without its native library")
+
+
+def compute_features(library: Path) -> str:
+    """What a build of llama.cpp says of itself: the processor's features that it was compiled for."""
+    # In a process of its own, since two builds of one library do not go together in one.
+    script = "import ctypes, sys; ask = ctypes.CDLL(sys.argv[1]).llama_print_system_info; "
+    script += "ask.restype = ctypes.c_char_p; print(ask().decode())"
+    done = subprocess.run([sys.executable, "-c", script, str(library)], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _generator(tools: dict[str, str]) -> list[str]:
+    return ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools['ninja']}"]
+
+
+def _tools(console: Console) -> dict[str, str]:
+    """cmake and ninja: the machine's own or, where it has none, their wheels."""
+    names = ("cmake", "ninja")
+    found = {name: path for name in names if (path := shutil.which(name))}
+    if len(found) < len(names):
+        folder = BUILD_DIR / "tools"
+        if not all((folder / "bin" / name).exists() for name in names):
+            _run([sys.executable, "-m", "pip", "install", "--target", str(folder), *names], "tools", console)
+        os.environ["PYTHONPATH"] = str(folder)  # the wheels' scripts import their own package
+        found = {name: str(folder / "bin" / name) for name in names}
+    return found
+
+
+def _source(release: str, console: Console) -> Path:
+    """The folder of llama.cpp's source, downloaded and unpacked if it is not there yet."""
+    unpacked = BUILD_DIR / f"llama_cpp_python-{release}"
+    if not unpacked.exists():
+        archive = BUILD_DIR / "sdist" / f"llama_cpp_python-{release}.tar.gz"
+        if not archive.exists():
+            download = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _PACKAGE]
+            _run([*download, "--dest", str(archive.parent), f"{_PACKAGE}=={release}"], "download", console)
+        partial = unpacked.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        with tarfile.open(archive) as members:
+            members.extractall(partial, filter="data")
+        (partial / unpacked.name).rename(unpacked)
+        partial.rmdir()
+    return unpacked / "vendor" / "llama.cpp"
+
+
+def _run(arguments: list[str], step: str, console: Console) -> None:
+    """Runs one step of the build with a progress bar; its output goes to a log."""
+    log = BUILD_DIR / "logs" / f"llama-server-{step}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(console=console) as progress, log.open("w", encoding="utf-8") as lines:
+        task = progress.add_task(step, total=None)
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None  # noqa: S101 - asked for in the line above
+        for line in process.stdout:
+            lines.write(line)
+            if found := _STEP.match(line):
+                progress.update(task, completed=int(found[1]), total=int(found[2] or 100))
+        if process.wait():
+            raise BuildError(f"llama-server: the step {step!r} failed; see {log}")
+        progress.update(task, completed=1, total=1)
+
+
+def main() -> None:
+    """Builds llama-server if need be and prints where it is."""
+    console = Console()
+    console.print(str(build(console)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,128 @@
+"""A server under test as a child process: started, waited for, and stopped by its own process id."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+
+from bench.load import first_model
+from bench.noise import process_seconds
+
+_POLL_SECONDS = 0.05
+_STOP_SECONDS = 30.0
+
+
+class ServerError(Exception):
+    """A server did not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a server."""
+
+    name: str
+    arguments: Sequence[str]
+    port: int
+    health_path: str
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)  # on top of our own
+    start_seconds: float = 180.0  # how long it may take until it is healthy and lists a model
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that is ready."""
+
+    url: str
+    model: str
+    pid: int
+    log: Path
+
+    def idle_percent(self, seconds: float = 0.5) -> float:
+        """What it uses of one core while nobody asks it anything: a server that spins slows down whatever runs next."""
+        before = process_seconds(self.pid)
+        time.sleep(seconds)
+        return 100 * (process_seconds(self.pid) - before) / seconds
+
+
+@contextmanager
+def running(launch: Launch) -> Iterator[Running]:
+    """Starts a server, waits until it can answer, and stops it at the end with everything that it has started.
+
+    Raises:
+        ServerError: it ended, or was not ready in time; the message holds the end of its log.
+    """
+    launch.log.parent.mkdir(parents=True, exist_ok=True)
+    with launch.log.open("wb") as log:
+        process = subprocess.Popen(
+            launch.arguments,
+            env={**os.environ, **launch.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            model = _wait_ready(launch, process)
+            yield Running(launch.url, model, process.pid, launch.log)
+        finally:
+            _stop(process)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _wait_ready(launch: Launch, process: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + launch.start_seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"{launch.name} ended with status {process.returncode}:\n{_tail(launch.log)}")
+        model = _listed_model(launch)
+        if model is not None:
+            return model
+        time.sleep(_POLL_SECONDS)
+    raise ServerError(f"{launch.name} was not ready within {launch.start_seconds:g} s:\n{_tail(launch.log)}")
+
+
+def _listed_model(launch: Launch) -> str | None:
+    try:
+        with urlopen(launch.url + launch.health_path, timeout=5):
+            return first_model(launch.url)
+    except (OSError, ValueError):  # not listening yet, or an answer that is no list of models yet
+        return None
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in psutil.wait_procs(family, timeout=5)[1]:
+        child.kill()
+
+
+def _tail(log: Path, lines: int = 20) -> str:
+    return "\n".join(log.read_text("utf-8", "replace").splitlines()[-lines:])

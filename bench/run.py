@@ -1,0 +1,225 @@
+"""allm against llama.cpp's own server, side by side in one run: `make bench`.
+
+    python -m bench.run [--quick] [--precision BF16] [--concurrency 8] [--prompts unique] [--noise-floor]
+
+For each case (precision, prompts, clients) three settings of llama-server are tried once, and the fastest one is the peer.
+Then both servers are measured in turn, A/B/A/B, each started for its turn and stopped after it, so that they never share
+the machine and slow drifts of it hit both; the medians of the rounds are compared. Both get the same prompts, other ones
+in each round. `--noise-floor` puts llama-server on both sides: what differs then is the measurement's own noise.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bench.chart import draw
+from bench.comparison import Case, Comparison, Figures, markdown
+from bench.contender import BUILD_DIR, SETTINGS, Scenario, Setting, allm, llama_server
+from bench.level import LevelResult
+from bench.llama_server import build, compute_features, installed_library
+from bench.load import CONCURRENCIES, Target, level_of, measure
+from bench.process import Launch, running
+from bench.prompts import PromptSet
+from bench.weights import Precision, gguf
+
+RESULTS_DIR = Path(__file__).parent / "results"
+_IDLE_LIMIT_PERCENT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure and how often."""
+
+    precisions: Sequence[Precision]
+    prompt_sets: Sequence[PromptSet]
+    concurrencies: Sequence[int]
+    rounds: int
+    quick: bool
+    threads: int  # compute threads of both servers; 0: one for each core
+
+    @property
+    def cases(self) -> list[Case]:
+        return [Case(*one) for one in product(self.precisions, self.prompt_sets, self.concurrencies)]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One server's turn in one case."""
+
+    case: Case
+    server: str
+    setting: str
+    round: int  # -1: a trial of the peer's settings
+    idle_percent: float  # of one core, before the first request
+    result: LevelResult
+
+
+class Runner:
+    """Goes through a plan and keeps every turn."""
+
+    def __init__(self, plan: Plan, binary: Path, noise_floor: bool, console: Console) -> None:
+        self._plan = plan
+        self._binary = binary
+        self._noise_floor = noise_floor
+        self._console = console
+        self._seed = datetime.now(UTC).isoformat()
+        self.turns: list[Turn] = []
+
+    def compare(self, case: Case) -> Comparison:
+        """The peer's best setting, then all rounds of a case."""
+        scenario = Scenario(gguf(Precision(case.precision)), case.concurrency, threads=self._plan.threads)
+        setting = self._best_setting(case, scenario)
+        ours: list[LevelResult] = []
+        peers: list[LevelResult] = []
+        for number in range(self._plan.rounds):
+            ours.append(self._ours(case, scenario, setting, number))
+            peers.append(self._peer(case, scenario, setting, number, self._plan.quick))
+        return Comparison(case, setting.name, Figures.of(ours), Figures.of(peers))
+
+    def _best_setting(self, case: Case, scenario: Scenario) -> Setting:
+        trials = {one: self._peer(case, scenario, one, -1, quick=True).tokens_per_s for one in SETTINGS}
+        return max(trials, key=trials.__getitem__)
+
+    def _ours(self, case: Case, scenario: Scenario, setting: Setting, number: int) -> LevelResult:
+        if self._noise_floor:
+            return self._peer(case, scenario, setting, number, self._plan.quick)
+        return self._turn(case, lambda: allm(scenario), "", number, self._plan.quick)
+
+    def _peer(self, case: Case, scenario: Scenario, setting: Setting, number: int, quick: bool) -> LevelResult:
+        return self._turn(case, lambda: llama_server(self._binary, setting, scenario), setting.name, number, quick)
+
+    def _turn(
+        self, case: Case, launch: Callable[[], Launch], setting: str, number: int, quick: bool
+    ) -> LevelResult:
+        to_start = launch()
+        with running(to_start) as server:
+            idle = server.idle_percent()
+            target = Target(server.url, server.model, pid=server.pid, seed=f"{self._seed} {number}")
+            (result,) = measure(target, [level_of(case.prompt_set, case.concurrency, quick)])
+        self.turns.append(Turn(case, to_start.name, setting, number, idle, result))
+        self._tell(self.turns[-1])
+        return result
+
+    def _tell(self, turn: Turn) -> None:
+        case, result = turn.case, turn.result
+        what = f"{case.precision} {case.prompt_set} {case.concurrency:2}"
+        when = "trial  " if turn.round < 0 else f"round {turn.round + 1}"
+        line = f"{what}  {when}  {turn.server:12} {turn.setting:24} {result.tokens_per_s:6.1f} tokens/s"
+        line += f"  first token {result.ttft_ms.p50:5.0f} ms  gap {result.gap_ms.p50:5.1f} ms"
+        noise = result.noise
+        if noise.steal_percent + noise.other_percent > 2:
+            line += f"  [yellow]noisy: steal {noise.steal_percent:.0f}%, others {noise.other_percent:.0f}%[/]"
+        if turn.idle_percent > _IDLE_LIMIT_PERCENT:
+            line += f"  [yellow]spins while idle: {turn.idle_percent:.0f}% of a core[/]"
+        for reason, count in result.errors.items():
+            line += f"\n  [red]{count} x {reason}[/]"
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def view(comparisons: Sequence[Comparison]) -> Table:
+    """The ratios for a terminal."""
+    shown = Table(title="allm / llama-server, medians of the rounds", title_justify="left")
+    for head in ("weights", "prompts", "clients", "tokens/s", "target", "first token", "within 5% + 10 ms"):
+        shown.add_column(head, justify="right")
+    for head in ("gap p50", "rounds' spread", "peer's setting", "errors"):
+        shown.add_column(head, justify="right")
+    for one in comparisons:
+        case = one.case
+        shown.add_row(
+            case.precision,
+            case.prompt_set,
+            str(case.concurrency),
+            f"[{'green' if one.fast_enough else 'red'}]{one.speed:.2f}x[/]",
+            f"{case.target:.2f}x",
+            f"{one.first_token:.2f}x",
+            "[green]yes[/]" if one.prompt_enough else f"[red]{one.ours.ttft_p50_ms - one.peer.ttft_p50_ms:+.0f} ms[/]",
+            f"{one.gap:.2f}x",
+            f"{one.ours.spread_percent:.0f}%, {one.peer.spread_percent:.0f}%",
+            one.setting,
+            f"{one.ours.errors}, {one.peer.errors}",
+        )
+    return shown
+
+
+def machine() -> dict[str, str | int]:
+    """What the figures were measured on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text("utf-8").splitlines() if "model name" in line]
+        cpu = names[0] if names else cpu
+    return {"cpu": cpu, "cores": os.cpu_count() or 0, "system": f"{platform.system()} {platform.release()}"}
+
+
+def save(plan: Plan, comparisons: Sequence[Comparison], turns: Sequence[Turn], features: dict[str, str]) -> Path:
+    """Writes the results as JSON, and the latest ones as a chart and a Markdown table."""
+    RESULTS_DIR.mkdir(exist_ok=True)
+    now = datetime.now(UTC)
+    document = {
+        "date": now.isoformat(timespec="seconds"),
+        "machine": machine(),
+        "llama_cpp_python": version("llama-cpp-python"),
+        "features": features,
+        "plan": plan,
+        "settings": SETTINGS,
+        "comparisons": comparisons,
+        "turns": turns,
+    }
+    path = RESULTS_DIR / f"{now:%Y-%m-%d}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    (RESULTS_DIR / "latest.md").write_text(markdown(comparisons), encoding="utf-8")
+    caption = f"{machine()['cores']} CPU cores, SmolLM2-135M, medians of {plan.rounds} rounds, {now:%Y-%m-%d}"
+    (RESULTS_DIR / "latest.svg").write_text(draw(comparisons, caption), encoding="utf-8")
+    return path
+
+
+def main(
+    precision: Annotated[list[Precision] | None, typer.Option(help="Weights; may be repeated.")] = None,
+    prompts: Annotated[list[PromptSet] | None, typer.Option(help="Prompt sets; may be repeated.")] = None,
+    concurrency: Annotated[list[int] | None, typer.Option(help="Numbers of clients; may be repeated.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each server is measured in each case.")] = 3,
+    threads: Annotated[int, typer.Option(help="Compute threads of both servers; 0: one for each core.")] = 0,
+    quick: Annotated[bool, typer.Option(help="Fewer requests and a single round.")] = False,
+    noise_floor: Annotated[bool, typer.Option(help="llama-server on both sides; nothing is saved.")] = False,
+) -> None:
+    """Measures allm against llama-server and writes the ratios, a chart and the raw figures to bench/results."""
+    console = Console()
+    binary = build(console)
+    features = {
+        "allm": compute_features(installed_library()),
+        "llama-server": compute_features(binary.parent / "libllama.so"),
+    }
+    if len(set(features.values())) > 1:
+        console.print(f"[yellow]The two were not compiled alike: {features}[/]")
+    plan = Plan(
+        precisions=precision or list(Precision),
+        prompt_sets=prompts or list(PromptSet),
+        concurrencies=concurrency or CONCURRENCIES,
+        rounds=1 if quick else rounds,
+        quick=quick,
+        threads=threads,
+    )
+    runner = Runner(plan, binary, noise_floor, console)
+    comparisons = [runner.compare(case) for case in plan.cases]
+    console.print(view(comparisons))
+    if not noise_floor:
+        console.print(f"Written to {save(plan, comparisons, runner.turns, features)}")
+    if any(one.ours.errors or one.peer.errors for one in comparisons):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

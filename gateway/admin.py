@@ -1,0 +1,71 @@
+"""What the supervisor asks of a running Envoy, over the admin interface's Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+REPLY_SECONDS = 5.0
+ACTIVE_REQUESTS = "http.edge.downstream_rq_active"
+
+
+class AdminError(Exception):
+    """Envoy's admin interface did not answer, or not as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyAdmin:
+    """A client of the admin interface that listens on `socket`."""
+
+    socket: Path
+
+    async def is_ready(self) -> bool:
+        """Whether Envoy has started and accepts connections."""
+        try:
+            status, _ = await self._call("GET", "/ready")
+        except AdminError:
+            return False
+        return status == 200
+
+    async def drain(self) -> None:
+        """Asks clients to go away and closes the listeners soon after; running requests go on."""
+        await self._call("POST", "/drain_listeners?graceful")
+
+    async def active_requests(self) -> int:
+        """How many requests are being answered."""
+        _, body = await self._call("GET", f"/stats?filter=^{ACTIVE_REQUESTS}$&format=json")
+        try:
+            return int(json.loads(body)["stats"][0]["value"])
+        except (ValueError, LookupError) as error:
+            raise AdminError(f"unexpected statistics: {body[:200]!r}") from error
+
+    async def _call(self, method: str, path: str) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(REPLY_SECONDS):
+                return await self._exchange(method, path)
+        except (OSError, EOFError, ValueError, LookupError) as error:  # TimeoutError is an OSError
+            raise AdminError(f"{method} {path}: {error}") from error
+
+    async def _exchange(self, method: str, path: str) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_unix_connection(self.socket)
+        try:
+            writer.write(f"{method} {path} HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\r\n".encode())
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+            if headers.get("transfer-encoding") == "chunked":
+                body = await _read_chunks(reader)
+            else:
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+            return int(head[0].split(" ")[1]), body
+        finally:
+            writer.close()
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    return body

@@ -1,0 +1,39 @@
+"""Which `Host` and `Origin` headers the gateway lets in.
+
+Any page in a browser can send requests to a loopback port, and by DNS rebinding can even read the answers: the name of
+its own site suddenly resolves to 127.0.0.1. A rebound request still carries that name in `Host`, so names must be known
+here. An address literal cannot be rebound, so beyond loopback every literal is good: clients use whichever of the
+machine's addresses they can reach.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from gateway.address import is_loopback
+from services.rpc.settings import GatewaySettings
+
+LOOPBACK_HOSTS = (r"localhost", r"127(?:\.[0-9]{1,3}){3}", r"\[::1\]")
+ANY_LITERAL = (r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", r"\[[0-9a-f:.]+\]")
+
+
+def host_pattern(settings: GatewaySettings) -> str:
+    """A regular expression (RE2, whole string) for the `Host` headers that are let in, with any port."""
+    if "*" in settings.allowed_hosts:
+        return ".*"
+    names = [*LOOPBACK_HOSTS, *map(re.escape, settings.allowed_hosts)]
+    if not is_loopback(settings.host):
+        names += ANY_LITERAL
+    elif settings.host != "localhost":
+        names.append(re.escape(_bracketed(settings.host)))
+    return f"(?i)(?:{'|'.join(names)})(?::[0-9]+)?"
+
+
+def listed_origins_pattern(settings: GatewaySettings) -> str:
+    """A regular expression (RE2, whole string) for the origins of ALLM_CORS_ORIGINS; matches nothing if there are none."""
+    return "|".join(map(re.escape, settings.cors_origins)) or "-"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host

@@ -1,0 +1,83 @@
+"""The descriptor set from which Envoy's transcoder learns the REST facade.
+
+It is built from the checked-in stubs, so it cannot fall behind them and nothing has to run protoc. One file in it is not
+the published one: see `_status_shadow`.
+"""
+
+from __future__ import annotations
+
+from allm.models.v1 import model_service_pb2
+from allm.openai.v1 import error_pb2, models_service_pb2, text_service_pb2
+from allm.text.v1 import chat_service_pb2
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+
+FACADES = (
+    text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
+    models_service_pb2.DESCRIPTOR.services_by_name["ModelsService"],
+)
+TYPED = (
+    chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"],
+    model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
+)
+
+
+def facade_names() -> list[str]:
+    """Full names of the services that REST requests are transcoded to."""
+    return [service.full_name for service in FACADES]
+
+
+def method_names() -> list[dict[str, object]]:
+    """All methods that the gateway counts one by one, as Envoy's `GrpcMethodList`."""
+    return [
+        {"name": service.full_name, "method_names": [method.name for method in service.methods]}
+        for service in FACADES + TYPED
+    ]
+
+
+def facade_descriptors() -> FileDescriptorSet:
+    """All files that the facade needs, each after the files that it imports."""
+    found: dict[str, FileDescriptorProto] = {}
+    for service in FACADES:
+        _add(service.file, found)
+    _add(error_pb2.DESCRIPTOR, found)
+    shadow = _status_shadow()
+    found[shadow.name] = shadow
+    return FileDescriptorSet(file=found.values())
+
+
+def _add(file: FileDescriptor, found: dict[str, FileDescriptorProto]) -> None:
+    if file.name in found:
+        return
+    for dependency in file.dependencies:
+        _add(dependency, found)
+    proto = FileDescriptorProto()
+    file.CopyToProto(proto)
+    found[file.name] = proto
+
+
+def _status_shadow() -> FileDescriptorProto:
+    """google.rpc.Status as `allm.openai.v1.ErrorStatus` writes it.
+
+    The transcoder prints a failed call's google.rpc.Status as the JSON body. With this description of that message it
+    prints `{"error": {...}}`, OpenAI's error object, and needs no scripting for it. gRPC callers never see the field.
+    """
+    field = FieldDescriptorProto
+    shadow = FileDescriptorProto(
+        name="google/rpc/status.proto",
+        package="google.rpc",
+        syntax="proto3",
+        dependency=[error_pb2.DESCRIPTOR.name],
+    )
+    status = shadow.message_type.add(name="Status")
+    error = error_pb2.ErrorStatus.DESCRIPTOR.fields_by_name["error"]
+    for name, number, kind in (("code", 1, field.TYPE_INT32), ("message", 2, field.TYPE_STRING)):
+        status.field.add(name=name, number=number, type=kind, label=field.LABEL_OPTIONAL)
+    status.field.add(
+        name=error.name,
+        number=error.number,
+        type=field.TYPE_MESSAGE,
+        type_name=f".{error_pb2.Error.DESCRIPTOR.full_name}",
+        label=field.LABEL_OPTIONAL,
+    )
+    return shadow

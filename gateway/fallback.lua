@@ -1,0 +1,39 @@
+-- What the transcoder leaves undone about responses to REST callers. Native gRPC and gRPC-Web pass untouched.
+
+-- gRPC has no code for some HTTP statuses (413, 415, 422): the service names the one it means in a header.
+local function take_status(headers)
+  local wanted = headers:get("x-http-status")
+  if wanted then
+    headers:remove("x-http-status")
+    headers:replace(":status", wanted)
+  end
+  return tonumber(headers:get(":status"))
+end
+
+-- An error that the facade did not write (gRPC's own, such as UNIMPLEMENTED) has no error object: the transcoder prints
+-- the bare status, {"code":12,"message":"..."}. This rewrites it to OpenAI's shape.
+local function shape_error(handle, status)
+  local body = handle:body(true)
+  local grpc_code, message = body:getBytes(0, body:length()):match('^{"code":(%d+),"message":(".*")}$')
+  if grpc_code then
+    local kind = status >= 500 and "server_error" or "invalid_request_error"
+    local shape = '{"error":{"message":%s,"type":"%s","param":null,"code":"grpc_%s"}}'
+    local length = body:setBytes(shape:format(message, kind, grpc_code))
+    handle:headers():replace("content-length", length)
+  end
+end
+
+function envoy_on_response(handle)
+  local headers = handle:headers()
+  local content_type = headers:get("content-type") or ""
+  if content_type:sub(1, 16) == "application/grpc" then
+    return
+  end
+  headers:remove("grpc-status")
+  headers:remove("grpc-message")
+  headers:remove("grpc-accept-encoding")
+  local status = take_status(headers)
+  if status >= 400 and content_type == "application/json" then
+    shape_error(handle, status)
+  end
+end

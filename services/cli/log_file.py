@@ -1,0 +1,43 @@
+"""A child's log on disk: lines appended, its size bounded, its end at hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+MAX_BYTES = 16 * 1024 * 1024
+TAIL_LINES = 20
+
+
+class LogFile:
+    """Appends lines to a file. A full file is kept once more as `NAME.1`, so that a log takes 32 MiB at most."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        self._size = path.stat().st_size
+
+    def write(self, lines: list[bytes]) -> None:
+        """Appends whole lines, given without their ends."""
+        data = b"".join(line + b"\n" for line in lines)
+        if self._size and self._size + len(data) > self._max_bytes:
+            self._rotate()
+        self._file.write(data)
+        self._size += len(data)
+        self._tail.extend(line.decode("utf-8", "replace") for line in lines)
+
+    def tail(self) -> list[str]:
+        """The last lines that were written."""
+        return list(self._tail)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rotate(self) -> None:
+        self._file.close()
+        self.path.replace(self.path.with_name(self.path.name + ".1"))
+        self._file = self.path.open("ab", buffering=0)
+        self._size = 0

@@ -1,0 +1,79 @@
+"""The `allm` command: its subcommands, its help, its exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from services.cli.problem import Problem
+from services.cli.screen import Screen
+from services.cli.serve import serve as serve_stack
+from services.rpc.settings import SettingError
+
+EXIT_PROBLEM = 1
+EXIT_BAD_SETTING = 2
+
+app = typer.Typer(
+    name="allm",
+    help="Serves text models on your own machine: OpenAI's REST API and typed, streaming gRPC on one port.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+
+def run() -> None:
+    """The entry point of the command `allm`."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"allm {_installed_version()}")
+        raise typer.Exit
+
+
+def _installed_version() -> str:
+    try:
+        return metadata.version("allm")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "(not installed)"
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command()
+def serve() -> None:
+    """Start the text service and the gateway, and keep them running until Ctrl-C.
+
+    Without further settings it serves a small demo model on http://127.0.0.1:8080/v1. Settings are environment
+    variables; the ones most often used:
+
+    * `ALLM_MODELS` - models to serve, as `id=/path/to/model.gguf`, comma-separated
+    * `ALLM_HOST`, `ALLM_PORT` - where to listen (127.0.0.1, 8080)
+    * `ALLM_ALLOWED_HOSTS` - names besides localhost under which clients reach it
+    * `ALLM_CORS_ORIGINS` - origins whose web pages may call it
+    * `ALLM_HOME` - models, logs and state (~/.allm)
+    """
+    try:
+        serve_stack(os.environ, _installed_version(), Screen())
+    except SettingError as error:
+        _fail(str(error), EXIT_BAD_SETTING)
+    except Problem as problem:
+        _fail(str(problem), EXIT_PROBLEM)
+
+
+def _fail(sentence: str, status: int) -> None:
+    print(f"allm: {sentence}", file=sys.stderr)
+    raise typer.Exit(status)

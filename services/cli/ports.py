@@ -1,0 +1,37 @@
+"""Ports of this machine: whether one is free, or which."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from gateway.address import bind_host
+from services.cli.problem import Problem
+
+
+def choose_port(host: str, port: int, variable: str) -> int:
+    """`port` itself if it can be bound on `host`, or a free one if it is 0.
+
+    Raises:
+        Problem: it cannot be bound; the message names `variable`.
+    """
+    literal = bind_host(host)
+    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((literal, port))
+        except OSError as error:
+            raise Problem(_sentence(error, host, port, variable)) from error
+        chosen: int = probe.getsockname()[1]
+        return chosen
+
+
+def _sentence(error: OSError, host: str, port: int, variable: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is taken by another program: stop it, or choose another port with {variable}"
+    if error.errno == errno.EACCES:
+        return f"port {port} may not be used by this user: choose one above 1023 with {variable}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine: correct {variable.replace('PORT', 'HOST')}"
+    return f"port {port} on {host} cannot be used ({error.strerror}): choose another with {variable}"

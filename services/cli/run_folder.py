@@ -1,0 +1,74 @@
+"""What one run of `allm serve` leaves on disk while it lives: sockets, rendered files, and a note of who runs where."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.cli.problem import Problem
+
+LOCK_NAME = "serve.lock"
+NOTE_NAME = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunNote:
+    """`$ALLM_HOME/run.json`: how to reach a running stack. It is gone once the stack has stopped."""
+
+    pid: int  # the supervisor
+    base_url: str  # for OpenAI clients
+    grpc: str  # `host:port` for gRPC clients
+    metrics_url: str
+    folder: str  # of sockets and rendered files
+    children: dict[str, int]  # process ids by name
+
+    def write(self, home: Path) -> None:
+        """Puts the note in place of an older one, whole."""
+        partial = home / f"{NOTE_NAME}.partial"
+        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        partial.replace(home / NOTE_NAME)
+
+
+@contextmanager
+def run_folder(home: Path) -> Iterator[Path]:
+    """A private folder for the time of a run, which is the only one with this `home`.
+
+    It is under the system's temporary folder because the path of a Unix socket may have 107 bytes at most, and homes
+    can be deep.
+
+    Raises:
+        Problem: another `allm serve` runs with this home.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / LOCK_NAME).open("a") as lock:  # the kernel lets go of it even if we are killed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Problem(
+                f"allm already serves with {home}: stop it, or choose another folder with ALLM_HOME"
+            ) from None
+        _remove_remains(home)
+        folder = Path(tempfile.mkdtemp(prefix="allm-"))  # readable for this user only
+        try:
+            yield folder
+        finally:
+            (home / NOTE_NAME).unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_remains(home: Path) -> None:
+    """Removes the folder of a run that was killed. The note is only believed about folders that we may have made."""
+    try:
+        folder = Path(json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))["folder"])
+        ours = folder.name.startswith("allm-") and folder.stat().st_uid == os.getuid()
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if ours and folder.parent == Path(tempfile.gettempdir()):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""What a person sees of `allm serve`: what takes long, one table, one line to try, and what goes wrong later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from allm.models.v1 import model_pb2
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from services.cli.stack import Stack
+
+MIB = 1024 * 1024
+NO_MODELS = "none: set ALLM_MODELS=id=/path/to/model.gguf, or pip install 'allm[demo]' for a small one"
+
+
+class Screen:
+    """Writes to a terminal; plain lines where there is none."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+
+    def say(self, line: str) -> None:
+        """One line, as it is."""
+        self._console.print(escape(line), soft_wrap=True)
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        """Shows that something is going on: a spinner on a terminal, a line elsewhere."""
+        if self._console.is_terminal:
+            with self._console.status(what):
+                yield
+        else:
+            self.say(f"{what} ...")
+            yield
+
+    def serving(self, version: str, stack: Stack, models: list[model_pb2.Model], logs: Path) -> None:
+        """Everything that one needs to use the running stack."""
+        table = Table(title=f"allm {version} is serving", title_justify="left", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        table.add_row("OpenAI REST", stack.base_url)
+        table.add_row("gRPC", stack.grpc_address)
+        table.add_row("Metrics", stack.metrics_url)
+        table.add_row("Logs", escape(str(logs)))
+        table.add_section()
+        for model in models:
+            table.add_row("Model", escape(_describe(model)))
+        if not models:
+            table.add_row("Models", escape(NO_MODELS))
+        self._console.print(table)
+        usable = [model.id for model in models if not model.reason]
+        if usable:
+            self.say(f"Try it:\n{_curl(stack.base_url, usable[0])}")
+        self.say("Ctrl-C stops it.")
+
+
+def _describe(model: model_pb2.Model) -> str:
+    state = model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower()
+    facts = [f"{model.size_bytes / MIB:,.0f} MiB"]
+    if model.context_tokens:
+        facts.append(f"{model.context_tokens:,} tokens")
+    if model.reason:
+        facts = [model.reason]
+    return f"{model.id} - {state} ({', '.join(facts)})"
+
+
+def _curl(base_url: str, model: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+    return f"curl {base_url}/chat/completions -H 'content-type: application/json' -d '{body}'"

@@ -1,0 +1,115 @@
+"""`allm serve`: the whole of allm on one machine, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from services.cli.ports import choose_port
+from services.cli.problem import Problem
+from services.cli.run_folder import RunNote, run_folder
+from services.cli.screen import Screen
+from services.cli.stack import Stack, with_ports
+from services.cli.supervisor import Supervisor
+from services.models.demo import DEMO_ID, DemoError, install_demo
+from services.rpc.settings import Settings, load_settings
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
+    """Serves until SIGINT or SIGTERM.
+
+    Raises:
+        SettingError: a variable of `environ` holds what is not allowed there.
+        Problem: it cannot start.
+    """
+    settings = load_settings(environ)
+    with run_folder(settings.home) as folder:
+        gateway, service = settings.gateway, settings.service
+        port = choose_port(gateway.host, gateway.port, "ALLM_PORT")
+        metrics_port = choose_port(service.metrics_host, service.metrics_port, "ALLM_METRICS_PORT")
+        settings = _with_demo(with_ports(settings, port, metrics_port), screen)
+        stack = Stack(settings, folder, environ, screen.say)
+        asyncio.run(_Run(stack, version, screen).until_stopped())
+
+
+def _with_demo(settings: Settings, screen: Screen) -> Settings:
+    """Adds the demo model if no models are named."""
+    if settings.models:
+        return settings
+    try:
+        with screen.step("Looking for the demo model"):
+            path: Path | None = install_demo(settings.models_dir, screen.say)
+    except DemoError as error:
+        raise Problem(str(error)) from error
+    return replace(settings, models=((DEMO_ID, path),)) if path else settings
+
+
+class _Run:
+    """One run of the stack."""
+
+    def __init__(self, stack: Stack, version: str, screen: Screen) -> None:
+        self._stack = stack
+        self._version = version
+        self._screen = screen
+        self._signals = 0
+        self._stop = asyncio.Event()  # the first signal
+        self._kill = asyncio.Event()  # the second
+        self._logs = stack.settings.home / "logs"
+        self._supervisor = Supervisor(stack.services(), self._logs, screen.say, self._note)
+
+    async def until_stopped(self) -> None:
+        """Starts everything, waits for a signal, and stops everything."""
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            if await _unless(self._stop, self._start()):
+                await self._stop.wait()
+            self._screen.say("Stopping.")
+            await _unless(self._kill, self._supervisor.stop())
+        finally:
+            await self._supervisor.kill()  # whatever is left; nothing, as a rule
+            self._supervisor.close()
+
+    async def _start(self) -> None:
+        with self._screen.step("Starting the text service and the gateway"):
+            await self._supervisor.start()
+        self._screen.serving(self._version, self._stack, await self._stack.models(), self._logs)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        (self._stop if self._signals == 1 else self._kill).set()
+
+    def _note(self, children: dict[str, int]) -> None:
+        stack = self._stack
+        RunNote(
+            pid=os.getpid(),
+            base_url=stack.base_url,
+            grpc=stack.grpc_address,
+            metrics_url=stack.metrics_url,
+            folder=str(stack.folder),
+            children=children,
+        ).write(stack.settings.home)
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Does `work` unless `event` comes first; tells whether the work was done."""
+    task = asyncio.create_task(work)
+    interruption = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        for pending in (task, interruption):
+            pending.cancel()
+        await asyncio.gather(task, interruption, return_exceptions=True)

@@ -1,0 +1,167 @@
+"""Keeps child processes running: started in order, restarted after a crash, stopped in the opposite order.
+
+It knows neither gRPC nor Envoy: how to tell that a child is ready, and how to ease it out, comes with its `Service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.cli.log_file import LogFile
+from services.cli.problem import Problem
+from services.cli.process import ChildProcess, Program, describe_exit
+
+START_SECONDS = 60.0
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+# A child that has run so long was fine: if it crashes now, it is started again as quickly as the first time.
+STABLE_SECONDS = 60.0
+# What a child gets to end after SIGTERM, beyond the time for running requests.
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A child and what is particular about it."""
+
+    program: Program
+    wait_ready: Callable[[], Awaitable[None]]  # returns once it can serve
+    drain: Callable[[], Awaitable[None]]  # returns once it has nothing more to do, or the time for that is over
+
+
+class Supervisor:
+    """Runs services until `stop`."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        logs: Path,
+        say: Callable[[str], None],
+        on_change: Callable[[dict[str, int]], None],
+    ) -> None:
+        self._lifeline, self._lifeline_end = os.pipe()
+        self._say = say
+        self._on_change = on_change
+        self._keepers = [_Keeper(service, logs, self._lifeline, self._tell, say) for service in services]
+        self._watches: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Starts all services, each once the one before it is ready, and watches them from then on.
+
+        Raises:
+            Problem: one of them does not get ready.
+        """
+        for keeper in self._keepers:
+            await keeper.start()
+        self._watches = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
+
+    async def stop(self) -> None:
+        """Eases all services out, the last started first."""
+        await self._stop_watching()
+        for keeper in reversed(self._keepers):
+            await keeper.stop()
+
+    async def kill(self) -> None:
+        """Ends all services at once."""
+        await self._stop_watching()
+        for keeper in reversed(self._keepers):
+            await keeper.kill()
+
+    def close(self) -> None:
+        """Lets go of pipes and logs."""
+        for keeper in self._keepers:
+            keeper.log.close()
+        for end in (self._lifeline, self._lifeline_end):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+    async def _stop_watching(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+        self._watches = []
+
+    def _tell(self) -> None:
+        self._on_change({keeper.name: keeper.child.pid for keeper in self._keepers if keeper.child})
+
+
+class _Keeper:
+    """Keeps one service running."""
+
+    def __init__(
+        self,
+        service: Service,
+        logs: Path,
+        lifeline: int,
+        on_change: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.name = service.program.name
+        self.log = LogFile(logs / f"{self.name}.log")
+        self.child: ChildProcess | None = None
+        self._service = service
+        self._lifeline = lifeline
+        self._on_change = on_change
+        self._say = say
+
+    async def start(self) -> None:
+        """Starts the child and waits until it is ready; ends it if it does not get ready."""
+        self.child = child = await ChildProcess.start(self._service.program, self.log, self._lifeline)
+        ended = asyncio.create_task(child.wait())
+        ready = asyncio.ensure_future(self._service.wait_ready())
+        try:
+            await asyncio.wait((ended, ready), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done() and not ended.done():
+                ready.result()
+                self._on_change()
+                return
+            if ended.done():
+                raise Problem(self._failure(describe_exit(ended.result())))
+            await self.kill()
+            raise Problem(self._failure(f"was not ready after {START_SECONDS:.0f} seconds"))
+        finally:
+            for task in (ended, ready):
+                task.cancel()
+            await asyncio.gather(ended, ready, return_exceptions=True)
+
+    async def keep(self) -> None:
+        """Starts the child again whenever it has ended."""
+        clock = asyncio.get_running_loop().time
+        pause = FIRST_PAUSE
+        while True:
+            if self.child:
+                started = clock()
+                status = await self.child.wait()
+                if clock() - started >= STABLE_SECONDS:
+                    pause = FIRST_PAUSE
+                self._say(
+                    f"{self.name} {describe_exit(status)}; starting it again in {pause:g} s (log: {self.log.path})"
+                )
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+            try:
+                await self.start()
+                self._say(f"{self.name} is back")
+            except Problem as problem:
+                self.child = None
+                self._say(f"{str(problem).splitlines()[0]}; trying again in {pause:g} s")
+
+    async def stop(self) -> None:
+        """Lets running work end, then ends the child."""
+        if self.child:
+            await self._service.drain()
+            await self.child.stop(STOP_SECONDS)
+
+    async def kill(self) -> None:
+        if self.child:
+            self.child.kill()
+            await self.child.wait()
+
+    def _failure(self, what: str) -> str:
+        lines = [f"{self.name} {what}; the end of {self.log.path}:", *self.log.tail()]
+        return "\n  ".join(lines)

@@ -1,0 +1,104 @@
+"""Messages between a service and its worker processes: length-prefixed msgpack over a socketpair.
+
+A frame is a big-endian uint32, the number of bytes that follow, and one msgpack value. Messages are msgspec structs,
+tagged with their names; nothing is ever unpickled. This module knows no message: both ends bring their own union.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+M = TypeVar("M")
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+_LENGTH = struct.Struct(">I")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ChannelClosed(Exception):
+    """The other end is gone."""
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """One frame."""
+    body = _encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class BlockingChannel(Generic[M]):
+    """The worker's end: blocking, because the worker's threads have nothing else to do. Any thread may send."""
+
+    def __init__(self, sock: socket.socket, kind: Any) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Writes one message. Raises ChannelClosed when the service is gone."""
+        frame = pack(message)
+        try:
+            with self._sending:
+                self._sock.sendall(frame)
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def receive(self) -> M:
+        """Waits for one message. Raises ChannelClosed when the service is gone."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        message: M = self._decode(self._exactly(length))
+        return message
+
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            try:
+                received = self._sock.recv_into(view)
+            except OSError as error:
+                raise ChannelClosed from error
+            if not received:
+                raise ChannelClosed
+            view = view[received:]
+        return data
+
+
+class AsyncChannel(Generic[M]):
+    """The service's end, on its event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+
+    @classmethod
+    async def open(cls, sock: socket.socket, kind: Any) -> AsyncChannel[M]:
+        """Wraps one end of a socketpair."""
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        return cls(reader, writer, kind)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queues one message; a dead worker is noticed by `receive`, not here."""
+        if not self._writer.is_closing():
+            self._writer.write(pack(message))
+
+    async def receive(self) -> M:
+        """Waits for one message. Raises ChannelClosed when the worker is gone."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            body = await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise ChannelClosed from error
+        message: M = self._decode(body)
+        return message
+
+    def close(self) -> None:
+        """Ends the connection; the worker's watcher sees it and ends the worker."""
+        self._writer.close()

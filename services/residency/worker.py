@@ -1,0 +1,126 @@
+"""A worker process, seen from the service that owns it: start it, talk to it, see it end, kill it.
+
+A worker is started by executing `python -m MODULE FD`, never by forking: the service holds gRPC's threads. It knows
+nothing of what the messages mean; `services/text/engine` and its like bring them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from services.residency.channel import AsyncChannel, ChannelClosed
+
+M = TypeVar("M")
+
+log = logging.getLogger(__name__)
+
+
+class WorkerDied(Exception):
+    """The worker process ended by itself; the message says how."""
+
+
+class WorkerProcess(Generic[M]):
+    """A child process and the channel to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: AsyncChannel[M], name: str) -> None:
+        self._process = process
+        self._channel = channel
+        self._name = name
+        self._log_task = asyncio.create_task(self._forward_log())
+
+    @classmethod
+    async def start(cls, module: str, kind: Any, name: str, environ: Mapping[str, str]) -> WorkerProcess[M]:
+        """Starts `python -m module`. `kind` is the union of messages that it sends; `environ` is set on top of ours."""
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                module,
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, **environ},
+                start_new_session=True,  # a terminal's Ctrl-C is the service's to handle
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        channel: AsyncChannel[M] = await AsyncChannel.open(ours, kind)
+        return cls(process, channel, name)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queues one message."""
+        self._channel.send(message)
+
+    async def receive(self) -> M:
+        """Waits for one message. Raises WorkerDied when the process ended."""
+        try:
+            return await self._channel.receive()
+        except ChannelClosed:
+            self.kill()
+            code = await self._process.wait()
+            raise WorkerDied(f"worker {self.pid} of {self._name} ended: {describe_exit(code)}") from None
+
+    async def messages(self) -> AsyncIterator[M]:
+        """All messages until the process ends."""
+        while True:
+            yield await self.receive()
+
+    def kill(self) -> None:
+        """Ends the process at once, whatever it is doing; safe to repeat."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self, ask: Callable[[], None] | None = None, grace: float = 2.0) -> None:
+        """Ends the process: asks first if told how, kills after `grace` seconds, and returns when it is gone."""
+        try:
+            if ask and self._process.returncode is None:
+                ask()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace)
+        finally:
+            self.kill()
+            await self._process.wait()
+            self._channel.close()
+            await self._log_task
+
+    async def _forward_log(self) -> None:
+        """Puts what the worker writes to stderr into the service's log, bounded per line."""
+        assert self._process.stderr  # noqa: S101 (it was asked for above)
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:
+                continue  # a line over the reader's limit: dropped, the rest goes on
+            if not line:
+                return
+            log.warning("worker: %s", line.decode(errors="replace").rstrip(), extra={"model": self._name})
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,145 @@
+"""What surrounds every RPC: who calls, under which id, for how long at most, and how errors leave.
+
+`typed` wraps a method of a typed service: errors become a gRPC status with a google.rpc.ErrorInfo. `facade` wraps a
+method of the REST facade: errors become OpenAI's error object. The wrapped method gets a `Call` instead of gRPC's
+context and may raise any AllmError; what else it raises is logged in full and told as INTERNAL, without details.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from allm.openai.v1 import error_pb2
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from services.rpc import logs, metrics
+from services.rpc.errors import AllmError, Cancelled, Internal, Timeout
+from services.rpc.openai import sse
+
+log = logging.getLogger(__name__)
+
+IN_BAND_SECONDS = 5.0  # how long a caller that does not read may hold up the news of an error
+DETAILS = "grpc-status-details-bin"
+Q = TypeVar("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+Method = Callable[[S, Q, "Call"], Awaitable[R]]
+Handler = Callable[[S, Q, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[R]]
+
+
+class Call:
+    """One running RPC."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        self._context = context
+        self.rpc = rpc
+        self.request_id = str(metadata.get("x-request-id") or uuid.uuid4())
+        self.client = str(metadata.get("x-client-id") or "anonymous")
+        self.started = time.monotonic()
+        self.model = ""  # for logs and metrics: set once it is known to exist
+        self.facts: dict[str, Any] = {}  # what the log line of this request tells besides
+        self.answering = False  # whether the first message is out: from then on errors must go in band
+
+    async def send(self, message: Any) -> None:
+        """Sends one message of a stream; waits when the caller reads slowly."""
+        self.answering = True
+        await self._context.write(message)
+
+    async def abort(self, error: AllmError, details: bytes) -> NoReturn:
+        """Ends the RPC with an error. Before the first message its metadata become HTTP headers at the gateway."""
+        metadata: list[tuple[str, str | bytes]] = [(DETAILS, details), *error.headers().items()]
+        metadata.append(("x-http-status", str(error.http_status)))
+        await self._context.abort(error.grpc_status, error.message, tuple(metadata))
+        raise AssertionError("abort returned")
+
+
+def typed(seconds: float | None = None) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
+    """Wraps a method of a typed service. `seconds`: its time limit; None: the method keeps one of its own."""
+    return functools.partial(_wrap, seconds=seconds, details=_typed_details, in_band=None)
+
+
+def facade(seconds: float | None = None) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
+    """Wraps a method of the REST facade; an error after the first message becomes a server-sent event."""
+    return functools.partial(_wrap, seconds=seconds, details=_openai_details, in_band=sse.error)
+
+
+def _wrap(
+    method: Method[S, Q, R],
+    seconds: float | None,
+    details: Callable[[AllmError, Call], bytes],
+    in_band: Callable[[AllmError], Any] | None,
+) -> Handler[S, Q, R]:
+    @functools.wraps(method)
+    async def handle(servicer: S, request: Q, context: grpc.aio.ServicerContext[Any, Any]) -> R:
+        call = Call(context, f"{type(servicer).__name__}.{method.__name__}")
+        logs.request_id.set(call.request_id)
+        error: AllmError
+        try:
+            async with asyncio.timeout(seconds):
+                result = await method(servicer, request, call)
+        except AllmError as known:
+            error = known
+        except TimeoutError:
+            error = Timeout(f"the request took longer than {seconds:g} seconds")
+        except asyncio.CancelledError:
+            _finish(call, Cancelled("the caller gave up"))
+            raise
+        except Exception:
+            log.exception("unexpected error in %s", call.rpc)
+            error = Internal(f"internal error; the service's log has it under request id {call.request_id}")
+        else:
+            _finish(call, None)
+            return result
+        _finish(call, error)
+        if in_band and call.answering:
+            # To a REST client an error status after the first message looks like a clean end.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(call.send(in_band(error)), IN_BAND_SECONDS)
+        return await call.abort(error, details(error, call))
+
+    return handle
+
+
+def _finish(call: Call, error: AllmError | None) -> None:
+    """Counts and logs the end of a request, once."""
+    seconds = time.monotonic() - call.started
+    metrics.REQUESTS.labels(call.rpc, call.model).inc()
+    metrics.DURATION.labels(call.rpc, call.model).observe(seconds)
+    facts = {"rpc": call.rpc, "client": call.client, "model": call.model, "ms": round(seconds * 1000), **call.facts}
+    if error:
+        metrics.ERRORS.labels(call.rpc, error.code, call.model).inc()
+        log.info("request failed", extra={**facts, "code": error.code, "error": error.message})
+    else:
+        log.info("request done", extra=facts)
+
+
+def _typed_details(error: AllmError, call: Call) -> bytes:
+    info = error_details_pb2.ErrorInfo(reason=error.code, domain="allm", metadata={"request_id": call.request_id})
+    if error.param:
+        info.metadata["param"] = error.param
+    packed = any_pb2.Any()
+    packed.Pack(info)
+    status = status_pb2.Status(code=error.grpc_status.value[0], message=error.message, details=[packed])
+    return bytes(status.SerializeToString())
+
+
+def _openai_details(error: AllmError, _: Call) -> bytes:
+    body = error.openai_object()
+    status = error_pb2.ErrorStatus(error=error_pb2.Error(message=body["message"], type=body["type"]))
+    for field in ("param", "code"):
+        value = getattr(status.error, field)
+        if body[field] is None:
+            value.null_value = 0
+        else:
+            value.string_value = body[field]
+    return status.SerializeToString()

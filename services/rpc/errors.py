@@ -1,0 +1,192 @@
+"""The ten error codes of allm, each mapped once to gRPC and to OpenAI's REST error object.
+
+    AllmError
+    ├── InvalidRequest    INVALID_ARGUMENT     400  invalid_request_error
+    ├── ModelNotFound     NOT_FOUND            404  invalid_request_error / model_not_found
+    ├── ModelInvalid      FAILED_PRECONDITION  400  invalid_request_error / model_invalid
+    ├── Unsupported       UNIMPLEMENTED        501  invalid_request_error / unsupported   (a parameter: 400)
+    ├── ModelNotReady     UNAVAILABLE          503  server_error / model_not_ready        + retry-after
+    ├── OutOfMemory       RESOURCE_EXHAUSTED   503  server_error / out_of_memory          + x-should-retry: false
+    ├── Overloaded        RESOURCE_EXHAUSTED   429  rate_limit_error / overloaded         + retry-after
+    ├── Timeout           DEADLINE_EXCEEDED    504  server_error / timeout
+    ├── Cancelled         CANCELLED            499
+    └── Internal          INTERNAL             500  server_error / internal
+
+A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import grpc
+
+
+class AllmError(Exception):
+    """An error that callers see. `param` is the request's parameter at fault, if there is one."""
+
+    code: ClassVar[str]
+    grpc_status: grpc.StatusCode
+    http_status: int
+    openai_type: ClassVar[str]
+    openai_code: ClassVar[str | None]
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def headers(self) -> dict[str, str]:
+        """Response headers that belong to the error, the same in both wire formats."""
+        if self.retry_after is None:
+            return {}
+        return {"retry-after": str(max(1, round(self.retry_after)))}
+
+    def openai_object(self) -> dict[str, Any]:
+        """The body of OpenAI's error: `{"message", "type", "param", "code"}`."""
+        return {"message": self.message, "type": self.openai_type, "param": self.param, "code": self.openai_code}
+
+
+class InvalidRequest(AllmError):
+    """The request is wrong in itself: its message names the parameter and what is allowed."""
+
+    code = "INVALID_REQUEST"
+    grpc_status = grpc.StatusCode.INVALID_ARGUMENT
+    http_status = 400
+    openai_type = "invalid_request_error"
+    openai_code: ClassVar[str | None] = None
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt is longer than the model's context; OpenAI's clients know this by a code of its own."""
+
+    openai_code = "context_length_exceeded"
+
+
+class ModelNotFound(AllmError):
+    """No model of that id or alias."""
+
+    code = "MODEL_NOT_FOUND"
+    grpc_status = grpc.StatusCode.NOT_FOUND
+    http_status = 404
+    openai_type = "invalid_request_error"
+    openai_code = "model_not_found"
+
+
+class ModelInvalid(AllmError):
+    """The model's files are missing, corrupt or ambiguous: the message names them."""
+
+    code = "MODEL_INVALID"
+    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    http_status = 400
+    openai_type = "invalid_request_error"
+    openai_code = "model_invalid"
+
+
+class Unsupported(AllmError):
+    """No runtime, device or feature for this. With `param`, a parameter that cannot be honoured: then 400."""
+
+    code = "UNSUPPORTED"
+    openai_type = "invalid_request_error"
+    openai_code = "unsupported"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.grpc_status = grpc.StatusCode.INVALID_ARGUMENT if param else grpc.StatusCode.UNIMPLEMENTED
+        self.http_status = 400 if param else 501
+
+
+class ModelNotReady(AllmError):
+    """The model is on its way; asking again later helps."""
+
+    code = "MODEL_NOT_READY"
+    grpc_status = grpc.StatusCode.UNAVAILABLE
+    http_status = 503
+    openai_type = "server_error"
+    openai_code = "model_not_ready"
+
+    def __init__(self, message: str, *, retry_after: float = 2.0) -> None:
+        super().__init__(message, retry_after=retry_after)
+
+
+class OutOfMemory(AllmError):
+    """Loading was refused, or failed, for want of memory: the message says needed and free."""
+
+    code = "OUT_OF_MEMORY"
+    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    http_status = 503
+    openai_type = "server_error"
+    openai_code = "out_of_memory"
+
+    def headers(self) -> dict[str, str]:
+        """Asks clients not to retry: more memory does not come by waiting."""
+        return {"x-should-retry": "false"}
+
+
+class Overloaded(AllmError):
+    """The queue is full or a rate limit is reached."""
+
+    code = "OVERLOADED"
+    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    http_status = 429
+    openai_type = "rate_limit_error"
+    openai_code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message, retry_after=retry_after)
+
+
+class Timeout(AllmError):
+    """The deadline passed, or the watchdog ended the work."""
+
+    code = "TIMEOUT"
+    grpc_status = grpc.StatusCode.DEADLINE_EXCEEDED
+    http_status = 504
+    openai_type = "server_error"
+    openai_code = "timeout"
+
+
+class Cancelled(AllmError):
+    """The caller gave up."""
+
+    code = "CANCELLED"
+    grpc_status = grpc.StatusCode.CANCELLED
+    http_status = 499
+    openai_type = "server_error"
+    openai_code = "cancelled"
+
+
+class Internal(AllmError):
+    """A fault of allm's: a crashed worker, a bug. The cause is in the log under the request's id."""
+
+    code = "INTERNAL"
+    grpc_status = grpc.StatusCode.INTERNAL
+    http_status = 500
+    openai_type = "server_error"
+    openai_code = "internal"
+
+
+BY_CODE: dict[str, type[AllmError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidRequest,
+        ModelNotFound,
+        ModelInvalid,
+        Unsupported,
+        ModelNotReady,
+        OutOfMemory,
+        Overloaded,
+        Timeout,
+        Cancelled,
+        Internal,
+    )
+}
+
+
+def from_code(code: str, message: str, param: str | None = None) -> AllmError:
+    """The error for a code that came from a worker; an unknown code is Internal."""
+    if code == "CONTEXT_LENGTH_EXCEEDED":
+        return ContextLengthExceeded(message, param=param)
+    kind = BY_CODE.get(code, Internal)
+    return kind(message, param=param) if kind in (InvalidRequest, Unsupported) else kind(message)

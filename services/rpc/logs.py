@@ -1,0 +1,42 @@
+"""Structured logs: one JSON object a line on stderr. Never the text of prompts or answers."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Time (UTC), level, logger, message, request id, and whatever `extra` brought."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line of JSON."""
+        entry: dict[str, Any] = {
+            "ts": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        if current := request_id.get():
+            entry["request_id"] = current
+        entry |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+def setup_logs(level: str) -> None:
+    """Sends all logs of this process to stderr as JSON."""
+    formatter = JsonFormatter()
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

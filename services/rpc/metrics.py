@@ -1,0 +1,44 @@
+"""Prometheus metrics of a service process. Names follow Prometheus' conventions; times are seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
+
+_LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+ERRORS = Counter("allm_errors", "Requests that ended with an error.", ("rpc", "code", "model"))
+REQUESTS = Counter("allm_requests", "Requests that ended, well or not.", ("rpc", "model"))
+DURATION = Histogram(
+    "allm_request_duration_seconds", "From arrival to the last byte.", ("rpc", "model"), buckets=_LATENCY
+)
+RUNNING = Gauge("allm_requests_running", "Requests that have a place in the batch.", ("model",))
+WAITING = Gauge("allm_requests_waiting", "Requests that wait for a place in the batch.", ("model",))
+ACTIVE_CELLS = Gauge("allm_kv_cells_active", "Key-value cells that running requests hold.", ("model",))
+CACHED_CELLS = Gauge("allm_kv_cells_cached", "Key-value cells that only the prefix cache holds.", ("model",))
+PREEMPTED = Gauge("allm_requests_preempted", "Requests that had to start over for want of cells, so far.", ("model",))
+STEPS = Gauge("allm_engine_steps", "Steps that the model's worker computed, so far.", ("model",))
+PROMPT_TOKENS = Counter("allm_prompt_tokens", "Tokens of prompts, cached ones included.", ("model",))
+CACHED_TOKENS = Counter("allm_cached_tokens", "Tokens of prompts that the prefix cache had.", ("model",))
+GENERATED_TOKENS = Counter("allm_generated_tokens", "Tokens generated.", ("model",))
+FIRST_TOKEN = Histogram(
+    "allm_time_to_first_token_seconds",
+    "From when a loaded model was given the request to its first token.",
+    ("model",),
+    buckets=_LATENCY,
+)
+LOAD_SECONDS = Histogram("allm_model_load_seconds", "Time to load a model.", ("model",), buckets=_LATENCY)
+WORKER_DEATHS = Counter("allm_worker_deaths", "Worker processes that ended by themselves or were killed.", ("model",))
+
+
+def serve_metrics(host: str, port: int) -> tuple[int, Callable[[], None]]:
+    """Serves `/metrics` in a thread of its own; returns the port (a free one for 0) and what stops it."""
+    server, thread = start_http_server(port, addr=host)
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return server.server_port, stop

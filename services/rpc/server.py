@@ -1,0 +1,122 @@
+"""`serve()`: what every service process does, whatever it serves.
+
+gRPC on uvloop with health, reflection and message limits; Prometheus metrics; JSON logs; a graceful drain on SIGTERM:
+health turns to NOT_SERVING so that balancers look elsewhere, then running requests may finish within a grace period.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.rpc.errors import AllmError
+from services.rpc.logs import setup_logs
+from services.rpc.metrics import serve_metrics
+from services.rpc.settings import MIB, ServiceSettings, SettingError, Settings, load_settings
+
+log = logging.getLogger(__name__)
+
+EXIT_BAD_SETTING = 2
+EXIT_CANNOT_START = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What a service brings: its typed services by full name, and how to end what it owns."""
+
+    services: Sequence[str]
+    close: Callable[[], Awaitable[None]]
+
+
+Build = Callable[[grpc.aio.Server, Settings], Awaitable[Application]]
+
+
+def run(build: Build) -> None:
+    """Runs a service until it is told to stop; exits with a plain sentence when it cannot start."""
+    try:
+        settings = load_settings()
+        setup_logs(settings.service.log_level)
+        uvloop.run(serve(build, settings))
+    except SettingError as error:
+        print(f"allm: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_SETTING)
+    except (AllmError, OSError) as error:
+        print(f"allm: cannot start: {error}", file=sys.stderr)
+        sys.exit(EXIT_CANNOT_START)
+
+
+async def serve(build: Build, settings: Settings) -> None:
+    """Starts a service, serves until SIGTERM, SIGINT or the end of the supervisor, and drains."""
+    stop = _stop_event(settings.service)
+    server = grpc.aio.server(options=_options(settings.service))
+    application = await build(server, settings)
+    try:
+        status = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(status, server)
+        names = (*application.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        _bind(server, settings.service.listen)
+        port, stop_metrics = serve_metrics(settings.service.metrics_host, settings.service.metrics_port)
+        await server.start()
+        for name in ("", *application.services):
+            await status.set(name, health_pb2.HealthCheckResponse.SERVING)
+        log.info("serving", extra={"listen": settings.service.listen, "metrics_port": port, "pid": os.getpid()})
+        await stop.wait()
+        await _drain(server, status, settings.service)
+        stop_metrics()
+    finally:
+        await application.close()
+    log.info("stopped")
+
+
+def _bind(server: grpc.aio.Server, listen: str) -> None:
+    try:
+        server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise OSError(f"ALLM_LISTEN={listen}: the address cannot be used: {error}") from error
+
+
+def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
+    return [
+        # Above the gateway's body limit: what it lets through must not come back as RESOURCE_EXHAUSTED.
+        ("grpc.max_receive_message_length", settings.max_body_bytes + MIB),
+        ("grpc.max_send_message_length", -1),
+        # The gateway pings idle connections; with the defaults gRPC would take that for abuse and cut silent streams.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _stop_event(settings: ServiceSettings) -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if settings.lifeline >= 0:
+        loop.add_reader(settings.lifeline, _watch_lifeline, settings.lifeline, stop)
+    return stop
+
+
+def _watch_lifeline(pipe: int, stop: asyncio.Event) -> None:
+    if not os.read(pipe, 1):
+        log.warning("the supervisor is gone: stopping")
+        asyncio.get_running_loop().remove_reader(pipe)
+        stop.set()
+
+
+async def _drain(server: grpc.aio.Server, status: health.aio.HealthServicer, settings: ServiceSettings) -> None:
+    log.info("draining", extra={"delay": settings.drain_delay_seconds, "grace": settings.drain_seconds})
+    await status.enter_graceful_shutdown()
+    await asyncio.sleep(settings.drain_delay_seconds)
+    await server.stop(settings.drain_seconds)

@@ -1,0 +1,152 @@
+"""A worker process: one loaded model. Started by the text service as `python -m services.text.engine FD`.
+
+Three threads: this one runs the batch loop, a reader takes messages and tokenizes prompts beside running steps, and
+the reader is also the watcher: when the service is gone its end of the socket closes, and the worker ends at once,
+whatever native code is running.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from services.residency.channel import BlockingChannel, ChannelClosed
+from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
+from services.text.engine.messages import (
+    Accepted,
+    Cancel,
+    Failed,
+    Load,
+    Loading,
+    Refused,
+    Stop,
+    Submit,
+    ToWorker,
+)
+from services.text.engine.runtime import EngineError, Loader, Runtime
+
+# Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
+READER_STACK_BYTES = 512 * 1024 * 1024
+# Part of the key-value cache that ended requests may keep. Every cell in use makes every step's attention longer, on a
+# CPU noticeably so: more than a quarter costs running requests more than it saves later ones.
+CACHED_SHARE = 4
+
+RUNTIMES = {"llama_cpp": ("services.text.engine.runtimes.llama_cpp", "LlamaEngine")}
+
+log = logging.getLogger("worker")
+
+
+def main() -> None:
+    """Loads what the first message says and serves until stopped."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    channel: BlockingChannel[ToWorker] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
+    load = channel.receive()
+    if not isinstance(load, Load):
+        raise SystemExit(f"the first message must be Load, not {type(load).__name__}")
+    inbox: Inbox = queue.SimpleQueue()
+    runtimes: queue.SimpleQueue[Runtime] = queue.SimpleQueue()
+    threading.stack_size(READER_STACK_BYTES)
+    threading.Thread(target=_read, args=(channel, runtimes, inbox), name="reader", daemon=True).start()
+    threading.stack_size(0)
+    try:
+        runtime = _loader(load.runtime)(load.options, _Progress(channel))
+    except EngineError as error:
+        channel.send(Failed(error.code, error.message))
+        return
+    channel.send(runtime.ready)
+    runtimes.put(runtime)
+    options = load.options
+    cached = runtime.ready.kv_tokens // CACHED_SHARE if options.prefix_cache else 0
+    limits = BatchLimits(options.max_sequences, options.batch_tokens, options.chunk_tokens, cached)
+    BatchLoop(runtime, limits, inbox, channel.send).run()
+    # Threads of native libraries may still run: nothing of theirs is worth waiting for.
+    os._exit(0)
+
+
+def _loader(runtime: str) -> Loader:
+    module, name = RUNTIMES[runtime]
+    loader: Loader = getattr(importlib.import_module(module), name)
+    return loader
+
+
+class _Progress:
+    """Sends loading progress, at most ten times a second."""
+
+    def __init__(self, channel: BlockingChannel[ToWorker]) -> None:
+        self._channel = channel
+        self._sent = 0.0
+
+    def __call__(self, fraction: float) -> None:
+        now = time.monotonic()
+        if now - self._sent >= 0.1:
+            self._sent = now
+            self._channel.send(Loading(fraction))
+
+
+def _read(channel: BlockingChannel[ToWorker], runtimes: queue.SimpleQueue[Runtime], inbox: Inbox) -> None:
+    """Takes messages as long as the service lives; the service sends requests only after Ready."""
+    runtime: Runtime | None = None
+    try:
+        while True:
+            message = channel.receive()
+            if isinstance(message, Submit):
+                runtime = runtime or runtimes.get()
+                arrival = _tokenize(runtime, message, channel.send)
+                if arrival:
+                    inbox.put(arrival)
+            elif isinstance(message, Cancel):
+                inbox.put(message)
+            elif isinstance(message, Stop):
+                os._exit(0)
+    except ChannelClosed:
+        os._exit(0)
+    except BaseException:
+        log.exception("the reader failed")
+        os._exit(1)
+
+
+def _tokenize(runtime: Runtime, submit: Submit, send: Callable[[msgspec.Struct], None]) -> Arrival | None:
+    """Tokenizes a prompt and checks it against the context; a refusal is sent at once."""
+    try:
+        tokens = runtime.tokenize(submit.prompt)
+    except EngineError as error:
+        send(Refused(request=submit.request, code=error.code, message=error.message))
+        return None
+    refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
+    if refusal:
+        send(refusal)
+        return None
+    send(Accepted(submit.request, len(tokens)))
+    return Arrival(submit.request, submit.client, tokens, submit.sampling)
+
+
+def _refusal(submit: Submit, prompt: int, context: int) -> Refused | None:
+    """Why a prompt of so many tokens cannot be answered, with the numbers that say so."""
+    wanted = submit.sampling.max_tokens or 0
+    code, param = "CONTEXT_LENGTH_EXCEEDED", "messages"
+    if not prompt:
+        code, message = "INVALID_REQUEST", "the prompt is empty"
+    elif prompt >= context:
+        message = f"the prompt has {prompt} tokens, but this model's context holds {context}, answer included"
+    elif prompt + wanted > context:
+        param = "max_tokens"
+        message = (
+            f"the prompt has {prompt} tokens and max_tokens asks for {wanted} more, together {prompt + wanted}, "
+            f"but this model's context holds {context}"
+        )
+    else:
+        return None
+    return Refused(request=submit.request, code=code, message=message, param=param)
+
+
+if __name__ == "__main__":
+    main()

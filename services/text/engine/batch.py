@@ -1,0 +1,323 @@
+"""Continuous batching: one loop that serves all requests of a model, step by step.
+
+Each turn takes what has arrived, admits what fits, computes one batch (a token for every decoding request beside chunks
+of waiting prompts), emits the new tokens at once and retires what has ended. The loop owns fairness, prefix reuse, stop
+conditions and cancellation; under it a runtime only steps sequences. Time limits are the service's.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from services.text.engine.cells import BLOCK, CellLedger
+from services.text.engine.messages import Cancel, Counters, FinishReason, Piece, Refused, Stepped, Stop
+from services.text.engine.prefix import Entry, PrefixCache, common_blocks
+from services.text.engine.runtime import EngineError, OutOfCells, Runtime, Span
+from services.text.engine.sampling import SamplingParams
+from services.text.engine.sequence import Sequence
+from services.text.engine.text import TextAssembler
+
+# A prompt waits for another one to be computed only when it saves at least so many tokens: less is not worth a step.
+WORTH_WAITING = 8 * BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request whose prompt is tokenized and fits the context."""
+
+    request: int
+    client: str
+    tokens: list[int]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds of the loop, all in requests or tokens."""
+
+    max_sequences: int  # requests that run at the same time
+    batch_tokens: int  # tokens computed in one step
+    chunk_tokens: int  # prompt tokens in a step in which other requests decode
+    cached_cells: int  # cells that the prefix cache may hold; 0 switches it off
+
+
+Inbox = queue.SimpleQueue[Arrival | Cancel | Stop]
+
+
+class BatchLoop:
+    """Runs the requests of one loaded model. `inbox` is filled by another thread; `send` gets Stepped and Refused."""
+
+    def __init__(
+        self, runtime: Runtime, limits: BatchLimits, inbox: Inbox, send: Callable[[msgspec.Struct], None]
+    ) -> None:
+        self._runtime = runtime
+        self._limits = limits
+        self._inbox = inbox
+        self._send = send
+        self._ledger = CellLedger(runtime.ready.kv_tokens)
+        self._ids = list(range(runtime.sequence_ids))
+        entries = runtime.sequence_ids - limits.max_sequences
+        self._reuse = runtime.reuses_prefixes and limits.cached_cells > 0 and entries > 0
+        self._prefixes = PrefixCache(self._ledger, entries, limits.cached_cells, self._free_id)
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._pieces: list[Piece] = []
+        self._arrivals = 0
+        self._steps = 0
+        self._preempted = 0
+        self._reported: Counters | None = None
+
+    def run(self) -> None:
+        """Serves until a Stop arrives."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """One turn of the loop, at most one step; waits for a message when there is nothing to do."""
+        if not self._take_messages():
+            return False
+        self._admit()
+        plan = self._make_room(self._plan())
+        if plan:
+            self._step(plan)
+        self._report()
+        return True
+
+    # --- what comes in
+
+    def _take_messages(self) -> bool:
+        wait = not (self._running or self._waiting)
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if isinstance(message, Stop):
+                return False
+            if isinstance(message, Cancel):
+                self._cancel(message.request)
+            else:
+                self._arrive(message)
+
+    def _arrive(self, arrival: Arrival) -> None:
+        params = arrival.params
+        try:
+            sampler = self._runtime.sampler(params, arrival.tokens)
+        except EngineError as error:
+            self._send(Refused(request=arrival.request, code=error.code, message=error.message))
+            return
+        prompt = len(arrival.tokens)
+        context = self._runtime.ready.context_tokens
+        self._arrivals += 1
+        self._waiting.append(
+            Sequence(
+                request=arrival.request,
+                client=arrival.client,
+                tokens=arrival.tokens,
+                prompt_tokens=prompt,
+                last_token=min(context, prompt + params.max_tokens) if params.max_tokens else context,
+                params=params,
+                sampler=sampler,
+                text=TextAssembler(params.stop),
+                arrival=self._arrivals,
+            )
+        )
+
+    def _cancel(self, request: int) -> None:
+        for sequence in self._running:
+            if sequence.request == request:
+                self._retire(sequence)
+                return
+        for sequence in self._waiting:
+            if sequence.request == request:
+                self._waiting.remove(sequence)
+                self._runtime.free_sampler(sequence.sampler)
+                return
+
+    # --- who runs
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._limits.max_sequences:
+            busy = Counter(sequence.client for sequence in self._running)
+            sequence = min(self._waiting, key=lambda waiting: (busy[waiting.client], waiting.arrival))
+            if not self._fits(sequence):
+                return
+            self._waiting.remove(sequence)
+            sequence.id = self._ids.pop()
+            self._running.append(sequence)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether there are cells for the prompt, beside what the running requests still have to compute."""
+        if not self._running:
+            return True
+        claimed = sum(running.missing for running in self._running) + BLOCK * len(self._running)
+        return claimed + sequence.missing - self._shareable(sequence) + BLOCK <= self._ledger.free + self._ledger.cached
+
+    def _shareable(self, sequence: Sequence) -> int:
+        """Tokens that a waiting request could share with a running one, now or once that one is computed."""
+        if not self._may_reuse(sequence):
+            return 0
+        return max((self._common(sequence, other) for other in self._running), default=0)
+
+    def _may_reuse(self, sequence: Sequence) -> bool:
+        # Reused cells were computed in batches of another shape and differ in the last bits: a seed asks for sameness.
+        return self._reuse and sequence.params.seed is None
+
+    def _common(self, sequence: Sequence, other: Sequence) -> int:
+        if other is sequence or other.client != sequence.client or other.tokens[:BLOCK] != sequence.tokens[:BLOCK]:
+            return 0
+        return common_blocks(sequence.tokens[: len(sequence.tokens) - 1], other.tokens)
+
+    # --- what a step computes
+
+    def _plan(self) -> list[tuple[Sequence, int]]:
+        """Sequences and how many tokens of each to compute: every decoding one, then prompts as the budget allows."""
+        plan = [(sequence, 1) for sequence in self._running if sequence.decoding]
+        prompts = [sequence for sequence in self._running if not sequence.decoding]
+        if not prompts:
+            return plan
+        limits = self._limits
+        budget = min(limits.chunk_tokens, limits.batch_tokens - len(plan)) if plan else limits.batch_tokens
+        plan.extend(self._share_out(prompts, budget))
+        return plan
+
+    def _share_out(self, prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+        """Shortest prompts first, so that many get their first token soon; the oldest always gets a quarter."""
+        oldest = min(prompts, key=lambda sequence: sequence.arrival)
+        shares: dict[Sequence, int] = {}
+        reserved = max(1, budget // 4)
+        for sequence in sorted(prompts, key=lambda sequence: (sequence.missing, sequence.arrival)):
+            available = budget if sequence is oldest else budget - min(reserved, oldest.missing)
+            if available <= 0 or self._waits_for_prefix(sequence):
+                continue
+            share = min(sequence.missing, available)
+            shares[sequence] = share
+            budget -= share
+            if sequence is oldest:
+                reserved = 0
+        return list(shares.items())
+
+    def _waits_for_prefix(self, sequence: Sequence) -> bool:
+        """Reuses the best prefix for a prompt that begins; whether it should wait for an earlier one's instead."""
+        if sequence.computed or not self._may_reuse(sequence):
+            return False
+        found = self._prefixes.find(sequence.client, sequence.tokens[: len(sequence.tokens) - 1])
+        shared, source = (found[1], found[0].id) if found else (0, -1)
+        holding = found[0].holding if found else None
+        promised = 0
+        for other in self._running:
+            common = self._common(sequence, other)
+            if min(common, other.computed) // BLOCK * BLOCK > shared:
+                shared, source, holding = min(common, other.computed) // BLOCK * BLOCK, other.id, other.holding
+            if other.arrival < sequence.arrival:
+                promised = max(promised, common)
+        if promised >= shared + WORTH_WAITING:
+            return True
+        if holding is not None:
+            self._runtime.copy(source, sequence.id, shared)
+            self._ledger.share(holding, sequence.holding, shared)
+            sequence.computed = shared
+            sequence.cached = max(sequence.cached, min(shared, sequence.prompt_tokens))
+        return False
+
+    def _make_room(self, plan: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Evicts kept prefixes, then takes the newest requests out, until the cells for the step are there."""
+        while sum(count for _, count in plan) > self._ledger.free:
+            if not self._prefixes.evict():
+                newest = max(self._running, key=lambda sequence: sequence.arrival)
+                self._preempt(newest)
+                plan = [(sequence, count) for sequence, count in plan if sequence is not newest]
+        return plan
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Gives up a running request's cells; it starts over, with what it has generated, when there is room."""
+        self._preempted += 1
+        self._running.remove(sequence)
+        self._ledger.release(sequence.holding)
+        self._free_id(sequence.id)
+        sequence.id, sequence.computed = -1, 0
+        self._waiting.append(sequence)
+
+    # --- the step and what comes out of it
+
+    def _step(self, plan: list[tuple[Sequence, int]]) -> None:
+        spans = []
+        for sequence, count in plan:
+            tokens = sequence.tokens[sequence.computed : sequence.computed + count]
+            whole = sequence.missing == count
+            spans.append(Span(sequence.id, sequence.computed, tokens, sequence.sampler if whole else None))
+        try:
+            sampled = self._runtime.step(spans)
+        except OutOfCells:
+            self._relieve()
+            return
+        self._steps += 1
+        for (sequence, count), token in zip(plan, sampled, strict=True):
+            self._ledger.grow(sequence.holding, count)
+            sequence.computed += count
+            if token is not None:
+                sequence.tokens.append(token)
+                self._emit(sequence, token)
+
+    def _relieve(self) -> None:
+        """The runtime has fewer cells than the ledger believes: gives some up, and ends a request that is alone."""
+        if self._prefixes.evict():
+            return
+        newest = max(self._running, key=lambda sequence: sequence.arrival)
+        if len(self._running) > 1:
+            self._preempt(newest)
+            return
+        self._retire(newest)
+        message = f"the key-value cache has no cells left for a request of {len(newest.tokens)} tokens"
+        self._send(Refused(request=newest.request, code="OUT_OF_MEMORY", message=message))
+
+    def _emit(self, sequence: Sequence, token: int) -> None:
+        finish: FinishReason | None = None
+        if self._runtime.is_end(token) and not sequence.params.ignore_eos:
+            finish, text = "stop", sequence.text.flush()
+        else:
+            text = sequence.text.push(self._runtime.piece(token))
+            if sequence.text.stopped:
+                finish = "stop"
+            elif len(sequence.tokens) >= sequence.last_token:
+                finish, text = "length", text + sequence.text.flush()
+        if text or finish:
+            self._pieces.append(Piece(sequence.request, text, finish, sequence.generated, sequence.cached))
+        if finish:
+            self._retire(sequence)
+
+    def _retire(self, sequence: Sequence) -> None:
+        """Ends a running request: its cells go at once, whole blocks to the prefix cache."""
+        self._running.remove(sequence)
+        self._runtime.free_sampler(sequence.sampler)
+        whole = sequence.computed // BLOCK * BLOCK
+        if not self._reuse or not whole:
+            self._ledger.release(sequence.holding)
+            self._free_id(sequence.id)
+            return
+        self._runtime.drop(sequence.id, whole)
+        kept = self._ledger.keep(sequence.holding)
+        self._prefixes.keep(Entry(sequence.client, sequence.tokens[:whole], sequence.id, kept))
+
+    def _free_id(self, sequence_id: int) -> None:
+        self._runtime.drop(sequence_id)
+        self._ids.append(sequence_id)
+
+    def _report(self) -> None:
+        counters = Counters(
+            steps=self._steps,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            active_cells=self._ledger.active,
+            cached_cells=self._ledger.cached,
+            preempted=self._preempted,
+        )
+        if self._pieces or counters != self._reported:
+            self._send(Stepped(self._pieces, counters))
+            self._pieces, self._reported = [], counters

@@ -1,0 +1,89 @@
+"""The prefix cache: cells of ended requests, kept for later requests of the same client that begin alike.
+
+Entries hold whole blocks only, belong to one client, and are dropped least recently used first: when there are too
+many of them, and whenever a running request needs their cells.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from services.text.engine.cells import BLOCK, CellLedger, Holding
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A kept prefix: its tokens, and the sequence id that holds their cells."""
+
+    client: str
+    tokens: list[int]
+    id: int
+    holding: Holding
+
+
+def common_blocks(left: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens that two sequences have in common from the start, rounded down to whole blocks."""
+    low, high = 0, min(len(left), len(right)) // BLOCK
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low * BLOCK : middle * BLOCK] == right[low * BLOCK : middle * BLOCK]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * BLOCK
+
+
+class PrefixCache:
+    """Kept prefixes, least recently used first. `drop` gives a sequence id's cells back to the runtime."""
+
+    def __init__(self, ledger: CellLedger, max_entries: int, max_cells: int, drop: Callable[[int], None]) -> None:
+        self._ledger = ledger
+        self._max_entries = max_entries
+        self._max_cells = max_cells
+        self._drop = drop
+        self._entries: OrderedDict[int, Entry] = OrderedDict()  # by sequence id
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, client: str, tokens: Sequence[int]) -> tuple[Entry, int] | None:
+        """The entry that shares most with `tokens`, and how many tokens it shares; None when none shares a block."""
+        best: tuple[Entry, int] | None = None
+        for entry in self._entries.values():
+            if entry.client == client and entry.tokens[:BLOCK] == tokens[:BLOCK]:
+                shared = common_blocks(entry.tokens, tokens)
+                if shared and (best is None or shared > best[1]):
+                    best = (entry, shared)
+        if best:
+            self._entries.move_to_end(best[0].id)
+        return best
+
+    def keep(self, entry: Entry) -> None:
+        """Takes an ended request's prefix; one that another entry covers is not kept twice."""
+        for other in list(self._entries.values()):
+            if other.client != entry.client:
+                continue
+            shared = common_blocks(other.tokens, entry.tokens)
+            if shared == len(entry.tokens):
+                self._forget(entry)
+                self._entries.move_to_end(other.id)
+                return
+            if shared == len(other.tokens):
+                self._forget(self._entries.pop(other.id))
+        self._entries[entry.id] = entry
+        while len(self._entries) > self._max_entries or self._ledger.cached > self._max_cells:
+            if not self.evict():
+                break
+
+    def evict(self) -> bool:
+        """Drops the least recently used entry; False when there is none."""
+        if not self._entries:
+            return False
+        self._forget(self._entries.popitem(last=False)[1])
+        return True
+
+    def _forget(self, entry: Entry) -> None:
+        self._ledger.forget(entry.holding)
+        self._drop(entry.id)

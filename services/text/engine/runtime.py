@@ -1,0 +1,75 @@
+"""What a runtime must do so that the batch loop can drive it: step a batch of sequences, and little more.
+
+A runtime knows token ids, sequence ids and cells; it knows no request, no text beyond single tokens, no wire format.
+All methods are called from one thread but `tokenize` and `piece`, which must be safe beside a running `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from services.text.engine.messages import EngineOptions, Ready
+from services.text.engine.sampling import SamplingParams
+
+
+class EngineError(Exception):
+    """A fault that ends requests or loading; `code` is one of the ten error codes."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class OutOfCells(Exception):
+    """A step found no free cells; nothing was computed."""
+
+
+@dataclass(slots=True)
+class Span:
+    """Tokens of one sequence to compute in a step."""
+
+    sequence: int  # id in the runtime's cache
+    start: int  # position of the first token
+    tokens: Sequence[int]
+    sampler: Any | None  # what `Runtime.sampler` returned, when the next token is wanted; None inside a prompt
+
+
+class Runtime(Protocol):
+    """A loaded model."""
+
+    ready: Ready
+    sequence_ids: int  # how many sequence ids there are: requests and prefix cache entries
+    reuses_prefixes: bool  # whether part of a sequence can be copied to another (no recurrent state)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a prompt; special tokens that are spelled out become single tokens."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to the text; empty for control tokens."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends the model's turn."""
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Any:
+        """State for sampling one request. Raises EngineError (INVALID_REQUEST) for what this model cannot do."""
+
+    def free_sampler(self, sampler: Any) -> None:
+        """Gives up what `sampler` made."""
+
+    def step(self, spans: Sequence[Span]) -> list[int | None]:
+        """Computes all spans at once; the sampled next token of each span that has a sampler, else None.
+
+        Raises OutOfCells when the cache is full: then nothing was computed.
+        """
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Lets the empty sequence `target` begin with the first `tokens` cells of `source`."""
+
+    def drop(self, sequence: int, start: int = 0) -> None:
+        """Gives up a sequence's cells from position `start` on."""
+
+
+Loader = Callable[[EngineOptions, Callable[[float], None]], Runtime]

@@ -1,0 +1,284 @@
+"""The `llama_cpp` runtime: GGUF models through llama-cpp-python's low-level API.
+
+All requests share one context with one unified key-value cache; each has a llama.cpp sequence id of its own. Sharing a
+prefix only marks cells with one more sequence id, so it costs neither time nor memory.
+
+Shapes: logits are float32 [outputs, vocabulary], one row per span that wants a token, in the order of the batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from services.text.engine.messages import EngineOptions, Ready
+from services.text.engine.runtime import EngineError, OutOfCells, Span
+from services.text.engine.sampling import SamplingParams
+
+log = logging.getLogger(__name__)
+
+PREFIX_ENTRIES = 64  # sequence ids for the prefix cache; llama.cpp has 256 in all
+DEFAULT_CONTEXT = 32_768  # what `context_tokens=0` takes at the most: a longer context must be asked for
+CELLS_PER_SEQUENCE = 512  # what `kv_tokens=0` gives each concurrent request
+MICRO_BATCH = 512  # tokens that llama.cpp computes in one graph
+_NO_SPACE = 1  # llama_decode: no cells for the batch, nothing was changed
+_LOG_ERROR = 4
+_LOG_WARNING = 3
+
+
+class LlamaEngine:
+    """A GGUF model in a llama.cpp context. Not thread-safe but for `tokenize` and `piece`."""
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads the model.
+
+        Raises:
+            EngineError: MODEL_INVALID when llama.cpp cannot read the file, OUT_OF_MEMORY when the context does not fit.
+        """
+        llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        self._model = _load_model(options, progress)
+        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self._n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        recurrent = llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
+        self.reuses_prefixes = not recurrent
+        self.sequence_ids = options.max_sequences + (PREFIX_ENTRIES if self.reuses_prefixes else 0)
+        self._context = self._new_context(options)
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(options.batch_tokens, 0, 1)
+        self._pieces: dict[int, bytes] = {}
+        self._ends = np.array(
+            [t for t in range(self._n_vocab) if llama_cpp.llama_vocab_is_eog(self._vocab, t)], dtype=np.int64
+        )
+        self._end_set = frozenset(self._ends.tolist())
+        self.ready = self._describe(options)
+        self._warm_up()
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of `text`, special tokens included; the beginning-of-sequence token as the model wants it."""
+        data = text.encode()
+        room = len(data) + 8
+        tokens = (llama_cpp.llama_token * room)()
+        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, True, True)
+        if count < 0:
+            raise EngineError("INVALID_REQUEST", f"the prompt of {len(data)} bytes cannot be tokenized")
+        return list(tokens[:count])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token; control tokens have none."""
+        found = self._pieces.get(token)
+        if found is None:
+            found = self._pieces[token] = self._text_of(token, special=False)
+        return found
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends the turn (end of sequence, end of turn, and the model's other such tokens)."""
+        return token in self._end_set
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> _Sampler:
+        """A sampler chain for one request; greedy ones need none."""
+        bad = [token for token, _ in params.logit_bias if not 0 <= token < self._n_vocab]
+        if bad:
+            message = f"logit_bias names token {bad[0]}; this model's tokens are 0 to {self._n_vocab - 1}"
+            raise EngineError("INVALID_REQUEST", message)
+        chain = None if params.greedy else _chain(params, prompt, self._n_vocab, self.ready.context_tokens)
+        return _Sampler(chain, params.ignore_eos)
+
+    def free_sampler(self, sampler: _Sampler) -> None:
+        """Frees the chain."""
+        if sampler.chain is not None:
+            llama_cpp.llama_sampler_free(sampler.chain)
+            sampler.chain = None
+
+    def step(self, spans: Sequence[Span]) -> list[int | None]:
+        """Computes all spans in one llama_decode and samples where a token is wanted."""
+        self._fill(spans)
+        result = llama_cpp.llama_decode(self._context, self._batch)
+        if result == _NO_SPACE:
+            raise OutOfCells
+        if result != 0:
+            raise RuntimeError(f"llama_decode failed with {result}")
+        return self._sample(spans)
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Marks the first `tokens` cells of `source` as `target`'s too."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
+
+    def drop(self, sequence: int, start: int = 0) -> None:
+        """Takes the sequence's mark off its cells; a cell without marks is free."""
+        llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    # --- a step
+
+    def _fill(self, spans: Sequence[Span]) -> None:
+        batch, at = self._batch, 0
+        for span in spans:
+            for offset, token in enumerate(span.tokens):
+                batch.token[at] = token
+                batch.pos[at] = span.start + offset
+                batch.n_seq_id[at] = 1
+                batch.seq_id[at][0] = span.sequence
+                batch.logits[at] = 0
+                at += 1
+            if span.sampler is not None:
+                batch.logits[at - 1] = 1
+        batch.n_tokens = at
+
+    def _sample(self, spans: Sequence[Span]) -> list[int | None]:
+        wanted = sum(span.sampler is not None for span in spans)
+        if not wanted:
+            llama_cpp.llama_synchronize(self._context)
+            return [None] * len(spans)
+        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), (wanted, self._n_vocab))
+        sampled: list[int | None] = []
+        row, last = 0, -1
+        for span in spans:
+            last += len(span.tokens)
+            if span.sampler is None:
+                sampled.append(None)
+                continue
+            if span.sampler.ignore_end:
+                logits[row, self._ends] = -np.inf
+            if span.sampler.chain is None:
+                sampled.append(int(logits[row].argmax()))
+            else:
+                sampled.append(llama_cpp.llama_sampler_sample(span.sampler.chain, self._context, last))
+            row += 1
+        return sampled
+
+    # --- loading
+
+    def _new_context(self, options: EngineOptions) -> Any:
+        trained = llama_cpp.llama_model_n_ctx_train(self._model)
+        context = min(options.context_tokens or DEFAULT_CONTEXT, trained)
+        cells = max(options.kv_tokens or CELLS_PER_SEQUENCE * options.max_sequences, context)
+        self._context_tokens = context
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = cells
+        params.n_batch = options.batch_tokens
+        params.n_ubatch = min(MICRO_BATCH, options.batch_tokens)
+        params.n_seq_max = self.sequence_ids
+        params.n_threads = params.n_threads_batch = options.threads
+        params.kv_unified = True
+        params.no_perf = True
+        created = llama_cpp.llama_init_from_model(self._model, params)
+        if not created:
+            message = f"no memory for a key-value cache of {cells} tokens (ALLM_KV_TOKENS): {_last_error()}"
+            raise EngineError("OUT_OF_MEMORY", message)
+        return created
+
+    def _describe(self, options: EngineOptions) -> Ready:
+        template = llama_cpp.llama_model_chat_template(self._model, None)
+        return Ready(
+            context_tokens=self._context_tokens,
+            kv_tokens=llama_cpp.llama_n_ctx(self._context),
+            max_sequences=options.max_sequences,
+            vocabulary=self._n_vocab,
+            chat_template=template.decode(errors="replace") if template else "",
+            bos=self._special(llama_cpp.llama_vocab_bos(self._vocab)),
+            eos=self._special(llama_cpp.llama_vocab_eos(self._vocab)),
+            add_bos=llama_cpp.llama_vocab_get_add_bos(self._vocab),
+        )
+
+    def _special(self, token: int) -> str:
+        return self._text_of(token, special=True).decode(errors="replace") if token >= 0 else ""
+
+    def _text_of(self, token: int, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
+        length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        if length < 0:
+            buffer = ctypes.create_string_buffer(-length)
+            length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[:length]
+
+    def _warm_up(self) -> None:
+        """One token through the whole graph, so that the first request pays for no page fault or allocation."""
+        self.step([Span(0, 0, [max(0, llama_cpp.llama_vocab_bos(self._vocab))], _Sampler(None, False))])
+        self.drop(0)
+
+
+class _Sampler:
+    """Sampling state of one request: a llama.cpp chain, or None where the highest logit is taken."""
+
+    __slots__ = ("chain", "ignore_end")
+
+    def __init__(self, chain: Any, ignore_end: bool) -> None:
+        self.chain = chain
+        self.ignore_end = ignore_end
+
+
+def _chain(params: SamplingParams, prompt: Sequence[int], vocabulary: int, history: int) -> Any:
+    """The chain in the order that SamplingParams promises; penalties look back over the whole context."""
+    chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+    add = llama_cpp.llama_sampler_chain_add
+    if params.logit_bias:
+        biases = (llama_cpp.llama_logit_bias * len(params.logit_bias))(
+            *(llama_cpp.llama_logit_bias(token, bias) for token, bias in params.logit_bias)
+        )
+        add(chain, llama_cpp.llama_sampler_init_logit_bias(vocabulary, len(biases), biases))
+    if params.repeat_penalty != 1.0:
+        repeat = llama_cpp.llama_sampler_init_penalties(vocabulary, history, params.repeat_penalty, 0.0, 0.0)
+        for token in prompt:
+            llama_cpp.llama_sampler_accept(repeat, token)
+        add(chain, repeat)
+    if params.frequency_penalty or params.presence_penalty:
+        frequency, presence = params.frequency_penalty, params.presence_penalty
+        add(chain, llama_cpp.llama_sampler_init_penalties(vocabulary, history, 1.0, frequency, presence))
+    if params.temperature == 0:
+        add(chain, llama_cpp.llama_sampler_init_greedy())
+        return chain
+    if params.temperature != 1.0:
+        add(chain, llama_cpp.llama_sampler_init_temp(params.temperature))
+    if params.top_k > 0:
+        add(chain, llama_cpp.llama_sampler_init_top_k(params.top_k))
+    if params.top_p < 1.0:
+        add(chain, llama_cpp.llama_sampler_init_top_p(params.top_p, 1))
+    if params.min_p > 0:
+        add(chain, llama_cpp.llama_sampler_init_min_p(params.min_p, 1))
+    add(chain, llama_cpp.llama_sampler_init_dist(_seed(params.seed)))
+    return chain
+
+
+def _seed(wanted: int | None) -> int:
+    """32 bits for llama.cpp, which takes its LLAMA_DEFAULT_SEED for "random": no user's seed may become that."""
+    seed = secrets.randbits(32) if wanted is None else (wanted ^ (wanted >> 32)) & 0xFFFFFFFF
+    return seed if seed != llama_cpp.LLAMA_DEFAULT_SEED else 0
+
+
+def _load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any:
+    @llama_cpp.llama_progress_callback
+    def on_progress(fraction: float, _: Any) -> bool:
+        progress(fraction)
+        return True
+
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = -1 if options.gpu else 0
+    params.progress_callback = on_progress
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(options.path), params)
+    if not model:
+        raise EngineError("MODEL_INVALID", f"llama.cpp cannot load {options.path}: {_last_error()}")
+    return model
+
+
+_errors: list[str] = []
+
+
+def _last_error() -> str:
+    return _errors[-1] if _errors else "no reason given"
+
+
+@llama_cpp.llama_log_callback
+def _log_callback(level: int, text: bytes, _: Any) -> None:
+    if level < _LOG_WARNING or level > _LOG_ERROR:
+        return
+    line = text.decode(errors="replace").strip()
+    if level == _LOG_ERROR and line:
+        _errors[:] = [line]
+    log.log(logging.ERROR if level == _LOG_ERROR else logging.WARNING, "llama.cpp: %s", line)

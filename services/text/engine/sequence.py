@@ -1,0 +1,44 @@
+"""A request inside the batch loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.text.engine.cells import Holding
+from services.text.engine.sampling import SamplingParams
+from services.text.engine.text import TextAssembler
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request: its tokens, how many of them are computed, and where their cells are."""
+
+    request: int
+    client: str
+    tokens: list[int]  # prompt, then what was generated
+    prompt_tokens: int
+    last_token: int  # the answer ends by length when this many tokens (prompt included) are there
+    params: SamplingParams
+    sampler: Any
+    text: TextAssembler
+    arrival: int  # order of arrival
+    id: int = -1  # sequence id in the runtime while it runs
+    computed: int = 0  # tokens whose cells are there
+    cached: int = 0  # prompt tokens that came from the prefix cache
+    holding: Holding = field(default_factory=Holding)
+
+    @property
+    def missing(self) -> int:
+        """Tokens still to compute before the next one can be sampled."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the newest token is missing, and it was generated."""
+        return self.missing == 1 and len(self.tokens) > self.prompt_tokens
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.prompt_tokens

@@ -1,0 +1,81 @@
+"""What a request may ask for: one set of bounds for both wire formats, with messages that name the parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from services.rpc.errors import InvalidRequest
+from services.text.conversation import ChatRequest
+from services.text.engine.sampling import SamplingParams
+
+MAX_MESSAGES = 16_384
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+MAX_BIASES = 1_024
+MAX_TOKENS = 2**31 - 1
+MAX_SEED = 2**64 - 1
+
+# parameter -> (lowest, highest); what is only a bound from above or below leaves the other open
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (0, MAX_TOKENS),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repeat_penalty": (0, 100),
+}
+_ABOVE_ZERO = ("top_p", "repeat_penalty")
+
+
+def check(request: ChatRequest, max_tokens_param: str = "max_tokens") -> None:
+    """Raises InvalidRequest for the first thing that is out of bounds."""
+    if not request.model:
+        raise InvalidRequest("Missing required parameter: 'model'.", param="model")
+    if not request.messages:
+        raise InvalidRequest("'messages' is empty: a conversation needs at least one message.", param="messages")
+    if len(request.messages) > MAX_MESSAGES:
+        raise _too_many("messages", len(request.messages), MAX_MESSAGES)
+    _check_sampling(request.sampling, max_tokens_param)
+
+
+def _check_sampling(params: SamplingParams, max_tokens_param: str) -> None:
+    for name, (low, high) in _RANGES.items():
+        value = getattr(params, name)
+        above = name in _ABOVE_ZERO
+        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+            lowest = f"above {low:g}" if above else f"{low:g}"
+            raise InvalidRequest(f"'{name}' must be {lowest} to {high:g}, not {value:g}.", param=name)
+    if params.seed is not None and not 0 <= params.seed <= MAX_SEED:
+        raise InvalidRequest(f"'seed' must be 0 to {MAX_SEED}, not {params.seed}.", param="seed")
+    _check_stops(params.stop)
+    _check_biases(params.logit_bias)
+    if params.max_tokens is not None and not 1 <= params.max_tokens <= MAX_TOKENS:
+        raise InvalidRequest(
+            f"'{max_tokens_param}' must be 1 to {MAX_TOKENS}, not {params.max_tokens}.", param=max_tokens_param
+        )
+
+
+def _check_stops(stops: tuple[str, ...]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise _too_many("stop", len(stops), MAX_STOPS)
+    for stop in stops:
+        if not stop or len(stop) > MAX_STOP_LENGTH:
+            raise InvalidRequest(
+                f"'stop' must hold texts of 1 to {MAX_STOP_LENGTH} characters, not of {len(stop)}.", param="stop"
+            )
+
+
+def _check_biases(biases: Iterable[tuple[int, float]]) -> None:
+    biases = tuple(biases)
+    if len(biases) > MAX_BIASES:
+        raise _too_many("logit_bias", len(biases), MAX_BIASES)
+    for token, bias in biases:
+        if not math.isfinite(bias) or not -100 <= bias <= 100:
+            message = f"'logit_bias' of token {token} must be -100 to 100, not {bias:g}."
+            raise InvalidRequest(message, param="logit_bias")
+
+
+def _too_many(name: str, count: int, most: int) -> InvalidRequest:
+    return InvalidRequest(f"'{name}' has {count} entries; at most {most} are allowed.", param=name)

@@ -1,0 +1,126 @@
+"""From a conversation to the prompt's text: the model's own Jinja template, in a sandbox.
+
+What templates may use follows transformers' `apply_chat_template`, for which they are written: `messages`,
+`add_generation_prompt`, `bos_token`, `eos_token`, `raise_exception`, `strftime_now`, `tojson`, loop controls, and the
+tag `generation`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from services.rpc.errors import InvalidRequest, ModelInvalid
+from services.text.conversation import Message, ToolCall
+
+# ChatML: what most models without a template of their own understand best.
+DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+class _TemplateRefused(Exception):
+    """The template itself refuses the conversation."""
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """Replaces the tag by its body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once."""
+
+    def __init__(self, source: str, *, bos: str, eos: str, add_bos: bool) -> None:
+        """Compiles `source`; an empty one stands for the default template.
+
+        `add_bos` says that the tokenizer puts `bos` in front by itself: then the template's own is taken away.
+
+        Raises:
+            ModelInvalid: the template does not compile.
+        """
+        self._bos, self._eos, self._add_bos = bos, eos, add_bos
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+        try:
+            self._template = environment.from_string(source or DEFAULT_TEMPLATE)
+        except jinja2.TemplateError as error:
+            raise ModelInvalid(f"the model's chat template does not compile: {error}") from error
+
+    def render(self, messages: tuple[Message, ...]) -> str:
+        """The prompt, up to where the assistant begins to speak.
+
+        Raises:
+            InvalidRequest: the template refuses the conversation (its own words), or fails on it.
+        """
+        try:
+            text = self._template.render(
+                messages=[_as_dict(message) for message in messages],
+                add_generation_prompt=True,
+                bos_token=self._bos,
+                eos_token=self._eos,
+                tools=None,
+            )
+        except _TemplateRefused as refusal:
+            raise InvalidRequest(
+                f"the model's chat template refuses the conversation: {refusal}", param="messages"
+            ) from refusal
+        except Exception as error:
+            raise InvalidRequest(
+                f"the model's chat template fails on this conversation: {error}", param="messages"
+            ) from error
+        return text.removeprefix(self._bos) if self._add_bos and self._bos else text
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    # Templates know no developers: the role came after most of them were written.
+    role = "system" if message.role == "developer" else message.role
+    entry: dict[str, Any] = {"role": role, "content": message.content}
+    if message.name:
+        entry["name"] = message.name
+    if message.tool_call_id:
+        entry["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        entry["tool_calls"] = [_call_as_dict(call) for call in message.tool_calls]
+    return entry
+
+
+def _call_as_dict(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+
+
+def _arguments(text: str) -> Any:
+    """Templates print arguments as an object; text that is none stays text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise _TemplateRefused(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.datetime.now().astimezone().strftime(pattern)
