@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
@@ -64,8 +65,13 @@ class Stack:
         """What the text service serves."""
         async with grpc.aio.insecure_channel(self.text_address) as channel:
             stub = model_service_pb2_grpc.ModelServiceStub(channel)
-            reply = await stub.ListModels(model_service_pb2.ListModelsRequest())
-            return list(reply.models)
+            while True:
+                await self._wait_serving()
+                try:
+                    reply = await stub.ListModels(model_service_pb2.ListModelsRequest())
+                    return list(reply.models)
+                except grpc.aio.AioRpcError:  # it crashed in between, and is being started again
+                    await asyncio.sleep(POLL_SECONDS)
 
     def _text(self) -> Service:
         environ = {
@@ -75,6 +81,8 @@ class Stack:
             "ALLM_MODELS": ",".join(f"{name}={path}" for name, path in self.settings.models),
             # The only gateway has already let go of it when it is told to stop.
             "ALLM_DRAIN_DELAY_SECONDS": "0",
+            # It starts workers; gRPC's own preparations for a fork can crash a child before it becomes one.
+            "GRPC_ENABLE_FORK_SUPPORT": "0",
         }
         program = Program(TEXT, (sys.executable, "-m", "services.text"), environ)
         return Service(program, wait_ready=self._wait_serving, drain=_nothing)
@@ -90,10 +98,14 @@ class Stack:
     async def _wait_serving(self) -> None:
         """Waits until the text service says of itself that it serves."""
         async with grpc.aio.insecure_channel(self.text_address, options=RETRY_SOON) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
-                if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack Watch
+            while True:
+                try:
+                    async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                        if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                            return
+                except grpc.aio.AioRpcError:  # it has gone again; whoever watches the process knows why
+                    await asyncio.sleep(POLL_SECONDS)
 
     async def _drain(self, admin: EnvoyAdmin) -> None:
         """Turns clients away, and gives running requests time to end."""

@@ -45,9 +45,8 @@ class Supervisor:
         on_change: Callable[[dict[str, int]], None],
     ) -> None:
         self._lifeline, self._lifeline_end = os.pipe()
-        self._say = say
         self._on_change = on_change
-        self._keepers = [_Keeper(service, logs, self._lifeline, self._tell, say) for service in services]
+        self._keepers = [_Keeper(service, logs, self._lifeline, say) for service in services]
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -58,7 +57,8 @@ class Supervisor:
         """
         for keeper in self._keepers:
             await keeper.start()
-        self._watches = [asyncio.create_task(keeper.keep()) for keeper in self._keepers]
+        self._watches = [asyncio.create_task(self._watch(keeper)) for keeper in self._keepers]
+        self._tell()
 
     async def stop(self) -> None:
         """Eases all services out, the last started first."""
@@ -86,6 +86,11 @@ class Supervisor:
         await asyncio.gather(*self._watches, return_exceptions=True)
         self._watches = []
 
+    async def _watch(self, keeper: _Keeper) -> None:
+        while True:
+            await keeper.restart()
+            self._tell()
+
     def _tell(self) -> None:
         self._on_change({keeper.name: keeper.child.pid for keeper in self._keepers if keeper.child})
 
@@ -93,74 +98,67 @@ class Supervisor:
 class _Keeper:
     """Keeps one service running."""
 
-    def __init__(
-        self,
-        service: Service,
-        logs: Path,
-        lifeline: int,
-        on_change: Callable[[], None],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, service: Service, logs: Path, lifeline: int, say: Callable[[str], None]) -> None:
         self.name = service.program.name
         self.log = LogFile(logs / f"{self.name}.log")
         self.child: ChildProcess | None = None
         self._service = service
         self._lifeline = lifeline
-        self._on_change = on_change
         self._say = say
+        self._pause = FIRST_PAUSE
+        self._ready_since = 0.0
 
     async def start(self) -> None:
         """Starts the child and waits until it is ready; ends it if it does not get ready."""
-        self.child = child = await ChildProcess.start(self._service.program, self.log, self._lifeline)
-        ended = asyncio.create_task(child.wait())
+        self.child = await ChildProcess.start(self._service.program, self.log, self._lifeline)
+        ended = asyncio.create_task(self.child.wait())
         ready = asyncio.ensure_future(self._service.wait_ready())
         try:
             await asyncio.wait((ended, ready), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if ready.done() and not ended.done():
-                ready.result()
-                self._on_change()
-                return
             if ended.done():
+                self.child = None
                 raise Problem(self._failure(describe_exit(ended.result())))
-            await self.kill()
-            raise Problem(self._failure(f"was not ready after {START_SECONDS:.0f} seconds"))
+            if not ready.done():
+                await self.kill()
+                raise Problem(self._failure(f"was not ready after {START_SECONDS:g} seconds"))
+            ready.result()
+            self._ready_since = asyncio.get_running_loop().time()
         finally:
             for task in (ended, ready):
                 task.cancel()
             await asyncio.gather(ended, ready, return_exceptions=True)
 
-    async def keep(self) -> None:
-        """Starts the child again whenever it has ended."""
-        clock = asyncio.get_running_loop().time
-        pause = FIRST_PAUSE
-        while True:
-            if self.child:
-                started = clock()
-                status = await self.child.wait()
-                if clock() - started >= STABLE_SECONDS:
-                    pause = FIRST_PAUSE
-                self._say(
-                    f"{self.name} {describe_exit(status)}; starting it again in {pause:g} s (log: {self.log.path})"
-                )
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
+    async def restart(self) -> None:
+        """Waits for the child to end, and brings it back, however many attempts that takes."""
+        if self.child:
+            status = await self.child.wait()
+            self.child = None
+            if asyncio.get_running_loop().time() - self._ready_since >= STABLE_SECONDS:
+                self._pause = FIRST_PAUSE
+            what = f"{self.name} {describe_exit(status)} (log: {self.log.path})"
+            self._say(f"{what}; starting it again in {self._pause:g} s")
+        while not self.child:
+            await asyncio.sleep(self._pause)
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
             try:
                 await self.start()
-                self._say(f"{self.name} is back")
             except Problem as problem:
-                self.child = None
-                self._say(f"{str(problem).splitlines()[0]}; trying again in {pause:g} s")
+                self._say(f"{str(problem).splitlines()[0]}; trying again in {self._pause:g} s")
+        self._say(f"{self.name} is back")
 
     async def stop(self) -> None:
         """Lets running work end, then ends the child."""
         if self.child:
             await self._service.drain()
             await self.child.stop(STOP_SECONDS)
+            self.child = None
 
     async def kill(self) -> None:
+        """Ends the child at once."""
         if self.child:
             self.child.kill()
             await self.child.wait()
+            self.child = None
 
     def _failure(self, what: str) -> str:
         lines = [f"{self.name} {what}; the end of {self.log.path}:", *self.log.tail()]

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 MAGIC = b"GGUF"
 MAX_STRING = 64 * 1024 * 1024
 MAX_ITEMS = 16_000_000
+MAX_CONTEXT = 2**31 - 1
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 
@@ -36,9 +37,9 @@ class GgufHeader:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the model was trained for; 0 when the file does not say."""
+        """Tokens that the model was trained for; 0 when the file does not say, or nothing that can be."""
         value = self.metadata.get(f"{self.architecture}.context_length", 0)
-        return value if isinstance(value, int) else 0
+        return value if isinstance(value, int) and 0 < value <= MAX_CONTEXT else 0
 
 
 def read_header(path: Path) -> GgufHeader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ class ModelStore:
         """A model that can be loaded. Raises ModelNotFound, ModelInvalid or Unsupported."""
         model = self.get(name)
         if model.descriptor is None or model.runtime is None:
-            raise model.problem or Unsupported(f"{model.id} cannot be served")
+            # A copy: an error that is raised again and again would keep what was on the stack each time.
+            raise copy.copy(model.problem) or Unsupported(f"{model.id} cannot be served")
         return model.descriptor, model.runtime
 
 
@@ -81,7 +83,10 @@ def _stored(model_id: str, path: Path, aliases: Mapping[str, str], registry: Eng
     except AllmError as error:
         problem = error
     own = tuple(alias for alias, target in aliases.items() if target == model_id)
-    created = int(path.stat().st_mtime) if path.exists() else int(time.time())
+    try:
+        created = int(path.stat().st_mtime)
+    except OSError:
+        created = int(time.time())
     return StoredModel(
         id=model_id, aliases=own, created=created, descriptor=descriptor, runtime=runtime, problem=problem
     )

@@ -33,6 +33,14 @@ def pack(message: msgspec.Struct) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def _length(header: bytes | bytearray) -> int:
+    """Bytes of the frame that follows. A length over the limit is no message of ours: it is not waited for."""
+    (length,) = _LENGTH.unpack(header)
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return int(length)
+
+
 class BlockingChannel(Generic[M]):
     """The worker's end: blocking, because the worker's threads have nothing else to do. Any thread may send."""
 
@@ -52,7 +60,7 @@ class BlockingChannel(Generic[M]):
 
     def receive(self) -> M:
         """Waits for one message. Raises ChannelClosed when the service is gone."""
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        length = _length(self._exactly(_LENGTH.size))
         message: M = self._decode(self._exactly(length))
         return message
 
@@ -92,7 +100,7 @@ class AsyncChannel(Generic[M]):
     async def receive(self) -> M:
         """Waits for one message. Raises ChannelClosed when the worker is gone."""
         try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            length = _length(await self._reader.readexactly(_LENGTH.size))
             body = await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, OSError) as error:
             raise ChannelClosed from error

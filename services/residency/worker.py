@@ -24,6 +24,8 @@ M = TypeVar("M")
 
 log = logging.getLogger(__name__)
 
+EXIT_SECONDS = 0.5  # how long a worker that closed its channel may take to end by itself and tell its own exit code
+
 
 class WorkerDied(Exception):
     """The worker process ended by itself; the message says how."""
@@ -76,6 +78,8 @@ class WorkerProcess(Generic[M]):
         try:
             return await self._channel.receive()
         except ChannelClosed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
             self.kill()
             code = await self._process.wait()
             raise WorkerDied(f"worker {self.pid} of {self._name} ended: {describe_exit(code)}") from None

@@ -83,20 +83,22 @@ def _wrap(
     async def handle(servicer: S, request: Q, context: grpc.aio.ServicerContext[Any, Any]) -> R:
         call = Call(context, f"{type(servicer).__name__}.{method.__name__}")
         logs.request_id.set(call.request_id)
+        limit = asyncio.timeout(seconds)
         error: AllmError
         try:
-            async with asyncio.timeout(seconds):
+            async with limit:
                 result = await method(servicer, request, call)
         except AllmError as known:
             error = known
-        except TimeoutError:
-            error = Timeout(f"the request took longer than {seconds:g} seconds")
         except asyncio.CancelledError:
             _finish(call, Cancelled("the caller gave up"))
             raise
-        except Exception:
-            log.exception("unexpected error in %s", call.rpc)
-            error = Internal(f"internal error; the service's log has it under request id {call.request_id}")
+        except Exception as unexpected:
+            if limit.expired() and isinstance(unexpected, TimeoutError):
+                error = Timeout(f"the request took longer than {seconds:g} seconds")
+            else:
+                log.exception("unexpected error in %s", call.rpc)
+                error = Internal(f"internal error; the service's log has it under request id {call.request_id}")
         else:
             _finish(call, None)
             return result

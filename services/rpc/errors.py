@@ -21,6 +21,9 @@ from typing import Any, ClassVar
 
 import grpc
 
+# Errors travel in headers, of which gRPC callers take 8 KiB; what a message quotes from a request may be of any length.
+MAX_MESSAGE_BYTES = 1000
+
 
 class AllmError(Exception):
     """An error that callers see. `param` is the request's parameter at fault, if there is one."""
@@ -32,8 +35,8 @@ class AllmError(Exception):
     openai_code: ClassVar[str | None]
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _short(message)
+        super().__init__(self.message)
         self.param = param
         self.retry_after = retry_after
 
@@ -165,6 +168,13 @@ class Internal(AllmError):
     http_status = 500
     openai_type = "server_error"
     openai_code = "internal"
+
+
+def _short(message: str) -> str:
+    data = message.encode(errors="replace")
+    if len(data) <= MAX_MESSAGE_BYTES:
+        return data.decode()
+    return data[:MAX_MESSAGE_BYTES].decode(errors="ignore") + "..."
 
 
 BY_CODE: dict[str, type[AllmError]] = {

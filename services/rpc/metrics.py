@@ -34,7 +34,11 @@ WORKER_DEATHS = Counter("allm_worker_deaths", "Worker processes that ended by th
 
 def serve_metrics(host: str, port: int) -> tuple[int, Callable[[], None]]:
     """Serves `/metrics` in a thread of its own; returns the port (a free one for 0) and what stops it."""
-    server, thread = start_http_server(port, addr=host)
+    try:
+        server, thread = start_http_server(port, addr=host)
+    except OSError as error:
+        where = f"ALLM_METRICS_HOST={host}, ALLM_METRICS_PORT={port}"
+        raise OSError(f"{where}: the address cannot be used: {error.strerror}") from error
 
     def stop() -> None:
         server.shutdown()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from services.rpc.errors import InvalidRequest
@@ -13,6 +12,7 @@ MAX_MESSAGES = 16_384
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_BIASES = 1_024
+MAX_TOKEN_ID = 2**31 - 1
 MAX_TOKENS = 2**31 - 1
 MAX_SEED = 2**64 - 1
 
@@ -44,9 +44,9 @@ def _check_sampling(params: SamplingParams, max_tokens_param: str) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(params, name)
         above = name in _ABOVE_ZERO
-        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
-            lowest = f"above {low:g}" if above else f"{low:g}"
-            raise InvalidRequest(f"'{name}' must be {lowest} to {high:g}, not {value:g}.", param=name)
+        if not low <= value <= high or (above and value == low):  # NaN is in no range
+            lowest = f"above {low}" if above else f"{low}"
+            raise InvalidRequest(f"'{name}' must be {lowest} to {high}, not {value}.", param=name)
     if params.seed is not None and not 0 <= params.seed <= MAX_SEED:
         raise InvalidRequest(f"'seed' must be 0 to {MAX_SEED}, not {params.seed}.", param="seed")
     _check_stops(params.stop)
@@ -72,7 +72,9 @@ def _check_biases(biases: Iterable[tuple[int, float]]) -> None:
     if len(biases) > MAX_BIASES:
         raise _too_many("logit_bias", len(biases), MAX_BIASES)
     for token, bias in biases:
-        if not math.isfinite(bias) or not -100 <= bias <= 100:
+        if not 0 <= token <= MAX_TOKEN_ID:
+            raise InvalidRequest(f"'logit_bias' names token {token}, which no model has.", param="logit_bias")
+        if not -100 <= bias <= 100:
             message = f"'logit_bias' of token {token} must be -100 to 100, not {bias:g}."
             raise InvalidRequest(message, param="logit_bias")
 

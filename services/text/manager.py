@@ -75,5 +75,14 @@ def available_cores() -> int:
 
 
 def worker_environ(threads: int) -> Mapping[str, str]:
-    """Thread pools of native libraries: as many threads as the engine uses, no more."""
-    return {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": str(threads)}
+    """Thread pools of native libraries: as many threads as the engine uses, which wait without burning the cores.
+
+    GNU's OpenMP spins for milliseconds at every barrier. On a quiet machine a thousand turns are as fast (197 against
+    197 tokens/s on two cores); beside one other busy process they were three times faster (71 against 25).
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "GOMP_SPINCOUNT": "1000",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": str(threads),
+    }

@@ -61,7 +61,8 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         try:
             self._template = environment.from_string(source or DEFAULT_TEMPLATE)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
+            # The last two: Jinja compiles to Python, which nests blocks only so deep.
             raise ModelInvalid(f"the model's chat template does not compile: {error}") from error
 
     def render(self, messages: tuple[Message, ...]) -> str:
@@ -109,9 +110,10 @@ def _call_as_dict(call: ToolCall) -> dict[str, Any]:
 def _arguments(text: str) -> Any:
     """Templates print arguments as an object; text that is none stays text."""
     try:
-        return json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         return text
+    return parsed if isinstance(parsed, dict) else text
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -14,8 +14,9 @@ T = TypeVar("T")
 
 JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
-_AT = re.compile(r" - at `(?:key in )?\$?\.?(.*?)`$")
-_MISSING = re.compile(r"missing required field `(\w+)`")
+# msgspec quotes values of the request in its messages: only its own words, at the ends, may be taken for such.
+_AT = re.compile(r" - at (?:`key` in )?`\$?\.?([^`]*)`$")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def decode(body: httpbody_pb2.HttpBody, kind: type[T]) -> T:
@@ -32,6 +33,8 @@ def decode(body: httpbody_pb2.HttpBody, kind: type[T]) -> T:
         raise _explain(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
 
 
 def json_body(value: Any) -> httpbody_pb2.HttpBody:
@@ -43,7 +46,7 @@ def _explain(message: str) -> InvalidRequest:
     """Turns msgspec's message into one about the parameter."""
     at = _AT.search(message)
     path = at.group(1) if at else ""
-    missing = _MISSING.search(message)
+    missing = _MISSING.match(message)
     if missing:
         param = f"{path}.{missing.group(1)}" if path else missing.group(1)
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param)

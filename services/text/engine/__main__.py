@@ -36,8 +36,8 @@ from services.text.engine.runtime import EngineError, Loader, Runtime
 
 # Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
 READER_STACK_BYTES = 512 * 1024 * 1024
-# Part of the key-value cache that ended requests may keep. Every cell in use makes every step's attention longer, on a
-# CPU noticeably so: more than a quarter costs running requests more than it saves later ones.
+# Part of a unified key-value cache that ended requests may keep. There every cell in use makes every step's attention
+# longer, on a CPU noticeably so: more than a quarter costs running requests more than it saves later ones.
 CACHED_SHARE = 4
 
 RUNTIMES = {"llama_cpp": ("services.text.engine.runtimes.llama_cpp", "LlamaEngine")}
@@ -65,7 +65,8 @@ def main() -> None:
     channel.send(runtime.ready)
     runtimes.put(runtime)
     options = load.options
-    cached = runtime.ready.kv_tokens // CACHED_SHARE if options.prefix_cache else 0
+    cells = runtime.ready.kv_tokens
+    cached = (cells // CACHED_SHARE if runtime.shares_cells else cells) if options.prefix_cache else 0
     limits = BatchLimits(options.max_sequences, options.batch_tokens, options.chunk_tokens, cached)
     BatchLoop(runtime, limits, inbox, channel.send).run()
     # Threads of native libraries may still run: nothing of theirs is worth waiting for.

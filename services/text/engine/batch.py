@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.text.engine.cells import BLOCK, CellLedger
+from services.text.engine.cells import BLOCK, CellLedger, Holding
 from services.text.engine.messages import Cancel, Counters, FinishReason, Piece, Refused, Stepped, Stop
 from services.text.engine.prefix import Entry, PrefixCache, common_blocks
 from services.text.engine.runtime import EngineError, OutOfCells, Runtime, Span
@@ -24,6 +24,8 @@ from services.text.engine.text import TextAssembler
 
 # A prompt waits for another one to be computed only when it saves at least so many tokens: less is not worth a step.
 WORTH_WAITING = 8 * BLOCK
+# Where cells are not shared, copying a prefix moves a whole stream of the cache: less than this is computed anew.
+WORTH_COPYING = 8 * BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ class BatchLoop:
         self._send = send
         self._ledger = CellLedger(runtime.ready.kv_tokens)
         self._ids = list(range(runtime.sequence_ids))
-        entries = runtime.sequence_ids - limits.max_sequences
-        self._reuse = runtime.reuses_prefixes and limits.cached_cells > 0 and entries > 0
+        self._reuse = runtime.reuses_prefixes and limits.cached_cells > 0
+        entries = runtime.sequence_ids - (limits.max_sequences if runtime.shares_cells else 0)
         self._prefixes = PrefixCache(self._ledger, entries, limits.cached_cells, self._free_id)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -149,8 +151,21 @@ class BatchLoop:
             if not self._fits(sequence):
                 return
             self._waiting.remove(sequence)
-            sequence.id = self._ids.pop()
+            self._place(sequence)
             self._running.append(sequence)
+
+    def _place(self, sequence: Sequence) -> None:
+        """Gives a request a sequence id: a free one, or one that the prefix cache holds, with what it has in common."""
+        if self._ids:
+            sequence.id = self._ids.pop()
+            return
+        prompt = sequence.tokens[: len(sequence.tokens) - 1] if self._may_reuse(sequence) else []
+        taken = self._prefixes.take(sequence.client, prompt)
+        if taken is None:
+            raise AssertionError("every sequence id is running or cached")
+        sequence.id = taken[0].id
+        self._runtime.drop(sequence.id, taken[1])
+        self._begin_with(sequence, taken[1], None)
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether there are cells for the prompt, beside what the running requests still have to compute."""
@@ -161,7 +176,7 @@ class BatchLoop:
 
     def _shareable(self, sequence: Sequence) -> int:
         """Tokens that a waiting request could share with a running one, now or once that one is computed."""
-        if not self._may_reuse(sequence):
+        if not self._runtime.shares_cells or not self._may_reuse(sequence):
             return 0
         return max((self._common(sequence, other) for other in self._running), default=0)
 
@@ -205,35 +220,62 @@ class BatchLoop:
 
     def _waits_for_prefix(self, sequence: Sequence) -> bool:
         """Reuses the best prefix for a prompt that begins; whether it should wait for an earlier one's instead."""
-        if sequence.computed or not self._may_reuse(sequence):
+        if sequence.begun or not self._may_reuse(sequence):
             return False
         found = self._prefixes.find(sequence.client, sequence.tokens[: len(sequence.tokens) - 1])
-        shared, source = (found[1], found[0].id) if found else (0, -1)
-        holding = found[0].holding if found else None
+        best = (found[1], found[0].id, found[0].holding) if found else (0, -1, Holding())
         promised = 0
         for other in self._running:
             common = self._common(sequence, other)
-            if min(common, other.computed) // BLOCK * BLOCK > shared:
-                shared, source, holding = min(common, other.computed) // BLOCK * BLOCK, other.id, other.holding
+            there = min(common, other.computed) // BLOCK * BLOCK
+            if there > best[0]:
+                best = (there, other.id, other.holding)
             if other.arrival < sequence.arrival:
                 promised = max(promised, common)
-        if promised >= shared + WORTH_WAITING:
+        if promised >= max(best[0], sequence.computed) + WORTH_WAITING:
             return True
-        if holding is not None:
-            self._runtime.copy(source, sequence.id, shared)
-            self._ledger.share(holding, sequence.holding, shared)
-            sequence.computed = shared
-            sequence.cached = max(sequence.cached, min(shared, sequence.prompt_tokens))
+        self._copy_prefix(sequence, *best)
         return False
 
+    def _copy_prefix(self, sequence: Sequence, tokens: int, source: int, holding: Holding) -> None:
+        """Lets a prompt begin with another sequence's first tokens, when that is worth it."""
+        sequence.begun = True
+        if tokens < sequence.computed + (BLOCK if self._runtime.shares_cells else WORTH_COPYING):
+            return
+        if sequence.computed:
+            self._ledger.release(sequence.holding)
+            self._runtime.drop(sequence.id)
+        self._runtime.copy(source, sequence.id, tokens)
+        self._begin_with(sequence, tokens, holding if self._runtime.shares_cells else None)
+
+    def _begin_with(self, sequence: Sequence, tokens: int, shared: Holding | None) -> None:
+        """Notes that the first `tokens` of a prompt are there: in cells `shared` with another, or in its own."""
+        if shared:
+            self._ledger.share(shared, sequence.holding, tokens)
+        else:
+            self._ledger.grow(sequence.holding, tokens)
+        sequence.computed = tokens
+        sequence.cached = max(sequence.cached, min(tokens, sequence.prompt_tokens))
+
     def _make_room(self, plan: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
-        """Evicts kept prefixes, then takes the newest requests out, until the cells for the step are there."""
+        """Takes out of the plan what there are no cells for."""
         while sum(count for _, count in plan) > self._ledger.free:
-            if not self._prefixes.evict():
-                newest = max(self._running, key=lambda sequence: sequence.arrival)
-                self._preempt(newest)
-                plan = [(sequence, count) for sequence, count in plan if sequence is not newest]
+            gone = self._relieve()
+            plan = [(sequence, count) for sequence, count in plan if sequence is not gone]
         return plan
+
+    def _relieve(self) -> Sequence | None:
+        """Gives up cells: kept prefixes first, then the newest request, which starts over unless it is alone."""
+        if self._prefixes.evict():
+            return None
+        newest = max(self._running, key=lambda sequence: sequence.arrival)
+        if len(self._running) > 1:
+            self._preempt(newest)
+            return newest
+        self._retire(newest)
+        message = f"the key-value cache has no cells left for a request of {len(newest.tokens)} tokens"
+        self._send(Refused(request=newest.request, code="OUT_OF_MEMORY", message=message))
+        return newest
 
     def _preempt(self, sequence: Sequence) -> None:
         """Gives up a running request's cells; it starts over, with what it has generated, when there is room."""
@@ -241,7 +283,7 @@ class BatchLoop:
         self._running.remove(sequence)
         self._ledger.release(sequence.holding)
         self._free_id(sequence.id)
-        sequence.id, sequence.computed = -1, 0
+        sequence.id, sequence.computed, sequence.begun = -1, 0, False
         self._waiting.append(sequence)
 
     # --- the step and what comes out of it
@@ -255,6 +297,8 @@ class BatchLoop:
         try:
             sampled = self._runtime.step(spans)
         except OutOfCells:
+            # The runtime has fewer cells than it said: now the ledger knows a better bound.
+            self._ledger.total -= self._ledger.free - sum(count for _, count in plan) + 1
             self._relieve()
             return
         self._steps += 1
@@ -264,18 +308,6 @@ class BatchLoop:
             if token is not None:
                 sequence.tokens.append(token)
                 self._emit(sequence, token)
-
-    def _relieve(self) -> None:
-        """The runtime has fewer cells than the ledger believes: gives some up, and ends a request that is alone."""
-        if self._prefixes.evict():
-            return
-        newest = max(self._running, key=lambda sequence: sequence.arrival)
-        if len(self._running) > 1:
-            self._preempt(newest)
-            return
-        self._retire(newest)
-        message = f"the key-value cache has no cells left for a request of {len(newest.tokens)} tokens"
-        self._send(Refused(request=newest.request, code="OUT_OF_MEMORY", message=message))
 
     def _emit(self, sequence: Sequence, token: int) -> None:
         finish: FinishReason | None = None

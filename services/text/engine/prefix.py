@@ -60,6 +60,19 @@ class PrefixCache:
             self._entries.move_to_end(best[0].id)
         return best
 
+    def take(self, client: str, tokens: Sequence[int]) -> tuple[Entry, int] | None:
+        """Takes an entry out, to run on in its sequence: the one that shares most, if that is half of it, else the
+        least recently used. None when there is no entry. The shared count may be 0."""
+        found = self.find(client, tokens)
+        if found is None or 2 * found[1] < len(found[0].tokens):
+            if not self._entries:
+                return None
+            oldest = next(iter(self._entries.values()))
+            found = (oldest, common_blocks(oldest.tokens, tokens) if oldest.client == client else 0)
+        del self._entries[found[0].id]
+        self._ledger.forget(found[0].holding)
+        return found
+
     def keep(self, entry: Entry) -> None:
         """Takes an ended request's prefix; one that another entry covers is not kept twice."""
         for other in list(self._entries.values()):

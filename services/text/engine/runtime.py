@@ -43,6 +43,7 @@ class Runtime(Protocol):
     ready: Ready
     sequence_ids: int  # how many sequence ids there are: requests and prefix cache entries
     reuses_prefixes: bool  # whether part of a sequence can be copied to another (no recurrent state)
+    shares_cells: bool  # whether a copy only marks the source's cells; else it takes as many cells again, and time
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a prompt; special tokens that are spelled out become single tokens."""
@@ -66,7 +67,7 @@ class Runtime(Protocol):
         """
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Lets the empty sequence `target` begin with the first `tokens` cells of `source`."""
+        """Lets the empty sequence `target` begin with the first `tokens` cells of `source`, which keeps them."""
 
     def drop(self, sequence: int, start: int = 0) -> None:
         """Gives up a sequence's cells from position `start` on."""

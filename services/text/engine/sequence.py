@@ -24,6 +24,7 @@ class Sequence:
     text: TextAssembler
     arrival: int  # order of arrival
     id: int = -1  # sequence id in the runtime while it runs
+    begun: bool = False  # whether its place is settled: what it reuses of others has been looked for
     computed: int = 0  # tokens whose cells are there
     cached: int = 0  # prompt tokens that came from the prefix cache
     holding: Holding = field(default_factory=Holding)

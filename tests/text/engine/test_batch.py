@@ -1,0 +1,344 @@
+"""The batch loop over a runtime that only counts: scheduling, fairness, sharing, memory, cancellation.
+
+The runtime here is arithmetic, so that every token can be predicted: the next token of a sequence is a function of all
+its tokens. It keeps cells like llama.cpp does and refuses what llama.cpp would refuse.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
+from services.text.engine.cells import BLOCK
+from services.text.engine.messages import Cancel, Piece, Ready, Refused, Stepped
+from services.text.engine.runtime import OutOfCells, Span
+from services.text.engine.sampling import SamplingParams
+
+END = 0
+
+
+def following(tokens: Sequence[int]) -> int:
+    """The token after `tokens`: a letter, never the end."""
+    return 97 + (sum(tokens) * 31 + len(tokens)) % 26
+
+
+class Counting:
+    """A runtime without weights that checks what it is asked to do."""
+
+    def __init__(self, cells: int, sequences: int = 4, context: int = 10_000, *, streams: bool = False) -> None:
+        self.ready = Ready(
+            context_tokens=context,
+            kv_tokens=cells,
+            max_sequences=sequences,
+            vocabulary=256,
+            chat_template="",
+            bos="",
+            eos="",
+            add_bos=False,
+        )
+        self.sequence_ids = sequences + (0 if streams else 4)
+        self.reuses_prefixes = True
+        self.shares_cells = not streams
+        self.copied = 0
+        self.cells: dict[int, list[tuple[int, object]]] = defaultdict(list)  # per sequence: token, identity of its cell
+        self.samplers = 0
+        self.steps: list[list[tuple[int, int]]] = []  # per step: (sequence, tokens)
+
+    def used(self) -> int:
+        return len({id(cell) for held in self.cells.values() for _, cell in held})
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token])
+
+    def is_end(self, token: int) -> bool:
+        return token == END
+
+    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> object:
+        self.samplers += 1
+        return object()
+
+    def free_sampler(self, sampler: object) -> None:
+        self.samplers -= 1
+
+    def step(self, spans: Sequence[Span]) -> list[int | None]:
+        if self.used() + sum(len(span.tokens) for span in spans) > self.ready.kv_tokens:
+            raise OutOfCells
+        assert len({span.sequence for span in spans}) == len(spans)
+        for span in spans:
+            assert span.start == len(self.cells[span.sequence]), "positions must follow each other"
+            assert span.tokens
+            self.cells[span.sequence] += [(token, object()) for token in span.tokens]
+        self.steps.append([(span.sequence, len(span.tokens)) for span in spans])
+        return [
+            following([token for token, _ in self.cells[span.sequence]]) if span.sampler else None for span in spans
+        ]
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        assert not self.cells[target]
+        assert len(self.cells[source]) >= tokens
+        self.copied += 1
+        held = self.cells[source][:tokens]
+        self.cells[target] = held if self.shares_cells else [(token, object()) for token, _ in held]
+
+    def drop(self, sequence: int, start: int = 0) -> None:
+        del self.cells[sequence][start:]
+
+
+class Loop:
+    """A batch loop that is turned by hand."""
+
+    def __init__(self, runtime: Counting, *, batch: int = 64, chunk: int = 32, cached: int = 0) -> None:
+        self.runtime = runtime
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        limits = BatchLimits(runtime.ready.max_sequences, batch, chunk, cached)
+        self.loop = BatchLoop(runtime, limits, self.inbox, self.take)
+        self.text: dict[int, str] = defaultdict(str)
+        self.ended: dict[int, Piece] = {}
+        self.refused: dict[int, Refused] = {}
+        self.order: list[int] = []  # requests, in the order of their pieces
+        self.counters = None
+
+    def take(self, message: msgspec.Struct) -> None:
+        if isinstance(message, Refused):
+            self.refused[message.request] = message
+            return
+        assert isinstance(message, Stepped)
+        self.counters = message.counters
+        for piece in message.pieces:
+            assert piece.request not in self.ended
+            self.order.append(piece.request)
+            self.text[piece.request] += piece.text
+            if piece.finish:
+                self.ended[piece.request] = piece
+
+    def ask(self, request: int, prompt: list[int], client: str = "a", **params) -> None:
+        params.setdefault("max_tokens", 5)
+        self.inbox.put(Arrival(request, client, prompt, SamplingParams(**params)))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.loop.turn()
+
+    def until_done(self, count: int) -> None:
+        for _ in range(10_000):
+            if len(self.ended) + len(self.refused) >= count:
+                return
+            self.loop.turn()
+        raise AssertionError(f"only {sorted(self.ended)} ended")
+
+
+def expected(prompt: list[int], count: int) -> str:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(following(tokens))
+    return bytes(tokens[len(prompt) :]).decode()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [(seed * 7 + at * at) % 90 + 1 for at in range(length)]
+
+
+def test_one_request() -> None:
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10))
+    loop.until_done(1)
+    assert loop.text[1] == expected(prompt(1, 10), 5)
+    assert loop.ended[1].finish == "length"
+    assert loop.ended[1].completion_tokens == 5
+    assert loop.runtime.used() == 0
+    assert loop.runtime.samplers == 0
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("cached", [0, 400])
+def test_many_requests_get_what_each_would_get_alone(cached: int, streams: bool) -> None:
+    loop = Loop(Counting(900, sequences=5, context=180, streams=streams), cached=cached)
+    shared = prompt(3, 3 * BLOCK)
+    for request in range(40):
+        tail = prompt(request, request % 11 + 1)
+        loop.ask(request, (shared if request % 3 else []) + tail, max_tokens=request % 9 + 1)
+    loop.until_done(40)
+    for request in range(40):
+        tokens = (shared if request % 3 else []) + prompt(request, request % 11 + 1)
+        assert loop.text[request] == expected(tokens, request % 9 + 1), request
+    assert loop.counters.active_cells == 0
+    assert loop.runtime.used() == loop.counters.cached_cells <= max(cached, 0)
+    assert (loop.counters.cached_cells > 0) == (cached > 0)
+
+
+def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
+    loop = Loop(Counting(5000), batch=64, chunk=32)
+    loop.ask(1, prompt(1, 4), max_tokens=200)
+    loop.turn()
+    loop.ask(2, prompt(2, 640), max_tokens=2)
+    loop.turn(21)
+    assert len(loop.text[1]) == 22
+    assert max(count for step in loop.runtime.steps[1:] for _, count in step) == 32
+
+
+def test_a_short_prompt_overtakes_a_long_one() -> None:
+    loop = Loop(Counting(5000), batch=64, chunk=64)
+    loop.ask(1, prompt(1, 1000))
+    loop.turn()
+    loop.ask(2, prompt(2, 20))
+    loop.turn()
+    assert loop.order == [2]
+    loop.until_done(2)
+    assert loop.text[1] == expected(prompt(1, 1000), 5)
+
+
+def test_the_oldest_prompt_is_never_starved_by_short_ones() -> None:
+    loop = Loop(Counting(100_000, sequences=8), batch=64, chunk=64)
+    loop.ask(1, prompt(1, 320), max_tokens=1)
+    for turn in range(40):
+        for number in range(4):
+            loop.ask(100 + turn * 4 + number, prompt(turn, 30), max_tokens=1, client=f"c{number}")
+        loop.turn()
+        if 1 in loop.ended:
+            break
+    assert 1 in loop.ended
+    assert turn <= 320 // 16
+
+
+def test_clients_take_turns() -> None:
+    loop = Loop(Counting(5000, sequences=2))
+    for request in range(8):
+        loop.ask(request, prompt(request, 5), client="greedy", max_tokens=20)
+    loop.turn()
+    loop.ask(100, prompt(9, 5), client="other", max_tokens=1)
+    loop.until_done(3)
+    assert 100 in loop.ended, "the other client's request must not wait for the eight"
+
+
+def test_a_common_prefix_is_computed_once() -> None:
+    runtime = Counting(5000, sequences=8)
+    loop = Loop(runtime, batch=2048, chunk=2048, cached=1000)
+    shared = prompt(5, 20 * BLOCK)
+    for request in range(8):
+        loop.ask(request, [*shared, 60 + request, 7], max_tokens=3)
+    loop.until_done(8)
+    computed = sum(count for step in runtime.steps for _, count in step)
+    assert computed == len(shared) + 8 * 2 + 8 * 2
+    assert sum(piece.cached_tokens for piece in loop.ended.values()) == 7 * len(shared)
+    loop.ask(20, [*shared, 99], max_tokens=1)
+    loop.until_done(9)
+    assert loop.ended[20].cached_tokens == len(shared)
+
+
+def test_where_cells_are_not_shared_a_request_goes_on_in_the_sequence_that_has_its_prefix() -> None:
+    runtime = Counting(3000, sequences=3, context=1000, streams=True)
+    loop = Loop(runtime, batch=2048, chunk=2048, cached=3000)
+    turns = {client: prompt(at, 20 * BLOCK) for at, client in enumerate("abc", 3)}
+    for at, (client, tokens) in enumerate(turns.items()):
+        loop.ask(at, list(tokens), client=client)
+        loop.until_done(at + 1)
+    for at, (client, tokens) in enumerate(turns.items(), 10):
+        loop.ask(at, [*tokens, 7, 8, 9], client=client)
+        loop.until_done(at - 6)
+        assert loop.ended[at].cached_tokens == len(tokens)
+    assert runtime.copied == 0
+
+
+def test_where_cells_are_not_shared_a_long_prefix_is_copied_and_a_short_one_computed() -> None:
+    for blocks, copied in ((20, 3), (2, 0)):
+        runtime = Counting(4000, sequences=4, context=1000, streams=True)
+        loop = Loop(runtime, batch=2048, chunk=2048, cached=4000)
+        shared = prompt(5, blocks * BLOCK)
+        for request in range(4):
+            loop.ask(request, [*shared, 60 + request, 7], max_tokens=3)
+        loop.until_done(4)
+        assert runtime.copied == copied
+        assert loop.counters.active_cells == 0
+        assert runtime.used() == loop.counters.cached_cells
+
+
+def test_prefixes_do_not_cross_clients_or_seeds() -> None:
+    loop = Loop(Counting(5000), cached=1000)
+    tokens = prompt(5, 10 * BLOCK)
+    loop.ask(1, list(tokens), client="a")
+    loop.until_done(1)
+    loop.ask(2, list(tokens), client="b")
+    loop.ask(3, list(tokens), client="a", seed=1)
+    loop.ask(4, list(tokens), client="a")
+    loop.until_done(4)
+    assert [loop.ended[request].cached_tokens for request in (1, 2, 3, 4)] == [0, 0, 0, 9 * BLOCK]
+
+
+def test_cancelling_gives_up_the_cells_within_one_step() -> None:
+    loop = Loop(Counting(5000), batch=256)
+    loop.ask(1, prompt(1, 50), max_tokens=1000)
+    loop.ask(2, prompt(2, 50), max_tokens=1000)
+    loop.turn(3)
+    steps = loop.counters.steps
+    loop.inbox.put(Cancel(1))
+    loop.turn()
+    assert loop.counters.steps == steps + 1
+    assert loop.counters.running == 1
+    assert loop.counters.active_cells == loop.runtime.used() == 50 + 3
+    loop.inbox.put(Cancel(2))
+    loop.turn()
+    assert loop.counters.active_cells == loop.runtime.used() == loop.runtime.samplers == 0
+
+
+def test_cancelling_what_waits_or_is_unknown() -> None:
+    loop = Loop(Counting(5000, sequences=1))
+    loop.ask(1, prompt(1, 5), max_tokens=3)
+    loop.ask(2, prompt(2, 5), max_tokens=3)
+    loop.turn()
+    loop.inbox.put(Cancel(2))
+    loop.inbox.put(Cancel(77))
+    loop.until_done(1)
+    assert loop.runtime.samplers == 0
+    assert 2 not in loop.text
+
+
+def test_kept_prefixes_go_before_any_request_waits() -> None:
+    loop = Loop(Counting(20 * BLOCK, context=400), cached=15 * BLOCK)
+    loop.ask(1, prompt(1, 12 * BLOCK), max_tokens=1)
+    loop.until_done(1)
+    assert loop.counters.cached_cells == 12 * BLOCK
+    loop.ask(2, prompt(2, 18 * BLOCK), max_tokens=2)
+    loop.until_done(2)
+    assert loop.text[2] == expected(prompt(2, 18 * BLOCK), 2)
+
+
+def test_requests_that_outgrow_the_cache_start_over_and_lose_nothing() -> None:
+    loop = Loop(Counting(200, sequences=4, context=190))
+    for request in range(4):
+        loop.ask(request, prompt(request, 20), max_tokens=100)
+    loop.until_done(4)
+    assert loop.counters.preempted > 0
+    for request in range(4):
+        assert loop.text[request] == expected(prompt(request, 20), 100)
+
+
+def test_a_full_context_ends_by_length() -> None:
+    loop = Loop(Counting(500, context=40))
+    loop.ask(1, prompt(1, 30), max_tokens=None)
+    loop.until_done(1)
+    assert loop.ended[1].finish == "length"
+    assert loop.ended[1].completion_tokens == 10
+
+
+def test_a_runtime_with_fewer_cells_than_it_said() -> None:
+    runtime = Counting(300, sequences=3, context=250)
+    loop = Loop(runtime)
+    runtime.ready = msgspec.structs.replace(runtime.ready, kv_tokens=100)
+    for request in range(3):
+        loop.ask(request, prompt(request, 40), max_tokens=30)
+    loop.until_done(3)
+    assert not loop.refused
+    loop.ask(9, prompt(9, 120), max_tokens=5)
+    loop.until_done(4)
+    assert loop.refused[9].code == "OUT_OF_MEMORY"
+    loop.ask(10, prompt(1, 10))
+    loop.until_done(5)
+    assert loop.text[10] == expected(prompt(1, 10), 5)

@@ -1,0 +1,227 @@
+"""The llama_cpp runtime under the batch loop, on real weights."""
+
+from __future__ import annotations
+
+import queue
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
+from services.text.engine.messages import Cancel, EngineOptions, Piece, Stepped
+from services.text.engine.runtime import EngineError
+from services.text.engine.runtimes.llama_cpp import LlamaEngine
+from services.text.engine.sampling import SamplingParams
+from tests.demo_model import demo_model
+
+
+def options(path: Path, **changes) -> EngineOptions:
+    defaults = dict(
+        model_id="demo",
+        path=str(path),
+        threads=2,
+        gpu=False,
+        context_tokens=1024,
+        kv_tokens=2048,
+        max_sequences=8,
+        batch_tokens=512,
+        chunk_tokens=256,
+        prefix_cache=True,
+    )
+    return EngineOptions(**(defaults | changes))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LlamaEngine]:
+    fractions: list[float] = []
+    loaded = LlamaEngine(options(demo_model()), fractions.append)
+    assert fractions
+    assert fractions[-1] == 1.0
+    yield loaded
+
+
+class Session:
+    """Runs requests on the real engine; every session begins with an empty cache."""
+
+    def __init__(self, engine: LlamaEngine, cached: int = 1024) -> None:
+        for sequence in range(engine.sequence_ids):
+            engine.drop(sequence)
+        self.engine = engine
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self.loop = BatchLoop(engine, BatchLimits(8, 512, 256, cached), self.inbox, self.take)
+        self.text: dict[int, str] = defaultdict(str)
+        self.ended: dict[int, Piece] = {}
+        self.refused: dict[int, msgspec.Struct] = {}
+        self.order: list[int] = []
+        self.counters = None
+
+    def take(self, message: msgspec.Struct) -> None:
+        if not isinstance(message, Stepped):
+            self.refused[message.request] = message
+            return
+        self.counters = message.counters
+        for piece in message.pieces:
+            self.order.append(piece.request)
+            self.text[piece.request] += piece.text
+            if piece.finish:
+                self.ended[piece.request] = piece
+
+    def ask(self, request: int, question: str, client: str = "a", **params) -> None:
+        prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        params = {"temperature": 0, "max_tokens": 24} | params
+        self.inbox.put(Arrival(request, client, self.engine.tokenize(prompt), SamplingParams(**params)))
+
+    def finish(self, count: int) -> None:
+        while len(self.ended) + len(self.refused) < count:
+            self.loop.turn()
+
+    def answer(self, question: str, **params) -> str:
+        self.ask(1, question, **params)
+        self.finish(1)
+        return self.text[1]
+
+
+def ask(engine: LlamaEngine, question: str, **params) -> str:
+    return Session(engine).answer(question, **params)
+
+
+CAPITAL = "What is the capital of France?"
+
+
+def test_the_answer_is_the_good_one(engine: LlamaEngine) -> None:
+    session = Session(engine)
+    assert session.answer(CAPITAL) == "The capital of France is Paris."
+    assert session.ended[1].finish == "stop"
+    assert session.counters.active_cells == 0
+
+
+def test_requests_side_by_side_answer_like_alone(engine: LlamaEngine) -> None:
+    questions = [CAPITAL, "What is the capital of Italy?", "Count from one to five.", "What colour is the sky?"]
+    alone = [ask(engine, question) for question in questions]
+    session = Session(engine)
+    for request, question in enumerate(questions):
+        session.ask(request, question)
+    session.finish(len(questions))
+    for request, text in enumerate(alone):
+        # Batches of another shape round differently: the first words must agree, the rest may part.
+        assert session.text[request].split()[:4] == text.split()[:4]
+    assert len(set(session.order[:8])) == 4, "tokens must interleave"
+
+
+def test_a_seed_repeats_and_another_does_not(engine: LlamaEngine) -> None:
+    story = "Tell me a story about a fox."
+    first, second, other = (ask(engine, story, temperature=1.0, seed=seed) for seed in (11, 11, 12))
+    assert first == second
+    assert first != other
+    assert ask(engine, story, temperature=1.0) != ask(engine, story, temperature=1.0)
+
+
+def test_a_seed_repeats_when_the_prefix_cache_is_warm(engine: LlamaEngine) -> None:
+    session = Session(engine)
+    story = "Tell me a long story about a fox and a raven that live in the same tree in the wood."
+    for request in (1, 2, 3):
+        session.ask(request, story, temperature=1.0, seed=5)
+        session.finish(request)
+    assert session.text[1] == session.text[2] == session.text[3]
+
+
+def test_top_k_of_one_is_greedy(engine: LlamaEngine) -> None:
+    assert ask(engine, CAPITAL, temperature=1.5, top_k=1) == ask(engine, CAPITAL)
+
+
+def test_min_p_and_top_p_cut_the_tail(engine: LlamaEngine) -> None:
+    assert ask(engine, CAPITAL, temperature=1.0, min_p=1.0) == ask(engine, CAPITAL)
+    assert ask(engine, CAPITAL, temperature=1.0, top_p=1e-6) == ask(engine, CAPITAL)
+
+
+def test_logit_bias_forbids_and_forces(engine: LlamaEngine) -> None:
+    paris = engine.tokenize(" Paris")[-1]
+    assert "Paris" not in ask(engine, CAPITAL, logit_bias=((paris, -100.0),))
+    forced = ask(engine, CAPITAL, logit_bias=((paris, 100.0),), max_tokens=3)
+    assert forced == " Paris Paris Paris"
+
+
+def test_penalties_stop_repetition(engine: LlamaEngine) -> None:
+    echo = "Write the word apple again and again: apple apple apple apple apple apple apple apple"
+    plain = ask(engine, echo, max_tokens=60, ignore_eos=True)
+    for params in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repeat_penalty": 1.8}):
+        words = ask(engine, echo, max_tokens=60, ignore_eos=True, **params).split()
+        assert len(set(words)) > len(set(plain.split())), params
+
+
+def test_frequency_and_presence_penalties_ignore_the_prompt(engine: LlamaEngine) -> None:
+    # The first token has nothing generated before it: only a penalty over the prompt could change it.
+    first = {"max_tokens": 1}
+    assert ask(engine, "apple " * 30, presence_penalty=2.0, frequency_penalty=2.0, **first) == ask(
+        engine, "apple " * 30, **first
+    )
+
+
+def test_stop_strings_never_leak(engine: LlamaEngine) -> None:
+    session = Session(engine)
+    assert session.answer(CAPITAL, stop=("France is",)) == "The capital of "
+    assert session.ended[1].finish == "stop"
+
+
+def test_ignore_eos_goes_on_to_the_limit(engine: LlamaEngine) -> None:
+    session = Session(engine)
+    session.answer(CAPITAL, ignore_eos=True, max_tokens=40)
+    assert (session.ended[1].completion_tokens, session.ended[1].finish) == (40, "length")
+
+
+def test_emoji_come_whole(engine: LlamaEngine) -> None:
+    session = Session(engine)
+    text = session.answer("Repeat exactly: 🙂🎉🦊", max_tokens=40, temperature=0.0, ignore_eos=True)
+    assert "�" not in text
+
+
+def test_a_logit_bias_outside_the_vocabulary_is_refused(engine: LlamaEngine) -> None:
+    session = Session(engine)
+    session.ask(1, CAPITAL, logit_bias=((10**6, 1.0),))
+    session.finish(1)
+    assert session.refused[1].code == "INVALID_REQUEST"
+    assert "49151" in session.refused[1].message
+
+
+def test_prefixes_are_reused_and_can_be_switched_off(engine: LlamaEngine) -> None:
+    for cached, reused in ((1024, True), (0, False)):
+        session = Session(engine, cached)
+        question = "Here is a long text that two requests have in common. " * 8
+        session.ask(1, question + "What is it?")
+        session.finish(1)
+        session.ask(2, question + "How long is it?")
+        session.finish(2)
+        assert (session.ended[2].cached_tokens > 80) == reused
+        assert (session.counters.cached_cells > 0) == reused
+
+
+def test_cells_come_back_on_cancel(engine: LlamaEngine) -> None:
+    session = Session(engine, cached=0)
+    session.ask(1, CAPITAL, max_tokens=500, ignore_eos=True)
+    session.loop.turn()
+    assert session.counters.active_cells > 0
+    session.inbox.put(Cancel(1))
+    session.loop.turn()
+    assert session.counters.active_cells == session.counters.running == 0
+
+
+def test_memory_pressure_on_real_weights(engine: LlamaEngine) -> None:
+    """Eight requests that together outgrow the 2,048 cells: each still ends with all its tokens."""
+    session = Session(engine)
+    for request in range(8):
+        session.ask(request, f"Tell me story number {request}.", max_tokens=300, ignore_eos=True)
+    session.finish(8)
+    assert session.counters.preempted > 0
+    assert {piece.completion_tokens for piece in session.ended.values()} == {300}
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(EngineError) as caught:
+        LlamaEngine(options(path), lambda _: None)
+    assert caught.value.code == "MODEL_INVALID"
+    assert str(path) in caught.value.message
