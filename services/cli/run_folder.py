@@ -14,6 +14,8 @@ from pathlib import Path
 
 from services.cli.problem import Problem
 
+# With what comes after it, a socket's path stays below 107 bytes.
+LONGEST_PARENT = 64
 LOCK_NAME = "serve.lock"
 NOTE_NAME = "run.json"
 
@@ -40,8 +42,7 @@ class RunNote:
 def run_folder(home: Path) -> Iterator[Path]:
     """A private folder for the time of a run, which is the only one with this `home`.
 
-    It is under the system's temporary folder because the path of a Unix socket may have 107 bytes at most, and homes
-    can be deep.
+    It is not in the home because the path of a Unix socket may have 107 bytes at most, and homes can be deep.
 
     Raises:
         Problem: another `allm serve` runs with this home.
@@ -55,7 +56,8 @@ def run_folder(home: Path) -> Iterator[Path]:
                 f"allm already serves with {home}: stop it, or choose another folder with ALLM_HOME"
             ) from None
         _remove_remains(home)
-        folder = Path(tempfile.mkdtemp(prefix="allm-"))  # readable for this user only
+        (home / NOTE_NAME).unlink(missing_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="allm-", dir=_parent()))  # readable for this user only
         try:
             yield folder
         finally:
@@ -70,5 +72,10 @@ def _remove_remains(home: Path) -> None:
         ours = folder.name.startswith("allm-") and folder.stat().st_uid == os.getuid()
     except (OSError, ValueError, LookupError, TypeError):
         return
-    if ours and folder.parent == Path(tempfile.gettempdir()):
+    if ours and folder.parent == _parent():
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parent() -> Path:
+    usual = tempfile.gettempdir()
+    return Path(usual if len(os.fsencode(usual)) <= LONGEST_PARENT else "/tmp")  # noqa: S108 - mkdtemp makes it private

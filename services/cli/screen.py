@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.address import is_loopback
 from services.cli.stack import Stack
 
+OPEN = "Mind: there are no API keys; whoever reaches this machine's address may use the models."
 MIB = 1024 * 1024
 NO_MODELS = "none: set ALLM_MODELS=id=/path/to/model.gguf, or pip install 'allm[demo]' for a small one"
 
@@ -56,6 +58,8 @@ class Screen:
         usable = [model.id for model in models if not model.reason]
         if usable:
             self.say(f"Try it:\n{_curl(stack.base_url, usable[0])}")
+        if not is_loopback(stack.settings.gateway.host):
+            self.say(OPEN)
         self.say("Ctrl-C stops it.")
 
 

@@ -68,7 +68,8 @@ class _Run:
         """Starts everything, waits for a signal, and stops everything."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+                loop.add_signal_handler(number, self._on_signal)
         try:
             if await _unless(self._stop, self._start()):
                 await self._stop.wait()

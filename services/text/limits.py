@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from services.rpc.errors import InvalidRequest
 from services.text.conversation import ChatRequest
@@ -29,32 +29,35 @@ _RANGES: dict[str, tuple[float, float]] = {
 _ABOVE_ZERO = ("top_p", "repeat_penalty")
 
 
-def check(request: ChatRequest, max_tokens_param: str = "max_tokens") -> None:
-    """Raises InvalidRequest for the first thing that is out of bounds."""
+def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None:
+    """Raises InvalidRequest for the first thing that is out of bounds.
+
+    `called`: what the caller calls a parameter of sampling, where that is not its name here.
+    """
     if not request.model:
         raise InvalidRequest("Missing required parameter: 'model'.", param="model")
     if not request.messages:
         raise InvalidRequest("'messages' is empty: a conversation needs at least one message.", param="messages")
     if len(request.messages) > MAX_MESSAGES:
         raise _too_many("messages", len(request.messages), MAX_MESSAGES)
-    _check_sampling(request.sampling, max_tokens_param)
+    _check_sampling(request.sampling, called or {})
 
 
-def _check_sampling(params: SamplingParams, max_tokens_param: str) -> None:
+def _check_sampling(params: SamplingParams, called: Mapping[str, str]) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(params, name)
         above = name in _ABOVE_ZERO
         if not low <= value <= high or (above and value == low):  # NaN is in no range
             lowest = f"above {low}" if above else f"{low}"
-            raise InvalidRequest(f"'{name}' must be {lowest} to {high}, not {value}.", param=name)
+            param = called.get(name, name)
+            raise InvalidRequest(f"'{param}' must be {lowest} to {high}, not {value}.", param=param)
     if params.seed is not None and not 0 <= params.seed <= MAX_SEED:
         raise InvalidRequest(f"'seed' must be 0 to {MAX_SEED}, not {params.seed}.", param="seed")
     _check_stops(params.stop)
     _check_biases(params.logit_bias)
     if params.max_tokens is not None and not 1 <= params.max_tokens <= MAX_TOKENS:
-        raise InvalidRequest(
-            f"'{max_tokens_param}' must be 1 to {MAX_TOKENS}, not {params.max_tokens}.", param=max_tokens_param
-        )
+        param = called.get("max_tokens", "max_tokens")
+        raise InvalidRequest(f"'{param}' must be 1 to {MAX_TOKENS}, not {params.max_tokens}.", param=param)
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:

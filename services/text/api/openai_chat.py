@@ -76,6 +76,7 @@ class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # known, so that it can be refused
 
 
 class ChatCompletionRequest(msgspec.Struct):
@@ -116,6 +117,7 @@ class ChatCompletionRequest(msgspec.Struct):
     store: bool | None = None
     service_tier: str | None = None
     web_search_options: Any = None
+    moderation: Any = None
 
 
 def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, ChatRequest]:
@@ -129,12 +131,21 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
     _refuse_unsupported(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise InvalidRequest("'max_tokens' and 'max_completion_tokens' exclude each other.", param="max_tokens")
+    if request.repeat_penalty is not None and request.repetition_penalty is not None:
+        message = "'repeat_penalty' and 'repetition_penalty' exclude each other."
+        raise InvalidRequest(message, param="repetition_penalty")
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
     messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
     chat = ChatRequest(model=request.model, messages=messages, sampling=_sampling(request))
-    limits.check(chat, "max_tokens" if request.max_tokens is not None else "max_completion_tokens")
+    limits.check(chat, _called(request))
     return request, chat
+
+
+def _called(request: ChatCompletionRequest) -> dict[str, str]:
+    """Which of a parameter's two names the caller used."""
+    pairs = {"max_tokens": "max_completion_tokens", "repeat_penalty": "repetition_penalty"}
+    return {name: other for name, other in pairs.items() if getattr(request, other) is not None}
 
 
 def _refuse_unsupported(request: ChatCompletionRequest) -> None:
@@ -156,11 +167,15 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
         "store": (False,),
         "service_tier": ("auto", "default"),
         "web_search_options": (),
+        "moderation": (),
     }
     for name, values in neutral.items():
         value = getattr(request, name)
         if value is not None and value not in values:
             raise Unsupported(f"'{name}' is not supported by this server in this form.", param=name)
+    if request.stream_options and request.stream_options.include_obfuscation:
+        name = "stream_options.include_obfuscation"
+        raise Unsupported(f"'{name}' is not supported by this server.", param=name)
 
 
 def _message(message: RequestMessage, param: str) -> Message:
