@@ -27,6 +27,11 @@ def listen_address(host: str, port: int) -> dict[str, Any]:
     return {"socket_address": address}
 
 
+def bind_host(host: str) -> str:
+    """The address literal of ALLM_HOST."""
+    return str(_literal(host))
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a listener on `host` (ALLM_HOST)."""
     return _literal(host).is_loopback

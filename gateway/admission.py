@@ -31,7 +31,7 @@ def host_pattern(settings: GatewaySettings) -> str:
 
 
 def listed_origins_pattern(settings: GatewaySettings) -> str:
-    """A regular expression (RE2, whole string) for the origins of ALLM_CORS_ORIGINS; matches nothing if there are none."""
+    """A regular expression (RE2, whole string) for the origins in ALLM_CORS_ORIGINS; without any, for none."""
     return "|".join(map(re.escape, settings.cors_origins)) or "-"
 
 

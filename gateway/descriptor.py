@@ -1,10 +1,12 @@
 """The descriptor set from which Envoy's transcoder learns the REST facade.
 
-It is built from the checked-in stubs, so it cannot fall behind them and nothing has to run protoc. One file in it is not
-the published one: see `_status_shadow`.
+It is built from the checked-in stubs, so it cannot fall behind them and nothing has to run protoc. One file in it is
+not the published one: see `_status_shadow`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from allm.models.v1 import model_service_pb2
 from allm.openai.v1 import error_pb2, models_service_pb2, text_service_pb2
@@ -27,7 +29,7 @@ def facade_names() -> list[str]:
     return [service.full_name for service in FACADES]
 
 
-def method_names() -> list[dict[str, object]]:
+def method_names() -> list[dict[str, Any]]:
     """All methods that the gateway counts one by one, as Envoy's `GrpcMethodList`."""
     return [
         {"name": service.full_name, "method_names": [method.name for method in service.methods]}

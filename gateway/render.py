@@ -36,6 +36,8 @@ CORS_REQUEST_HEADERS = (
     "x-stainless-timeout",
     "x-user-agent",
 )
+# What the transcoder wraps around a body; so the body limit above it is the one that counts, to the byte.
+FRAMING_BYTES = 65536
 CONFIG_NAME = "envoy.yaml"
 DESCRIPTOR_NAME = "facade.pb"
 
@@ -70,6 +72,7 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "cors_origins": [{"exact": origin} for origin in settings.cors_origins],
         "cors_request_headers": ", ".join(CORS_REQUEST_HEADERS),
         "max_body_bytes": settings.max_body_bytes,
+        "transcoder_body_bytes": settings.max_body_bytes + FRAMING_BYTES,
         "fallback_path": str(FALLBACK),
         "descriptor_path": str(descriptor),
         "facade_names": facade_names(),

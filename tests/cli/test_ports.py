@@ -1,0 +1,37 @@
+"""Ports that are free, taken, forbidden, or not of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from ports import free_port
+
+from services.cli.ports import choose_port
+from services.cli.problem import Problem
+
+
+def test_a_free_port_is_kept() -> None:
+    port = free_port()
+    assert choose_port("127.0.0.1", port, "ALLM_PORT") == port
+    assert choose_port("localhost", port, "ALLM_PORT") == port
+
+
+def test_zero_gives_a_free_one() -> None:
+    port = choose_port("127.0.0.1", 0, "ALLM_PORT")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
+
+
+def test_a_taken_port_is_named_with_its_variable() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(Problem, match=rf"port {port} .*taken.*ALLM_METRICS_PORT"):
+            choose_port("127.0.0.1", port, "ALLM_METRICS_PORT")
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(Problem, match=r"192\.0\.2\.1 is not an address of this machine.*ALLM_HOST"):
+        choose_port("192.0.2.1", 0, "ALLM_PORT")

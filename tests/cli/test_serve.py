@@ -1,0 +1,123 @@
+"""`allm serve` for real: what it says, what survives, what is left behind. Each test runs a stack of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from stack import MODEL, POLL_SECONDS, Stack, running_stack
+
+PATIENCE_SECONDS = 60
+
+
+def processes(stack: Stack) -> list[psutil.Process]:
+    """Everything that runs under the supervisor, model workers included."""
+    return psutil.Process(stack.process.pid).children(recursive=True)
+
+
+def open_chat(stack: Stack, **parameters: Any) -> Any:
+    """Starts a streamed chat; the response is to be read, and closed."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Count to ten."}], "stream": True, **parameters}
+    request = urllib.request.Request(f"{stack.base_url}/chat/completions", json.dumps(body).encode())
+    return urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)
+
+
+def wait_all_gone(gone: list[psutil.Process]) -> None:
+    """Until all have ended; zombies that nobody reaps have."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    for process in gone:
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, process
+            psutil.wait_procs([process], timeout=POLL_SECONDS)
+
+
+def test_one_table_and_one_line_to_try(stack: Stack) -> None:
+    shown = (stack.home / "output.txt").read_text()
+    for expected in (stack.base_url, stack.grpc_address, stack.note["metrics_url"], MODEL, "ready"):
+        assert expected in shown
+    (curl,) = [line for line in shown.splitlines() if line.startswith("curl ")]
+    assert f"{stack.base_url}/chat/completions" in curl
+    assert f'"model": "{MODEL}"' in curl
+
+
+def test_logs_are_json_lines_without_prompts(stack: Stack) -> None:
+    with open_chat(stack, messages=[{"role": "user", "content": "xylophone"}], max_tokens=2) as response:
+        response.read()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    gateway, text = (stack.home / "logs" / f"{name}.log" for name in ("gateway", "text"))
+    while "/v1/chat/completions" not in gateway.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(POLL_SECONDS)
+    for log in (gateway, text):
+        assert "xylophone" not in log.read_text()
+        for line in log.read_text().splitlines():
+            assert isinstance(json.loads(line), dict), line
+
+
+def test_a_stop_lets_running_requests_end_and_leaves_nothing(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        children, folder = processes(stack), Path(stack.note["folder"])
+        with open_chat(stack, max_tokens=64, ignore_eos=True) as response:
+            first = response.readline()
+            stack.process.send_signal(signal.SIGINT)
+            rest = response.read()
+        assert first.startswith(b"data: ")
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert stack.process.wait(PATIENCE_SECONDS) == 0, stack.output()
+        wait_all_gone(children)
+        assert not folder.exists()
+        assert not (tmp_path / "run.json").exists()
+        assert "waiting up to" in stack.output()
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        children = processes(stack)
+        with open_chat(stack, max_tokens=4000, ignore_eos=True) as response:
+            response.readline()
+            stack.process.send_signal(signal.SIGINT)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while "waiting up to" not in stack.output():
+                assert time.monotonic() < deadline
+                time.sleep(POLL_SECONDS)
+            stack.process.send_signal(signal.SIGINT)
+            assert stack.process.wait(PATIENCE_SECONDS) == 0
+            wait_all_gone(children)
+
+
+@pytest.mark.parametrize("child", ["text", "gateway"])
+def test_a_killed_child_comes_back_on_the_same_port(tmp_path: Path, child: str) -> None:
+    with running_stack(tmp_path) as stack:
+        old = stack.note["children"][child]
+        os.kill(old, signal.SIGKILL)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while stack.note["children"][child] == old or f"{child} is back" not in stack.output():
+            assert time.monotonic() < deadline, stack.output()
+            time.sleep(POLL_SECONDS)
+        stack.wait_healthy()
+        with open_chat(stack, max_tokens=4) as response:
+            assert response.read().endswith(b"data: [DONE]\n\n")
+        assert f"{child} was killed by SIGKILL" in stack.output()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with their parent")
+def test_kill_9_leaves_no_orphans_and_the_next_run_tidies_up(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        with open_chat(stack, max_tokens=4) as response:  # so that there is a worker as well
+            response.read()
+        children, folder = processes(stack), Path(stack.note["folder"])
+        assert len(children) >= 3
+        stack.process.kill()
+        stack.process.wait()
+        wait_all_gone(children)
+    assert folder.exists()
+    with running_stack(tmp_path):
+        assert not folder.exists()

@@ -1,0 +1,10 @@
+"""The official npm `openai` SDK against the real stack; the tests themselves are in openai.test.mjs."""
+
+from __future__ import annotations
+
+from node import run_node_tests
+from stack import MODEL, Stack
+
+
+def test_openai_sdk(stack: Stack) -> None:
+    run_node_tests("openai.test.mjs", ALLM_BASE_URL=stack.base_url, ALLM_MODEL=MODEL)

@@ -1,0 +1,76 @@
+"""A real Envoy with the configuration that the renderer writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ports import free_port
+
+from gateway.admin import EnvoyAdmin
+from gateway.process import envoy_command
+from gateway.render import Gateway, write_config
+from services.rpc.settings import GatewaySettings
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound in the tests that use it
+START_SECONDS = 30
+LISTED_ORIGIN = "http://app.example:3000"
+LISTED_HOST = "allm.example.org"
+
+
+def gateway_settings(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    allowed_hosts: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
+    max_body_bytes: int = 1024 * 1024,
+) -> GatewaySettings:
+    """Settings as `load_settings` gives them by default, but for the arguments."""
+    return GatewaySettings(host, port, allowed_hosts, cors_origins, max_body_bytes)
+
+
+@dataclass(frozen=True)
+class RunningGateway:
+    """An Envoy that accepts connections."""
+
+    port: int
+    admin: EnvoyAdmin
+    process: asyncio.subprocess.Process
+    log: Path
+
+    async def logged(self, text: str) -> list[str]:
+        """Waits until the log holds `text`; gives all its lines."""
+        async with asyncio.timeout(10):
+            while text not in (content := self.log.read_text()):  # noqa: ASYNC110 - a file has no events
+                await asyncio.sleep(0.05)
+        return content.splitlines()
+
+
+@asynccontextmanager
+async def running_gateway(folder: Path, text: str, settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
+    """Runs Envoy in front of `text`, on a free port."""
+    port = free_port()
+    settings = gateway_settings(
+        port=port,
+        allowed_hosts=settings.allowed_hosts,
+        cors_origins=settings.cors_origins,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    admin = EnvoyAdmin(folder / "admin.sock")
+    config = write_config(Gateway(settings, text=text, admin=f"unix:{admin.socket}", folder=folder))
+    log = folder / "gateway.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(*envoy_command(config, cores=1), stdout=output, stderr=output)
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while not await admin.is_ready():
+                assert process.returncode is None, log.read_text()
+                await asyncio.sleep(0.05)
+        yield RunningGateway(port, admin, process, log)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()

@@ -1,0 +1,61 @@
+"""The patterns for `Host` and `Origin`; that Envoy applies them is tested in test_gates."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from envoy_process import EVERYWHERE, gateway_settings
+
+from gateway.admission import host_pattern, listed_origins_pattern
+
+LITERALS = ["192.168.1.2", "192.168.1.2:8080", "[fe80::1]:8080", "[::ffff:1.2.3.4]"]
+
+
+def lets_in(host: str, bound_to: str = "127.0.0.1", allowed: tuple[str, ...] = ()) -> bool:
+    pattern = host_pattern(gateway_settings(host=bound_to, allowed_hosts=allowed))
+    return re.fullmatch(pattern, host) is not None
+
+
+@pytest.mark.parametrize("bound_to", ["127.0.0.1", "localhost", "::1", "127.0.0.2", EVERYWHERE, "::", "192.168.1.2"])
+def test_loopback_names_always_pass(bound_to: str) -> None:
+    for host in ("localhost", "localhost:1", "127.0.0.1:8080", "127.9.9.9", "[::1]", "[::1]:8080", "LocalHost"):
+        assert lets_in(host, bound_to), host
+
+
+@pytest.mark.parametrize("host", LITERALS)
+def test_other_literals_pass_beyond_loopback_only(host: str) -> None:
+    assert lets_in(host, EVERYWHERE)
+    assert lets_in(host, "192.168.1.2")
+    assert not lets_in(host, "127.0.0.1")
+
+
+@pytest.mark.parametrize("bound_to", ["127.0.0.1", EVERYWHERE])
+def test_names_must_be_listed(bound_to: str) -> None:
+    assert not lets_in("allm.example", bound_to)
+    assert lets_in("allm.example", bound_to, ("other", "allm.example"))
+    assert lets_in("ALLM.example:443", bound_to, ("other", "allm.example"))
+    assert not lets_in("allmXexample", bound_to, ("allm.example",))
+    assert lets_in("whatever.example:1", bound_to, ("*",))
+
+
+@pytest.mark.parametrize(
+    "host", ["", "localhost.evil.example", "evil.example#localhost", "127.0.0.1.evil.example", "1.2"]
+)
+def test_lookalikes_do_not_pass(host: str) -> None:
+    assert not lets_in(host)
+    assert not lets_in(host, EVERYWHERE)
+
+
+def test_origins_match_whole() -> None:
+    pattern = listed_origins_pattern(gateway_settings(cors_origins=("https://a.example", "http://b.example:3000")))
+    assert re.fullmatch(pattern, "https://a.example")
+    assert re.fullmatch(pattern, "http://b.example:3000")
+    for origin in ("https://aXexample", "https://a.example.evil", "http://a.example", "http://b.example", ""):
+        assert not re.fullmatch(pattern, origin), origin
+
+
+def test_without_origins_none_matches() -> None:
+    pattern = listed_origins_pattern(gateway_settings())
+    for origin in ("", "null", "http://localhost"):
+        assert not re.fullmatch(pattern, origin)

@@ -1,0 +1,48 @@
+"""The transcoder's descriptor set."""
+
+from __future__ import annotations
+
+import json
+
+from allm.openai.v1 import error_pb2
+from google.protobuf import json_format
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from upstream import error_details
+
+from gateway.descriptor import facade_descriptors, facade_names, method_names
+
+
+def pool() -> DescriptorPool:
+    """The set as a reader sees it that knows nothing else, such as Envoy."""
+    pool = DescriptorPool()
+    for file in facade_descriptors().file:
+        pool.Add(file)  # fails where a file comes before what it imports
+    return pool
+
+
+def test_it_holds_every_facade_service_whole() -> None:
+    for name in facade_names():
+        service = pool().FindServiceByName(name)
+        assert service.methods
+        assert all(method.GetOptions().IsInitialized() for method in service.methods)
+
+
+def test_a_failed_call_prints_as_openai_error() -> None:
+    status = GetMessageClass(pool().FindMessageTypeByName("google.rpc.Status"))()
+    status.ParseFromString(error_details("broken", "server_error", "internal")[1])
+    printed = json.loads(json_format.MessageToJson(status, preserving_proto_field_name=True))
+    error = {"message": "broken", "type": "server_error", "param": None, "code": "internal"}
+    assert printed == {"error": error}
+
+
+def test_the_shadow_is_the_python_side_twin() -> None:
+    shadow = pool().FindMessageTypeByName("google.rpc.Status")
+    twin = error_pb2.ErrorStatus.DESCRIPTOR
+    assert {(f.name, f.number, f.type) for f in shadow.fields} == {(f.name, f.number, f.type) for f in twin.fields}
+
+
+def test_method_names_cover_typed_and_facade_services() -> None:
+    names = {(service["name"], method) for service in method_names() for method in service["method_names"]}
+    assert ("allm.text.v1.ChatService", "StreamChatCompletion") in names
+    assert ("allm.openai.v1.TextService", "CreateChatCompletion") in names

@@ -1,0 +1,161 @@
+"""Errors: the service's, gRPC's own and Envoy's own, all in OpenAI's shape for REST callers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
+from envoy_process import RunningGateway
+from google.api.httpbody_pb2 import HttpBody
+from upstream import Upstream, error_details, event
+from wire import posting, send
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+CHAT = "/v1/chat/completions"
+LIMIT = 1024 * 1024
+
+
+async def test_an_error_of_the_service_arrives_whole(gateway: RunningGateway, upstream: Upstream) -> None:
+    details = error_details('bad "x"\n\u2603', "invalid_request_error", None, param="messages")
+
+    async def chat(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not shown", (details,))
+        yield event("never")
+
+    upstream.chat = chat
+    reply = await send(gateway.port, "POST", CHAT, body=b"{}")
+    assert reply.status == 400
+    assert reply.error == {
+        "message": 'bad "x"\n\u2603',
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, 400),
+        (grpc.StatusCode.NOT_FOUND, 404),
+        (grpc.StatusCode.ALREADY_EXISTS, 409),
+        (grpc.StatusCode.FAILED_PRECONDITION, 400),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+        (grpc.StatusCode.INTERNAL, 500),
+        (grpc.StatusCode.UNIMPLEMENTED, 501),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+    ],
+)
+async def test_errors_that_the_facade_did_not_write(
+    gateway: RunningGateway, upstream: Upstream, code: grpc.StatusCode, status: int
+) -> None:
+    async def chat(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:
+        await context.abort(code, 'say "hi"')
+        yield event("never")
+
+    upstream.chat = chat
+    reply = await send(gateway.port, "POST", CHAT, body=b"{}")
+    assert reply.status == status
+    assert reply.error == {
+        "message": 'say "hi"',
+        "type": "server_error" if status >= 500 else "invalid_request_error",
+        "param": None,
+        "code": f"grpc_{code.value[0]}",
+    }
+
+
+@pytest.mark.parametrize("initial", [False, True])
+async def test_metadata_of_an_error_become_headers(gateway: RunningGateway, upstream: Upstream, initial: bool) -> None:
+    headers = (("retry-after", "7"), ("x-should-retry", "false"), ("x-http-status", "503"))
+    details = error_details("out of memory", "server_error", "out_of_memory")
+
+    async def chat(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:
+        if initial:
+            await context.send_initial_metadata(headers)
+        trailing = (details,) if initial else (details, *headers)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "", trailing)
+        yield event("never")
+
+    upstream.chat = chat
+    reply = await send(gateway.port, "POST", CHAT, body=b"{}")
+    assert reply.status == 503
+    assert reply.error["code"] == "out_of_memory"
+    assert (reply.headers["retry-after"], reply.headers["x-should-retry"]) == ("7", "false")
+    assert "x-http-status" not in reply.headers
+
+
+async def test_unary_methods_fail_like_streaming_ones(gateway: RunningGateway, upstream: Upstream) -> None:
+    reply = await send(gateway.port, "GET", "/v1/models/nothing")
+    assert reply.status == 404
+    assert reply.error["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/"), ("GET", "/v1/unknown"), ("POST", "/chat/completions"), ("GET", CHAT), ("DELETE", "/v1/models")],
+)
+async def test_unknown_urls(gateway: RunningGateway, upstream: Upstream, method: str, path: str) -> None:
+    reply = await send(gateway.port, method, f"{path}?key=secret", body=b"{}" if method == "POST" else None)
+    assert reply.status == 404
+    assert reply.error["message"] == f"Invalid URL ({method} {path})"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_limit(gateway: RunningGateway, upstream: Upstream, chunked: bool) -> None:
+    body = b"x" * (LIMIT + 1)
+    reply = await send(gateway.port, "POST", CHAT, body=[body[:LIMIT], body[LIMIT:]] if chunked else body)
+    assert reply.status == 413
+    assert reply.error["code"] == "request_too_large"
+    assert f"{LIMIT} bytes" in reply.error["message"]
+    assert "ALLM_MAX_BODY_BYTES" in reply.error["message"]
+    assert not upstream.bodies
+
+
+async def test_a_body_far_over_the_limit_still_gets_its_answer(gateway: RunningGateway, upstream: Upstream) -> None:
+    """As long as the client looks at what comes back while it sends, as the official SDKs do."""
+    async with asyncio.timeout(20), posting(gateway.port, CHAT, b"x" * 20 * LIMIT, wait=False) as reader:
+        assert (await reader.readline()).split()[1] == b"413"
+        assert b"request_too_large" in await reader.readuntil(b"}}")
+
+
+async def test_an_upgrade_is_refused_and_not_taken_for_a_page(gateway: RunningGateway, upstream: Upstream) -> None:
+    reply = await send(gateway.port, "GET", "/v1/models", {"connection": "upgrade", "upgrade": "websocket"})
+    assert reply.status == 403
+    assert reply.error["code"] is None
+
+
+async def test_headers_over_the_limit(gateway: RunningGateway, upstream: Upstream) -> None:
+    reply = await send(gateway.port, "GET", "/v1/models", {"x-large": "x" * 70_000})
+    assert reply.status == 431
+
+
+async def test_without_a_service(gateway: RunningGateway, upstream: Upstream, socket_folder: Any) -> None:
+    """Down: 503 with a time to come back, also from /healthz. Up again: as if nothing had been."""
+    assert (await send(gateway.port, "GET", "/healthz")).status == 200
+    await upstream.stop()
+    try:
+        await _until(gateway, status=503)
+        reply = await send(gateway.port, "POST", CHAT, body=b"{}")
+        assert reply.status == 503
+        assert reply.error["code"] == "service_unavailable"
+        assert reply.error["type"] == "server_error"
+        assert int(reply.headers["retry-after"]) > 0
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
+            stub = model_service_pb2_grpc.ModelServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.ListModels(model_service_pb2.ListModelsRequest())
+            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    finally:
+        await upstream.start(f"unix:{socket_folder / 'text.sock'}")
+    await _until(gateway, status=200)
+    assert (await send(gateway.port, "GET", "/v1/models")).status == 200
+
+
+async def _until(gateway: RunningGateway, status: int) -> None:
+    async with asyncio.timeout(20):
+        while (await send(gateway.port, "GET", "/healthz")).status != status:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)

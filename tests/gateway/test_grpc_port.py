@@ -1,0 +1,105 @@
+"""gRPC and gRPC-Web through the port that serves REST."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import pytest_asyncio
+from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
+from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
+from envoy_process import RunningGateway
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from upstream import Upstream
+from wire import send
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+STREAM = "/allm.text.v1.ChatService/StreamChatCompletion"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def channel(gateway: RunningGateway, upstream: Upstream) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
+        yield channel
+
+
+async def test_unary_call(channel: grpc.aio.Channel, upstream: Upstream) -> None:
+    stub = model_service_pb2_grpc.ModelServiceStub(channel)
+    reply = await stub.ListModels(
+        model_service_pb2.ListModelsRequest(), metadata=(("x-client-id", "root"), ("x-envoy-original-path", "/x"))
+    )
+    assert [model.id for model in reply.models] == ["org/scripted"]
+    assert upstream.metadata[0]["x-client-id"] == "anonymous"
+    assert "x-envoy-original-path" not in upstream.metadata[0]
+
+
+async def test_stream(channel: grpc.aio.Channel) -> None:
+    stub = chat_service_pb2_grpc.ChatServiceStub(channel)
+    request = chat_service_pb2.StreamChatCompletionRequest(model="m")
+    events = [event.WhichOneof("event") async for event in stub.StreamChatCompletion(request)]
+    assert events == ["started", "delta", "delta", "finished"]
+
+
+async def test_an_error_is_a_status_and_not_json(channel: grpc.aio.Channel) -> None:
+    stub = chat_service_pb2_grpc.ChatServiceStub(channel)
+    call = stub.StreamChatCompletion(chat_service_pb2.StreamChatCompletionRequest(model="nothing"))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        async for _ in call:
+            pass
+    assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.NOT_FOUND, "no such model")
+
+
+async def test_health(channel: grpc.aio.Channel) -> None:
+    reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_services_that_are_not_routed(channel: grpc.aio.Channel) -> None:
+    call = channel.unary_unary("/other.v1.Service/Method")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await call(b"")
+    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_host_is_checked_for_grpc_too(gateway: RunningGateway, upstream: Upstream) -> None:
+    options = [("grpc.default_authority", "evil.example")]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}", options=options) as channel:
+        stub = model_service_pb2_grpc.ModelServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.ListModels(model_service_pb2.ListModelsRequest())
+    assert raised.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert not upstream.metadata
+
+
+def frames(body: bytes) -> list[tuple[int, bytes]]:
+    """The frames of a gRPC-Web body: flags and payload. 0x80 marks the trailers."""
+    found = []
+    while body:
+        flags, length = struct.unpack(">BI", body[:5])
+        found.append((flags, body[5 : 5 + length]))
+        body = body[5 + length :]
+    return found
+
+
+def decode_groups(body: bytes) -> bytes:
+    """Base64 whose parts were padded one by one."""
+    return b"".join(base64.b64decode(body[start : start + 4]) for start in range(0, len(body), 4))
+
+
+@pytest.mark.parametrize("text", [False, True])
+async def test_grpc_web(gateway: RunningGateway, upstream: Upstream, text: bool) -> None:
+    message = chat_service_pb2.StreamChatCompletionRequest(model="m").SerializeToString()
+    body = struct.pack(">BI", 0, len(message)) + message
+    kind = "application/grpc-web-text" if text else "application/grpc-web+proto"
+    headers = {"content-type": kind, "accept": kind, "x-grpc-web": "1"}
+    reply = await send(gateway.port, "POST", STREAM, headers, base64.b64encode(body) if text else body)
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("application/grpc-web")
+    *messages, (trailer_flags, trailers) = frames(decode_groups(reply.body) if text else reply.body)
+    events = [chat_service_pb2.StreamChatCompletionResponse.FromString(payload) for _, payload in messages]
+    assert [event.WhichOneof("event") for event in events] == ["started", "delta", "delta", "finished"]
+    assert trailer_flags == 0x80
+    assert b"grpc-status:0" in trailers

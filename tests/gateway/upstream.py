@@ -1,0 +1,139 @@
+"""A scripted stand-in for the text service: real gRPC, answers chosen by each test."""
+
+# ruff: noqa: N802 - gRPC names the methods
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from allm.openai.v1 import error_pb2, models_service_pb2, models_service_pb2_grpc, text_service_pb2_grpc
+from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
+from google.api.httpbody_pb2 import HttpBody
+from google.protobuf.struct_pb2 import NULL_VALUE
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+DETAILS = "grpc-status-details-bin"
+# As every service here has them: without the middle two, gRPC takes the gateway's pings for abuse after half a minute.
+OPTIONS = [
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),
+]
+Context = Any
+Script = Callable[[HttpBody, Context], AsyncIterator[HttpBody]]
+
+
+def event(data: object) -> HttpBody:
+    """One server-sent event as a message of the facade."""
+    return HttpBody(content_type="text/event-stream", data=f"data: {json.dumps(data)}\n\n".encode())
+
+
+def error_details(message: str, kind: str, code: str | None, param: str | None = None) -> tuple[str, bytes]:
+    """OpenAI's error object as the trailing metadata that the transcoder prints."""
+    status = error_pb2.ErrorStatus()
+    status.error.message, status.error.type = message, kind
+    for value, given in ((status.error.param, param), (status.error.code, code)):
+        if given is None:
+            value.null_value = NULL_VALUE
+        else:
+            value.string_value = given
+    return DETAILS, status.SerializeToString()
+
+
+async def two_events(request: HttpBody, context: Context) -> AsyncIterator[HttpBody]:
+    """The answer of an upstream that nobody has scripted."""
+    yield event(1)
+    yield event(2)
+
+
+@dataclass
+class Upstream:
+    """All services of a text service in one object; `chat` is the script of the chat facade."""
+
+    chat: Script = two_events
+    metadata: list[dict[str, str]] = field(default_factory=list)  # of every call, in order
+    bodies: list[bytes] = field(default_factory=list)  # of every chat request
+    server: grpc.aio.Server | None = None
+    health: health.aio.HealthServicer = field(default_factory=health.aio.HealthServicer)
+
+    def seen(self, context: Context) -> None:
+        self.metadata.append(dict(context.invocation_metadata()))
+
+    async def start(self, address: str) -> None:
+        """Serves on `address` and reports itself healthy."""
+        self.health = health.aio.HealthServicer()
+        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self.server = grpc.aio.server(options=OPTIONS)
+        text_service_pb2_grpc.add_TextServiceServicer_to_server(_TextFacade(self), self.server)
+        models_service_pb2_grpc.add_ModelsServiceServicer_to_server(_ModelsFacade(self), self.server)
+        chat_service_pb2_grpc.add_ChatServiceServicer_to_server(_Chat(self), self.server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        self.server.add_insecure_port(address)
+        await self.server.start()
+
+    async def stop(self) -> None:
+        if self.server:
+            await self.server.stop(0)
+            self.server = None
+
+
+@dataclass
+class _TextFacade(text_service_pb2_grpc.TextServiceServicer):
+    upstream: Upstream
+
+    async def CreateChatCompletion(self, request: HttpBody, context: Context) -> AsyncIterator[HttpBody]:
+        self.upstream.seen(context)
+        self.upstream.bodies.append(request.data)
+        async for message in self.upstream.chat(request, context):
+            yield message
+
+
+@dataclass
+class _ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
+    upstream: Upstream
+
+    async def ListModels(self, request: models_service_pb2.ListModelsRequest, context: Context) -> HttpBody:
+        self.upstream.seen(context)
+        return HttpBody(content_type="application/json", data=b'{"object":"list","data":[]}')
+
+    async def GetModel(self, request: models_service_pb2.GetModelRequest, context: Context) -> HttpBody:
+        self.upstream.seen(context)
+        if request.id == "nothing":
+            details = error_details("The model 'nothing' does not exist.", "invalid_request_error", "model_not_found")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such model", (details,))
+        return HttpBody(content_type="application/json", data=json.dumps({"id": request.id}).encode())
+
+
+@dataclass
+class _Chat(chat_service_pb2_grpc.ChatServiceServicer):
+    upstream: Upstream
+
+    async def StreamChatCompletion(
+        self, request: chat_service_pb2.StreamChatCompletionRequest, context: Context
+    ) -> AsyncIterator[chat_service_pb2.StreamChatCompletionResponse]:
+        self.upstream.seen(context)
+        reply = chat_service_pb2.StreamChatCompletionResponse
+        yield reply(started=chat_service_pb2.ChatStarted(id="chatcmpl-1", model=request.model))
+        if request.model == "nothing":
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
+        for text in ("Hel", "lo"):
+            yield reply(delta=chat_service_pb2.ChatDelta(text=text))
+        yield reply(finished=chat_service_pb2.ChatFinished())
+
+
+@dataclass
+class _Models(model_service_pb2_grpc.ModelServiceServicer):
+    upstream: Upstream
+
+    async def ListModels(
+        self, request: model_service_pb2.ListModelsRequest, context: Context
+    ) -> model_service_pb2.ListModelsResponse:
+        self.upstream.seen(context)
+        return model_service_pb2.ListModelsResponse(models=[model_pb2.Model(id="org/scripted")])
