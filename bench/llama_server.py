@@ -72,7 +72,7 @@ def build(console: Console) -> Path:
 def installed_library() -> Path:
     """The native library inside the installed llama-cpp-python."""
     for member in files(_PACKAGE) or []:
-        if member.name in ("libllama.so", "libllama.dylib"):
+        if member.parts[0] == "llama_cpp" and member.name in ("libllama.so", "libllama.dylib"):
             return Path(str(member.locate()))
     raise BuildError(f"{_PACKAGE} is installed without its native library")
 

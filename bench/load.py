@@ -3,9 +3,9 @@
     python -m bench.load --url http://127.0.0.1:8080
 
 Each of `concurrency` clients sends its next request as soon as the last one is answered. Every request asks for the
-same number of output tokens with `ignore_eos`, an extension, so that all do the same work; an answer with another number
-of tokens is an error, and so is one without usage. The warm-up runs first and is not counted; the measured window lasts
-from the first measured request to the end of the last.
+same number of output tokens with `ignore_eos`, an extension, so that all do the same work; an answer with another
+number of tokens is an error, and so is one without usage. The warm-up runs first and is not counted; the measured
+window lasts from the first measured request to the end of the last.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Noise:
     """The machine between two moments. The shares are of all its cores together, in percent."""
 
     steal_percent: float  # wanted by this machine, given to another one by the host
-    other_percent: float  # used by processes that are neither the client nor the server
+    other_percent: float  # used by processes that are neither the client nor, where it is known, the server
     client_cpu_s: float
     server_cpu_s: float  # 0 where the server's process is not known
 
@@ -50,7 +50,7 @@ class NoiseMeter:
         return Noise(
             steal_percent=100 * (end.steal - start.steal) / capacity,
             # The kernel counts in ticks of 10 ms, so a short window may come out slightly below nothing.
-            other_percent=max(0.0, 100 * other / capacity) if self._server_pid and end.busy else 0.0,
+            other_percent=max(0.0, 100 * other / capacity) if end.busy else 0.0,
             client_cpu_s=client,
             server_cpu_s=server,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,6 +68,8 @@ def running(launch: Launch) -> Iterator[Running]:
         ServerError: it ended, or was not ready in time; the message holds the end of its log.
     """
     launch.log.parent.mkdir(parents=True, exist_ok=True)
+    # Being told to end must not leave the server behind: the default would end us without the clean-up below.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with launch.log.open("wb") as log:
         process = subprocess.Popen(
             launch.arguments,
@@ -79,6 +83,7 @@ def running(launch: Launch) -> Iterator[Running]:
             yield Running(launch.url, model, process.pid, launch.log)
         finally:
             _stop(process)
+            signal.signal(signal.SIGTERM, before)
 
 
 def free_port() -> int:

@@ -2,10 +2,10 @@
 
     python -m bench.run [--quick] [--precision BF16] [--concurrency 8] [--prompts unique] [--noise-floor]
 
-For each case (precision, prompts, clients) three settings of llama-server are tried once, and the fastest one is the peer.
-Then both servers are measured in turn, A/B/A/B, each started for its turn and stopped after it, so that they never share
-the machine and slow drifts of it hit both; the medians of the rounds are compared. Both get the same prompts, other ones
-in each round. `--noise-floor` puts llama-server on both sides: what differs then is the measurement's own noise.
+For each case (precision, prompts, clients) three settings of llama-server are tried once, and the fastest is the peer.
+Then both servers are measured in turn, A/B/A/B, each started for its turn and stopped after it, so that they never
+share the machine and slow drifts of it hit both; the medians of the rounds are compared. Both get the same prompts,
+other ones in each round. `--noise-floor` puts llama-server on both sides: what differs then is the measurement's noise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import product
@@ -27,12 +27,13 @@ from rich.table import Table
 
 from bench.chart import draw
 from bench.comparison import Case, Comparison, Figures, markdown
-from bench.contender import BUILD_DIR, SETTINGS, Scenario, Setting, allm, llama_server
+from bench.contender import SETTINGS, Scenario, Setting, allm, llama_server
 from bench.level import LevelResult
 from bench.llama_server import build, compute_features, installed_library
-from bench.load import CONCURRENCIES, Target, level_of, measure
-from bench.process import Launch, running
+from bench.load import CONCURRENCIES, level_of
+from bench.process import Launch
 from bench.prompts import PromptSet
+from bench.turn import Turn, take
 from bench.weights import Precision, gguf
 
 RESULTS_DIR = Path(__file__).parent / "results"
@@ -54,21 +55,27 @@ class Plan:
     def cases(self) -> list[Case]:
         return [Case(*one) for one in product(self.precisions, self.prompt_sets, self.concurrencies)]
 
+    @property
+    def complete(self) -> bool:
+        """Whether it holds every usual case with the usual number of requests."""
+        return not self.quick and {*product(Precision, PromptSet, CONCURRENCIES)} <= {
+            *product(self.precisions, self.prompt_sets, self.concurrencies)
+        }
+
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One server's turn in one case."""
+class Entry:
+    """One turn as it is kept."""
 
     case: Case
     server: str
     setting: str
     round: int  # -1: a trial of the peer's settings
-    idle_percent: float  # of one core, before the first request
-    result: LevelResult
+    turn: Turn
 
 
 class Runner:
-    """Goes through a plan and keeps every turn."""
+    """Goes through a plan and keeps what each turn gave."""
 
     def __init__(self, plan: Plan, binary: Path, noise_floor: bool, console: Console) -> None:
         self._plan = plan
@@ -76,7 +83,7 @@ class Runner:
         self._noise_floor = noise_floor
         self._console = console
         self._seed = datetime.now(UTC).isoformat()
-        self.turns: list[Turn] = []
+        self.entries: list[Entry] = []
 
     def compare(self, case: Case) -> Comparison:
         """The peer's best setting, then all rounds of a case."""
@@ -101,27 +108,21 @@ class Runner:
     def _peer(self, case: Case, scenario: Scenario, setting: Setting, number: int, quick: bool) -> LevelResult:
         return self._turn(case, lambda: llama_server(self._binary, setting, scenario), setting.name, number, quick)
 
-    def _turn(
-        self, case: Case, launch: Callable[[], Launch], setting: str, number: int, quick: bool
-    ) -> LevelResult:
-        to_start = launch()
-        with running(to_start) as server:
-            idle = server.idle_percent()
-            target = Target(server.url, server.model, pid=server.pid, seed=f"{self._seed} {number}")
-            (result,) = measure(target, [level_of(case.prompt_set, case.concurrency, quick)])
-        self.turns.append(Turn(case, to_start.name, setting, number, idle, result))
-        self._tell(self.turns[-1])
-        return result
+    def _turn(self, case: Case, launch: Callable[[], Launch], setting: str, number: int, quick: bool) -> LevelResult:
+        turn = take(launch, level_of(case.prompt_set, case.concurrency, quick), f"{self._seed} {number}")
+        self.entries.append(Entry(case, "llama-server" if setting else "allm", setting, number, turn))
+        self._tell(self.entries[-1])
+        return turn.result
 
-    def _tell(self, turn: Turn) -> None:
-        case, result = turn.case, turn.result
+    def _tell(self, entry: Entry) -> None:
+        case, turn, result = entry.case, entry.turn, entry.turn.result
         what = f"{case.precision} {case.prompt_set} {case.concurrency:2}"
-        when = "trial  " if turn.round < 0 else f"round {turn.round + 1}"
-        line = f"{what}  {when}  {turn.server:12} {turn.setting:24} {result.tokens_per_s:6.1f} tokens/s"
+        when = "trial  " if entry.round < 0 else f"round {entry.round + 1}"
+        line = f"{what}  {when}  {entry.server:12} {entry.setting:24} {result.tokens_per_s:6.1f} tokens/s"
         line += f"  first token {result.ttft_ms.p50:5.0f} ms  gap {result.gap_ms.p50:5.1f} ms"
         noise = result.noise
-        if noise.steal_percent + noise.other_percent > 2:
-            line += f"  [yellow]noisy: steal {noise.steal_percent:.0f}%, others {noise.other_percent:.0f}%[/]"
+        if turn.attempts > 1:
+            line += f"  [yellow]disturbed: steal {noise.steal_percent:.0f}%, others {noise.other_percent:.0f}%[/]"
         if turn.idle_percent > _IDLE_LIMIT_PERCENT:
             line += f"  [yellow]spins while idle: {turn.idle_percent:.0f}% of a core[/]"
         for reason, count in result.errors.items():
@@ -159,13 +160,15 @@ def machine() -> dict[str, str | int]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text("utf-8").splitlines() if "model name" in line]
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text("utf-8").splitlines() if "model name" in line
+        ]
         cpu = names[0] if names else cpu
     return {"cpu": cpu, "cores": os.cpu_count() or 0, "system": f"{platform.system()} {platform.release()}"}
 
 
-def save(plan: Plan, comparisons: Sequence[Comparison], turns: Sequence[Turn], features: dict[str, str]) -> Path:
-    """Writes the results as JSON, and the latest ones as a chart and a Markdown table."""
+def save(plan: Plan, comparisons: Sequence[Comparison], entries: Sequence[Entry], features: dict[str, str]) -> Path:
+    """Writes the results as JSON and, if no case was left out, as the chart and the table that the README shows."""
     RESULTS_DIR.mkdir(exist_ok=True)
     now = datetime.now(UTC)
     document = {
@@ -176,10 +179,12 @@ def save(plan: Plan, comparisons: Sequence[Comparison], turns: Sequence[Turn], f
         "plan": plan,
         "settings": SETTINGS,
         "comparisons": comparisons,
-        "turns": turns,
+        "turns": entries,
     }
-    path = RESULTS_DIR / f"{now:%Y-%m-%d}.json"
+    path = RESULTS_DIR / f"{now:%Y-%m-%d}{'' if plan.complete else '-partial'}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    if not plan.complete:
+        return path
     (RESULTS_DIR / "latest.md").write_text(markdown(comparisons), encoding="utf-8")
     caption = f"{machine()['cores']} CPU cores, SmolLM2-135M, medians of {plan.rounds} rounds, {now:%Y-%m-%d}"
     (RESULTS_DIR / "latest.svg").write_text(draw(comparisons, caption), encoding="utf-8")
@@ -216,7 +221,7 @@ def main(
     comparisons = [runner.compare(case) for case in plan.cases]
     console.print(view(comparisons))
     if not noise_floor:
-        console.print(f"Written to {save(plan, comparisons, runner.turns, features)}")
+        console.print(f"Written to {save(plan, comparisons, runner.entries, features)}")
     if any(one.ours.errors or one.peer.errors for one in comparisons):
         raise typer.Exit(1)
 

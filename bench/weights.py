@@ -86,9 +86,7 @@ def _requantise(source: Path, path: Path) -> None:
     parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_BF16
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    status = llama_cpp.llama_model_quantize(
-        str(source).encode(), str(partial).encode(), ctypes.byref(parameters)
-    )
+    status = llama_cpp.llama_model_quantize(str(source).encode(), str(partial).encode(), ctypes.byref(parameters))
     if status:
         raise WeightsError(f"requantising {source.name} to BF16 failed with status {status}")
     partial.rename(path)

@@ -104,6 +104,7 @@ def _stop_event(settings: ServiceSettings) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if settings.lifeline >= 0:
+        os.set_inheritable(settings.lifeline, False)  # it is ours, not our workers'
         loop.add_reader(settings.lifeline, _watch_lifeline, settings.lifeline, stop)
     return stop
 

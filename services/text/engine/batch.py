@@ -7,6 +7,7 @@ conditions and cancellation; under it a runtime only steps sequences. Time limit
 
 from __future__ import annotations
 
+import heapq
 import queue
 from collections import Counter
 from collections.abc import Callable
@@ -157,7 +158,7 @@ class BatchLoop:
     def _place(self, sequence: Sequence) -> None:
         """Gives a request a sequence id: a free one, or one that the prefix cache holds, with what it has in common."""
         if self._ids:
-            sequence.id = self._ids.pop()
+            sequence.id = heapq.heappop(self._ids)  # the lowest: runtimes compute neighbours together
             return
         prompt = sequence.tokens[: len(sequence.tokens) - 1] if self._may_reuse(sequence) else []
         taken = self._prefixes.take(sequence.client, prompt)
@@ -290,6 +291,7 @@ class BatchLoop:
 
     def _step(self, plan: list[tuple[Sequence, int]]) -> None:
         spans = []
+        plan.sort(key=lambda item: item[0].id)
         for sequence, count in plan:
             tokens = sequence.tokens[sequence.computed : sequence.computed + count]
             whole = sequence.missing == count
@@ -339,7 +341,7 @@ class BatchLoop:
 
     def _free_id(self, sequence_id: int) -> None:
         self._runtime.drop(sequence_id)
-        self._ids.append(sequence_id)
+        heapq.heappush(self._ids, sequence_id)
 
     def _report(self) -> None:
         counters = Counters(

@@ -61,7 +61,7 @@ class Runtime(Protocol):
         """Gives up what `sampler` made."""
 
     def step(self, spans: Sequence[Span]) -> list[int | None]:
-        """Computes all spans at once; the sampled next token of each span that has a sampler, else None.
+        """Computes all spans, ordered by sequence id; the next token of each span that has a sampler, else None.
 
         Raises OutOfCells when the cache is full: then nothing was computed.
         """

@@ -19,18 +19,18 @@ from tests.demo_model import demo_model
 
 
 def options(path: Path, **changes) -> EngineOptions:
-    defaults = dict(
-        model_id="demo",
-        path=str(path),
-        threads=2,
-        gpu=False,
-        context_tokens=1024,
-        kv_tokens=2048,
-        max_sequences=8,
-        batch_tokens=512,
-        chunk_tokens=256,
-        prefix_cache=True,
-    )
+    defaults = {
+        "model_id": "demo",
+        "path": str(path),
+        "threads": 2,
+        "gpu": False,
+        "context_tokens": 1024,
+        "kv_tokens": 2048,
+        "max_sequences": 8,
+        "batch_tokens": 512,
+        "chunk_tokens": 256,
+        "prefix_cache": True,
+    }
     return EngineOptions(**(defaults | changes))
 
 

@@ -1,0 +1,128 @@
+"""The registry: every filter with its reason, and the static table against the real llama.cpp."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry, Runtime
+from services.rpc.errors import Unsupported
+
+LLAMA_CPP = RUNTIMES[0]
+OTHER = Runtime(
+    name="other",
+    modality="text",
+    formats=frozenset({"gguf"}),
+    architectures=frozenset({"llama", "exotic"}),
+    capabilities=frozenset({"chat", "embed"}),
+    devices=frozenset({"cuda"}),
+)
+
+
+def descriptor(**changes) -> ModelDescriptor:
+    plain = ModelDescriptor(
+        id="m",
+        modality="text",
+        format="gguf",
+        architecture="llama",
+        capabilities=frozenset({"chat"}),
+        files=(Path("/m.gguf"),),
+        primary=Path("/m.gguf"),
+        size=1000,
+        context_tokens=2048,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def refusal(registry: EngineRegistry, model: ModelDescriptor) -> str:
+    with pytest.raises(Unsupported) as caught:
+        registry.resolve(model)
+    assert caught.value.message.startswith("m: ")
+    assert caught.value.http_status == 501
+    return caught.value.message
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+def test_a_llama_runs_on_llama_cpp_everywhere(device: str) -> None:
+    registry = EngineRegistry(device, forced=False)
+    assert registry.device == device
+    assert registry.resolve(descriptor()) is LLAMA_CPP
+
+
+def test_of_several_the_first_registered_is_taken() -> None:
+    assert EngineRegistry("cuda", forced=False, runtimes=(OTHER, LLAMA_CPP)).resolve(descriptor()) is OTHER
+    assert EngineRegistry("cuda", forced=False, runtimes=(LLAMA_CPP, OTHER)).resolve(descriptor()) is LLAMA_CPP
+
+
+def test_a_later_runtime_is_taken_where_the_first_cannot() -> None:
+    registry = EngineRegistry("cuda", forced=False, runtimes=(LLAMA_CPP, OTHER))
+    assert registry.resolve(descriptor(architecture="exotic")) is OTHER
+    assert registry.resolve(descriptor(capabilities=frozenset({"embed"}))) is OTHER
+    registry = EngineRegistry("cpu", forced=False, runtimes=(OTHER, LLAMA_CPP))
+    assert registry.resolve(descriptor()) is LLAMA_CPP
+
+
+def test_another_modality_or_format_is_refused() -> None:
+    registry = EngineRegistry("cpu", forced=False)
+    assert "no runtime here reads audio models in gguf" in refusal(registry, descriptor(modality="audio"))
+    assert "no runtime here reads text models in onnx" in refusal(registry, descriptor(format="onnx"))
+    assert "no runtime here" in refusal(EngineRegistry("cpu", forced=False, runtimes=()), descriptor())
+
+
+@pytest.mark.parametrize("architecture", ["bert", "clip", "t5encoder", "whisper", "LLAMA", "nonsense"])
+def test_another_architecture_is_refused_by_name(architecture: str) -> None:
+    message = refusal(EngineRegistry("cpu", forced=False), descriptor(architecture=architecture))
+    assert f"architecture '{architecture}' is not supported by llama_cpp" in message
+
+
+def test_a_missing_capability_or_device_is_refused() -> None:
+    registry = EngineRegistry("cpu", forced=False)
+    assert "llama_cpp cannot run it on cpu" in refusal(registry, descriptor(capabilities=frozenset({"embed"})))
+    registry = EngineRegistry("cpu", forced=False, runtimes=(OTHER,))
+    assert "other cannot run it on cpu" in refusal(registry, descriptor())
+
+
+def test_without_a_gpu_large_weights_need_an_operators_word() -> None:
+    largest, larger = descriptor(size=CPU_LIMIT_BYTES), descriptor(size=CPU_LIMIT_BYTES + GIB // 2)
+    automatic = EngineRegistry("cpu", forced=False)
+    assert automatic.resolve(largest) is LLAMA_CPP
+    message = refusal(automatic, larger)
+    assert "needs a GPU" in message
+    assert "4.5 GiB" in message
+    assert "4 GiB are accepted" in message
+    assert "ALLM_DEVICE=cpu" in message
+    refusal(automatic, descriptor(size=CPU_LIMIT_BYTES + 1))
+    assert EngineRegistry("cpu", forced=True).resolve(larger) is LLAMA_CPP
+    assert EngineRegistry("cuda", forced=False).resolve(larger) is LLAMA_CPP
+
+
+def test_runtime_names_are_unique() -> None:
+    names = [runtime.name for runtime in RUNTIMES]
+    assert len(names) == len(set(names))
+
+
+@pytest.fixture(scope="module")
+def libllama() -> bytes:
+    spec = importlib.util.find_spec("llama_cpp")
+    assert spec is not None
+    assert spec.origin is not None
+    libraries = sorted((Path(spec.origin).parent / "lib").glob("libllama.*"))
+    assert libraries
+    return libraries[0].read_bytes()
+
+
+def test_every_architecture_of_the_table_is_in_the_installed_llama_cpp(libllama: bytes) -> None:
+    # As whole C strings; the linker may have made a name the end of a longer one, so only the end is exact.
+    missing = [name for name in LLAMA_CPP.architectures if name.encode() + b"\0" not in libllama]
+    assert missing == []
+    assert b"no-such-architecture\0" not in libllama
+
+
+@pytest.mark.parametrize("encoder", ["bert", "nomic-bert", "t5encoder", "jina-bert-v2"])
+def test_architectures_that_cannot_chat_are_left_out_though_llama_cpp_has_them(libllama: bytes, encoder: str) -> None:
+    assert encoder.encode() + b"\0" in libllama
+    assert encoder not in LLAMA_CPP.architectures

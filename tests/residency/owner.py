@@ -1,0 +1,21 @@
+"""A process that owns a toy worker, prints its process id, and waits: tests/residency/test_worker.py kills it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.residency.worker import WorkerProcess
+from tests.residency.toy_worker import FromToy, Say
+
+
+async def main() -> None:
+    """Runs until killed."""
+    worker: WorkerProcess[FromToy] = await WorkerProcess.start("tests.residency.toy_worker", FromToy, "toy", {})
+    worker.send(Say("ready"))
+    await worker.receive()
+    print(worker.pid, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

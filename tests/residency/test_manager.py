@@ -1,0 +1,254 @@
+"""Leases: loaded once however many ask, failures told and tried anew, the dead replaced, everything closed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import RUNTIMES, Runtime
+from services.residency.manager import ModelManager
+from services.rpc.errors import ModelInvalid
+
+RUNTIME = RUNTIMES[0]
+
+
+def model(model_id: str = "m") -> ModelDescriptor:
+    return ModelDescriptor(
+        id=model_id,
+        modality="text",
+        format="gguf",
+        architecture="llama",
+        capabilities=frozenset({"chat"}),
+        files=(Path("/m.gguf"),),
+        primary=Path("/m.gguf"),
+        size=1,
+        context_tokens=1,
+    )
+
+
+class Loaded:
+    """A resident that only remembers."""
+
+    def __init__(self, model_id: str) -> None:
+        self.id = model_id
+        self.alive = True
+        self.closed = 0
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.alive = False
+        self.closed += 1
+
+
+class Loader:
+    """Loads when the test opens the gate; fails when it is told to."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.failure: Exception | None = None
+        self.begun: list[str] = []
+        self.made: list[Loaded] = []
+        self.cancelled = 0
+
+    async def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Loaded:
+        assert runtime is RUNTIME
+        self.begun.append(descriptor.id)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.failure:
+            raise self.failure
+        self.made.append(Loaded(descriptor.id))
+        return self.made[-1]
+
+
+@pytest.fixture
+def loader() -> Loader:
+    return Loader()
+
+
+@pytest.fixture
+def manager(loader: Loader) -> ModelManager[Loaded]:
+    return ModelManager(loader)
+
+
+async def use(manager: ModelManager[Loaded], model_id: str = "m") -> Loaded:
+    async with manager.lease(model(model_id), RUNTIME) as loaded:
+        return loaded
+
+
+async def turns() -> None:
+    """Lets every task run until it waits."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_many_who_ask_at_the_same_time_load_once(manager: ModelManager[Loaded], loader: Loader) -> None:
+    asking = [asyncio.create_task(use(manager)) for _ in range(10)]
+    await turns()
+    assert loader.begun == ["m"]
+    assert not manager.loaded("m")
+    loader.gate.set()
+    assert set(await asyncio.gather(*asking)) == {loader.made[0]}
+    assert manager.loaded("m")
+    assert await use(manager) is loader.made[0]
+    assert loader.begun == ["m"]
+
+
+async def test_models_load_beside_each_other(manager: ModelManager[Loaded], loader: Loader) -> None:
+    asking = [asyncio.create_task(use(manager, name)) for name in ("a", "b")]
+    await turns()
+    assert loader.begun == ["a", "b"]
+    loader.gate.set()
+    a, b = await asyncio.gather(*asking)
+    assert (a.id, b.id) == ("a", "b")
+    assert dict(manager.residents()) == {"a": a, "b": b}
+
+
+async def test_a_failed_load_is_told_to_all_and_tried_anew(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.failure = ModelInvalid("/m.gguf is broken")
+    asking = [asyncio.create_task(use(manager)) for _ in range(3)]
+    await turns()
+    loader.gate.set()
+    results = await asyncio.gather(*asking, return_exceptions=True)
+    assert [str(result) for result in results] == ["/m.gguf is broken"] * 3
+    assert loader.begun == ["m"]
+    assert not manager.loaded("m")
+    assert list(manager.residents()) == []
+    loader.failure = None
+    assert await use(manager) is loader.made[0]
+    assert loader.begun == ["m", "m"]
+
+
+async def test_after_a_failed_load_many_who_ask_again_load_once(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.failure = ModelInvalid("broken")
+    loader.gate.set()
+    with pytest.raises(ModelInvalid):
+        await use(manager)
+    loader.failure = None
+    assert len(set(await asyncio.gather(*(use(manager) for _ in range(5))))) == 1
+    assert loader.begun == ["m", "m"]
+
+
+async def test_a_dead_resident_is_closed_and_replaced_once(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.gate.set()
+    first = await use(manager)
+    first.alive = False
+    assert not manager.loaded("m")
+    assert list(manager.residents()) == []
+    users = await asyncio.gather(*(use(manager) for _ in range(5)))
+    assert set(users) == {loader.made[1]}
+    assert first.closed == 1
+    assert len(loader.made) == 2
+
+
+async def test_one_who_gives_up_waiting_does_not_stop_the_load_for_the_others(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    impatient, patient = asyncio.create_task(use(manager)), asyncio.create_task(use(manager))
+    await turns()
+    impatient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    loader.gate.set()
+    assert await patient is loader.made[0]
+    assert (len(loader.begun), loader.cancelled) == (1, 0)
+
+
+async def test_a_load_goes_on_for_those_to_come_when_all_gave_up(manager: ModelManager[Loaded], loader: Loader) -> None:
+    asking = [asyncio.create_task(use(manager)) for _ in range(2)]
+    await turns()
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    loader.gate.set()
+    await turns()
+    assert manager.loaded("m")
+    assert await use(manager) is loader.made[0]
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_is_no_noise(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    """asyncio would tell of a task whose exception nobody took; warnings fail this test."""
+    asking = asyncio.create_task(use(manager))
+    await turns()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    loader.failure = ModelInvalid("broken")
+    loader.gate.set()
+    await turns()
+    loader.failure = None
+    assert await use(manager) is loader.made[0]
+
+
+async def test_an_error_inside_a_lease_leaves_the_model_loaded(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.gate.set()
+    with pytest.raises(RuntimeError):
+        async with manager.lease(model(), RUNTIME):
+            raise RuntimeError
+    assert manager.loaded("m")
+    assert loader.made[0].closed == 0
+
+
+async def test_every_lease_is_given_back(manager: ModelManager[Loaded], loader: Loader) -> None:
+    asking = asyncio.create_task(use(manager))
+    await turns()
+    assert manager._leases == {"m": 1}
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    loader.gate.set()
+    async with manager.lease(model(), RUNTIME), manager.lease(model(), RUNTIME):
+        assert manager._leases == {"m": 2}
+    assert manager._leases == {"m": 0}
+
+
+async def test_close_closes_all_and_forgets_them(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.gate.set()
+    a, b = await use(manager, "a"), await use(manager, "b")
+    await manager.close()
+    assert (a.closed, b.closed) == (1, 1)
+    assert list(manager.residents()) == []
+    await manager.close()
+    assert (a.closed, b.closed) == (1, 1)
+
+
+async def test_close_stops_a_load_and_all_who_wait_for_it(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.gate.set()
+    ready = await use(manager, "ready")
+    loader.gate.clear()
+    asking = [asyncio.create_task(use(manager, "late")) for _ in range(2)]
+    await turns()
+    async with asyncio.timeout(30):
+        await manager.close()
+        results = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(result, BaseException) for result in results)
+    assert loader.cancelled == 1
+    assert ready.closed == 1
+    assert loader.made == [ready]
+
+
+async def test_one_that_fails_to_close_does_not_keep_the_others_open(
+    manager: ModelManager[Loaded], loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader.gate.set()
+    bad, good = await use(manager, "bad"), await use(manager, "good")
+
+    async def refuse() -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(bad, "close", refuse)
+    await manager.close()
+    assert good.closed == 1
+
+
+async def test_loads_are_timed_by_model(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.gate.set()
+    await use(manager, "timed-load")
+    assert REGISTRY.get_sample_value("allm_model_load_seconds_count", {"model": "timed-load"}) == 1

@@ -1,0 +1,109 @@
+"""A worker without a model: does what each message says. Started as `python -m tests.residency.toy_worker FD`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import msgspec
+
+from services.residency.channel import BlockingChannel, ChannelClosed
+
+
+class Say(msgspec.Struct, frozen=True, tag=True):
+    """Wants the text back, in an Echo."""
+
+    text: str
+
+
+class Environ(msgspec.Struct, frozen=True, tag=True):
+    """Wants the value of an environment variable, in an Echo."""
+
+    name: str
+
+
+class Log(msgspec.Struct, frozen=True, tag=True):
+    """Writes to stderr."""
+
+    text: str
+
+
+class Exit(msgspec.Struct, frozen=True, tag=True):
+    """Ends the process; `linger`: seconds between the end of the channel and that of the process."""
+
+    code: int
+    linger: float = 0.0
+
+
+class Hang(msgspec.Struct, frozen=True, tag=True):
+    """Closes the channel and lives on."""
+
+
+class Deafen(msgspec.Struct, frozen=True, tag=True):
+    """Stays connected and ignores SIGTERM and every later message."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Ends in peace, with code 0."""
+
+
+class Garbage(msgspec.Struct, frozen=True, tag=True):
+    """Writes raw bytes to the channel."""
+
+    data: bytes
+
+
+class Echo(msgspec.Struct, frozen=True, tag=True):
+    """An answer."""
+
+    text: str
+
+
+ToToy = Say | Environ | Log | Exit | Hang | Deafen | Stop | Garbage
+FromToy = Echo
+
+
+def main() -> None:
+    """Serves until told otherwise."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    channel: BlockingChannel[ToToy] = BlockingChannel(sock, ToToy)
+    try:
+        while True:
+            obey(channel.receive(), channel, sock)
+    except ChannelClosed:
+        os._exit(0)
+
+
+def obey(message: ToToy, channel: BlockingChannel[ToToy], sock: socket.socket) -> None:
+    """One message."""
+    match message:
+        case Say(text):
+            channel.send(Echo(text))
+        case Environ(name):
+            channel.send(Echo(os.environ.get(name, "")))
+        case Log(text):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        case Exit(code, linger):
+            sock.close()
+            time.sleep(linger)
+            os._exit(code)
+        case Hang():
+            sock.close()
+            threading.Event().wait()
+        case Deafen():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            channel.send(Echo("deaf"))
+            threading.Event().wait()
+        case Stop():
+            os._exit(0)
+        case Garbage(data):
+            sock.sendall(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The ten codes: as documented, and the same in both wire formats."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from services.rpc import errors
+from services.rpc.errors import (
+    BY_CODE,
+    MAX_MESSAGE_BYTES,
+    AllmError,
+    ContextLengthExceeded,
+    Internal,
+    InvalidRequest,
+    ModelInvalid,
+    ModelNotReady,
+    OutOfMemory,
+    Overloaded,
+    Unsupported,
+    from_code,
+)
+
+DOCUMENTATION = Path(__file__).parents[2] / "docs/errors.md"
+
+
+def table() -> dict[str, list[str]]:
+    """code -> the other cells of its row in docs/errors.md."""
+    rows = {}
+    for line in DOCUMENTATION.read_text().splitlines():
+        if line.startswith("| `"):
+            code, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            rows[code.strip("`")] = cells
+    return rows
+
+
+def test_there_are_ten_codes_and_each_is_documented() -> None:
+    assert len(BY_CODE) == 10
+    assert list(table()) == list(BY_CODE)
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_status_and_type_are_the_documented_ones(code: str) -> None:
+    grpc_cell, http_cell, openai_cell, _ = table()[code]
+    error = BY_CODE[code]("what is wrong")
+    assert error.grpc_status.name == re.findall(r"`(\w+)`", grpc_cell)[0]
+    assert error.http_status == int(re.findall(r"\d+", http_cell)[0])
+    headers = error.headers()
+    assert ("retry-after" in headers) == ("retry-after" in http_cell)
+    assert (headers.get("x-should-retry") == "false") == ("x-should-retry: false" in http_cell)
+    assert set(headers) <= {"retry-after", "x-should-retry"}
+    if openai_cell != "-":  # who hung up reads no answer
+        kind, name = openai_cell.split(" / ", 1)
+        assert error.openai_type == kind.strip("`")
+        assert error.openai_code == (None if name.startswith("null") else name.strip("`"))
+
+
+def test_an_unsupported_parameter_is_told_as_the_callers_mistake() -> None:
+    grpc_cell, http_cell, *_ = table()["UNSUPPORTED"]
+    error = Unsupported("'n' is not supported", param="n")
+    assert error.grpc_status.name == re.findall(r"`(\w+)`", grpc_cell)[1]
+    assert error.http_status == int(re.findall(r"\d+", http_cell)[1])
+    assert Unsupported("no runtime").http_status == 501
+
+
+def test_too_long_a_context_is_an_invalid_request_with_openais_own_code() -> None:
+    error = ContextLengthExceeded("too long", param="messages")
+    assert (error.code, error.http_status) == ("INVALID_REQUEST", 400)
+    assert error.openai_object() == {
+        "message": "too long",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "context_length_exceeded",
+    }
+    assert "context_length_exceeded" in table()["INVALID_REQUEST"][2]
+
+
+def test_the_openai_object_prints_null_for_what_is_absent() -> None:
+    assert InvalidRequest("x").openai_object() == {
+        "message": "x",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (1.6, "2"), (30, "30")])
+def test_retry_after_is_whole_seconds_and_never_zero(seconds: float, header: str) -> None:
+    assert Overloaded("busy", retry_after=seconds).headers() == {"retry-after": header}
+    assert ModelNotReady("loading", retry_after=seconds).headers() == {"retry-after": header}
+
+
+@pytest.mark.parametrize("code", sorted(BY_CODE))
+def test_a_workers_code_becomes_its_error(code: str) -> None:
+    error = from_code(code, "said by the worker", "stop")
+    assert type(error) is BY_CODE[code]
+    assert error.message == str(error) == "said by the worker"
+    assert error.param == ("stop" if code in ("INVALID_REQUEST", "UNSUPPORTED") else None)
+
+
+def test_a_workers_context_refusal_keeps_its_parameter() -> None:
+    error = from_code("CONTEXT_LENGTH_EXCEEDED", "too long", "max_tokens")
+    assert type(error) is ContextLengthExceeded
+    assert error.param == "max_tokens"
+
+
+@pytest.mark.parametrize("code", ["", "internal", "SEGFAULT"])
+def test_an_unknown_code_is_internal(code: str) -> None:
+    assert type(from_code(code, "x")) is Internal
+
+
+def test_every_error_class_is_one_of_the_ten_or_refines_one() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AllmError)]
+    for kind in kinds:
+        if kind is not AllmError:
+            assert BY_CODE[kind.code] in kind.__mro__, kind
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    drawn = re.findall(r"[├└]── (\w+) +([A-Z_]+) +(\d+)", errors.__doc__ or "")
+    real = [(kind.__name__, kind("x").grpc_status.name, str(kind("x").http_status)) for kind in BY_CODE.values()]
+    assert drawn == real
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "😀"])
+def test_a_message_that_quotes_too_much_is_cut_to_what_headers_carry(letter: str) -> None:
+    error = ModelInvalid(letter * 100_000)
+    assert len(error.message.encode()) <= MAX_MESSAGE_BYTES + len("...")
+    assert set(error.message.removesuffix("...")) == {letter}
+    assert len(error.message) > 200
+    assert str(error) == error.message
+    exact = "x" * MAX_MESSAGE_BYTES
+    assert OutOfMemory(exact).message == exact
+
+
+def test_a_message_with_half_a_surrogate_pair_can_be_sent() -> None:
+    assert InvalidRequest("bad \ud800 text").message.encode() == b"bad ? text"

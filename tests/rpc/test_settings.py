@@ -1,0 +1,195 @@
+"""Settings: defaults, refusals that can be acted on, and documentation that says what the code does."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from services.rpc.settings import MIB, SettingError, Settings, load_settings
+
+ROOT = Path(__file__).parents[2]
+# Set by the supervisor for its children, never by a person: not in the documentation.
+INTERNAL = {"ALLM_LIFELINE_FD"}
+
+
+class Recorded(dict):
+    """An environment that remembers what it was asked for."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.asked: set[str] = set()
+
+    def get(self, name, default=None):
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+def flat(settings: Settings) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        found |= dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return found
+
+
+def documented() -> dict[str, str]:
+    """Variable -> default, from the table of docs/settings.md."""
+    rows: dict[str, str] = {}
+    for line in (ROOT / "docs/settings.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        names = re.findall(r"`(ALLM_\w+)`", cells[0]) if line.startswith("| `ALLM_") else []
+        if names:
+            defaults = cells[1].split(", ") if len(names) > 1 else [cells[1]]
+            assert len(names) == len(defaults), f"as many defaults as variables: {line}"
+            rows |= {name: default.strip("`") for name, default in zip(names, defaults, strict=True)}
+    return rows
+
+
+def test_the_defaults_of_an_empty_environment() -> None:
+    settings = load_settings({})
+    assert settings.home == Path.home() / ".allm"
+    assert settings.models_dir == settings.home / "models"
+    assert settings.models == settings.aliases == ()
+    assert (settings.gateway.host, settings.gateway.port) == ("127.0.0.1", 8080)
+    assert settings.gateway.max_body_bytes == settings.service.max_body_bytes == 32 * MIB
+    assert settings.service.lifeline == -1
+    assert settings.text.device == "auto"
+    assert settings.text.prefix_cache is True
+
+
+def test_settings_cannot_be_changed_later() -> None:
+    settings = load_settings({})
+    for holder in (settings, settings.gateway, settings.service, settings.text):
+        name = dataclasses.fields(holder)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(holder, name, None)
+
+
+def test_the_process_own_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLM_PORT", "1234")
+    assert load_settings().gateway.port == 1234
+    assert load_settings({}).gateway.port == 8080
+
+
+def test_every_value_is_taken_from_its_own_variable() -> None:
+    changed = {
+        "ALLM_HOME": ("/h", "home", Path("/h")),
+        "ALLM_MODELS_DIR": ("/m", "models_dir", Path("/m")),
+        "ALLM_MODELS": ("a=/x.gguf, b=/y=z.gguf", "models", (("a", Path("/x.gguf")), ("b", Path("/y=z.gguf")))),
+        "ALLM_ALIASES": ("gpt-4o=a,o3=b", "aliases", (("gpt-4o", "a"), ("o3", "b"))),
+        "ALLM_HOST": ("0.0.0.0", "host", "0.0.0.0"),  # noqa: S104
+        "ALLM_PORT": ("0", "port", 0),
+        "ALLM_ALLOWED_HOSTS": (" a.example , b.example,", "allowed_hosts", ("a.example", "b.example")),
+        "ALLM_CORS_ORIGINS": ("https://a.example", "cors_origins", ("https://a.example",)),
+        "ALLM_MAX_BODY_BYTES": ("2048", "max_body_bytes", 2048),
+        "ALLM_LISTEN": ("unix:/s", "listen", "unix:/s"),
+        "ALLM_METRICS_HOST": ("::1", "metrics_host", "::1"),
+        "ALLM_METRICS_PORT": ("1", "metrics_port", 1),
+        "ALLM_LOG_LEVEL": ("DEBUG", "log_level", "debug"),
+        "ALLM_LIFELINE_FD": ("7", "lifeline", 7),
+        "ALLM_DRAIN_DELAY_SECONDS": ("0", "drain_delay_seconds", 0.0),
+        "ALLM_DRAIN_SECONDS": ("1.5", "drain_seconds", 1.5),
+        "ALLM_DEVICE": ("CPU", "device", "cpu"),
+        "ALLM_THREADS": ("3", "threads", 3),
+        "ALLM_CONTEXT_TOKENS": ("4096", "context_tokens", 4096),
+        "ALLM_KV_TOKENS": ("8192", "kv_tokens", 8192),
+        "ALLM_MAX_SEQUENCES": ("4", "max_sequences", 4),
+        "ALLM_BATCH_TOKENS": ("64", "batch_tokens", 64),
+        "ALLM_CHUNK_TOKENS": ("32", "chunk_tokens", 32),
+        "ALLM_QUEUE_LIMIT": ("0", "queue_limit", 0),
+        "ALLM_PREFIX_CACHE": ("off", "prefix_cache", False),
+        "ALLM_REQUEST_SECONDS": ("0.1", "request_seconds", 0.1),
+        "ALLM_STALL_SECONDS": ("1", "stall_seconds", 1.0),
+        "ALLM_LOAD_SECONDS": ("1", "load_seconds", 1.0),
+    }
+    environ = Recorded()
+    defaults = flat(load_settings(environ))
+    assert environ.asked == set(changed), "a new variable belongs into this test"
+    for variable, (text, field, expected) in changed.items():
+        settings = flat(load_settings({variable: text}))
+        assert settings.pop(field) == expected, variable
+        others = {name: value for name, value in settings.items() if variable != "ALLM_HOME"}
+        assert all(defaults[name] == value for name, value in others.items()), f"{variable} changes nothing else"
+        assert defaults[field] != expected, f"{variable}: the test must change something"
+
+
+def test_models_live_under_home_unless_told_otherwise() -> None:
+    assert load_settings({"ALLM_HOME": "/srv/allm"}).models_dir == Path("/srv/allm/models")
+
+
+def test_paths_may_begin_with_a_tilde_and_become_absolute() -> None:
+    settings = load_settings({"ALLM_HOME": "~/x", "ALLM_MODELS_DIR": "weights", "ALLM_MODELS": "a=~/m.gguf"})
+    assert settings.home == Path.home() / "x"
+    assert settings.models_dir == Path.cwd() / "weights"
+    assert settings.models == (("a", Path.home() / "m.gguf"),)
+
+
+@pytest.mark.parametrize("value", ["", "   "])
+def test_an_empty_variable_counts_as_unset(value: str) -> None:
+    environ = Recorded()
+    defaults = load_settings(environ)
+    assert load_settings(dict.fromkeys(environ.asked, value)) == defaults
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("ALLM_PORT", "http", "a whole number from 0 to 65535"),
+        ("ALLM_PORT", "80.0", "a whole number from 0 to 65535"),
+        ("ALLM_PORT", "65536", "a whole number from 0 to 65535"),
+        ("ALLM_PORT", "-1", "a whole number from 0 to 65535"),
+        ("ALLM_PORT", "9" * 5000, "a whole number from 0 to 65535"),
+        ("ALLM_MAX_SEQUENCES", "0", "a whole number from 1 to"),
+        ("ALLM_MAX_BODY_BYTES", "1023", "a whole number from 1024 to"),
+        ("ALLM_REQUEST_SECONDS", "nan", "a number of seconds from 0.1 to 86400.0"),
+        ("ALLM_REQUEST_SECONDS", "inf", "a number of seconds from 0.1 to 86400.0"),
+        ("ALLM_REQUEST_SECONDS", "0", "a number of seconds from 0.1 to 86400.0"),
+        ("ALLM_REQUEST_SECONDS", "soon", "a number of seconds from 0.1 to 86400.0"),
+        ("ALLM_DRAIN_SECONDS", "-0.5", "a number of seconds from 0.0 to 3600.0"),
+        ("ALLM_DEVICE", "gpu", "one of auto, cuda, mps, cpu"),
+        ("ALLM_LOG_LEVEL", "loud", "one of debug, info, warning, error"),
+        ("ALLM_PREFIX_CACHE", "true", "one of on, off"),
+        ("ALLM_MODELS", "/path/m.gguf", "a comma-separated list of id=/path/m.gguf"),
+        ("ALLM_MODELS", "=/path/m.gguf", "a comma-separated list of id=/path/m.gguf"),
+        ("ALLM_MODELS", "a=/x.gguf,b=", "a comma-separated list of id=/path/m.gguf"),
+        ("ALLM_ALIASES", "gpt-4o", "a comma-separated list of alias=id"),
+        ("ALLM_CORS_ORIGINS", "*", "a comma-separated list of origins"),
+        ("ALLM_CORS_ORIGINS", "app.example.org", "a comma-separated list of origins"),
+        ("ALLM_CORS_ORIGINS", "https://", "a comma-separated list of origins"),
+        ("ALLM_CORS_ORIGINS", "https://app.example.org/", "a comma-separated list of origins"),
+        ("ALLM_CORS_ORIGINS", "https://*.example.org", "a comma-separated list of origins"),
+        ("ALLM_CORS_ORIGINS", "ftp://app.example.org", "a comma-separated list of origins"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_variables_name_and_what_is_allowed(
+    variable: str, value: str, allowed: str
+) -> None:
+    with pytest.raises(SettingError) as refusal:
+        load_settings({variable: value})
+    assert refusal.value.variable == variable
+    assert refusal.value.allowed.startswith(allowed)
+    assert str(refusal.value).startswith(f"{variable}=")
+    assert f"it must be {allowed}" in str(refusal.value)
+
+
+def test_the_documentation_lists_exactly_what_is_read() -> None:
+    environ = Recorded()
+    load_settings(environ)
+    assert set(documented()) == environ.asked - INTERNAL
+
+
+def test_the_documented_defaults_are_the_defaults() -> None:
+    """Whoever writes a documented default out gets what the default is."""
+    defaults, compared = load_settings({}), set()
+    for variable, text in documented().items():
+        literal = text.split(":")[0] if text.startswith("0:") else text  # "0: the cores of this process"
+        if text == "none":
+            literal = ""
+        elif " " in literal or "$" in literal:
+            continue  # words, or derived from another setting
+        assert load_settings({variable: literal}) == defaults, f"{variable} is documented as {text}"
+        compared.add(variable)
+    assert len(compared) > 20

