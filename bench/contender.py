@@ -75,6 +75,7 @@ def allm(scenario: Scenario) -> Launch:
         "ALLM_CONTEXT_TOKENS": str(CONTEXT_TOKENS),  # as llama-server gives each slot its part of -c
         "ALLM_KV_TOKENS": str(scenario.total_tokens),
         "ALLM_BATCH_TOKENS": str(scenario.batch_tokens),
+        "ALLM_CHUNK_TOKENS": str(scenario.batch_tokens),  # llama-server fills its batch with prompts too
         "ALLM_THREADS": str(scenario.compute_threads),
     }
     arguments = [sys.executable, "-m", "services.cli", "serve"]

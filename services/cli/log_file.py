@@ -34,6 +34,7 @@ class LogFile:
         return list(self._tail)
 
     def close(self) -> None:
+        """Closes the file; what is written later is lost."""
         self._file.close()
 
     def _rotate(self) -> None:

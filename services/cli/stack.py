@@ -51,10 +51,12 @@ class Stack:
 
     @property
     def metrics_url(self) -> str:
+        """Where the text service tells its Prometheus metrics."""
         return f"http://{url_host(self.settings.service.metrics_host)}:{self.settings.service.metrics_port}/metrics"
 
     @property
     def text_address(self) -> str:
+        """Where the text service listens: a Unix socket in the run folder."""
         return f"unix:{self.folder / 'text.sock'}"
 
     def services(self) -> list[Service]:

@@ -27,6 +27,7 @@ from services.rpc.openai import sse
 
 log = logging.getLogger(__name__)
 
+SERVER_FAULT = 500
 IN_BAND_SECONDS = 5.0  # how long a caller that does not read may hold up the news of an error
 DETAILS = "grpc-status-details-bin"
 Q = TypeVar("Q")
@@ -120,7 +121,9 @@ def _finish(call: Call, error: AllmError | None) -> None:
     facts = {"rpc": call.rpc, "client": call.client, "model": call.model, "ms": round(seconds * 1000), **call.facts}
     if error:
         metrics.ERRORS.labels(call.rpc, error.code, call.model).inc()
-        log.info("request failed", extra={**facts, "code": error.code, "error": error.message})
+        # The message of a caller's mistake may quote the request; the log never does.
+        what = error.message if error.http_status >= SERVER_FAULT else ""
+        log.info("request failed", extra={**facts, "code": error.code, "param": error.param, "error": what})
     else:
         log.info("request done", extra=facts)
 

@@ -83,6 +83,7 @@ def worker_environ(threads: int) -> Mapping[str, str]:
     return {
         "OMP_NUM_THREADS": str(threads),
         "GOMP_SPINCOUNT": "1000",
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages: weights are read from end to end for every token
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": str(threads),
     }

@@ -180,7 +180,7 @@ def _refuse_unsupported(request: ChatCompletionRequest) -> None:
 
 def _message(message: RequestMessage, param: str) -> Message:
     content = _text(message.content, f"{param}.content")
-    if message.content is None and not message.tool_calls and message.refusal is None:
+    if message.content in (None, []) and not message.tool_calls and message.refusal is None:
         raise InvalidRequest(f"'{param}.content' is missing.", param=f"{param}.content")
     if message.role == "tool" and not message.tool_call_id:
         raise InvalidRequest(f"'{param}.tool_call_id' is missing.", param=f"{param}.tool_call_id")

@@ -113,7 +113,7 @@ class BatchLoop:
         try:
             sampler = self._runtime.sampler(params, arrival.tokens)
         except EngineError as error:
-            self._send(Refused(request=arrival.request, code=error.code, message=error.message))
+            self._send(Refused(request=arrival.request, code=error.code, message=error.message, param=error.param))
             return
         prompt = len(arrival.tokens)
         context = self._runtime.ready.context_tokens

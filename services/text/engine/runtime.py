@@ -17,10 +17,11 @@ from services.text.engine.sampling import SamplingParams
 class EngineError(Exception):
     """A fault that ends requests or loading; `code` is one of the ten error codes."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.param = param  # the request's parameter at fault
 
 
 class OutOfCells(Exception):

@@ -97,7 +97,7 @@ class LlamaEngine:
         bad = [token for token, _ in params.logit_bias if not 0 <= token < self._n_vocab]
         if bad:
             message = f"logit_bias names token {bad[0]}; this model's tokens are 0 to {self._n_vocab - 1}"
-            raise EngineError("INVALID_REQUEST", message)
+            raise EngineError("INVALID_REQUEST", message, "logit_bias")
         chain = None if params.greedy else _chain(params, prompt, self._n_vocab, self.ready.context_tokens)
         return _Sampler(chain, params.ignore_eos)
 
@@ -279,6 +279,9 @@ def _load_model(options: EngineOptions, progress: Callable[[float], None]) -> An
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = -1 if options.gpu else 0
     params.progress_callback = on_progress
+    if not options.gpu:
+        # Read into memory, which worker_environ puts into huge pages, instead of mapped: decoding is a tenth faster.
+        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
     model = llama_cpp.llama_model_load_from_file(os.fsencode(options.path), params)
     if not model:
         raise EngineError("MODEL_INVALID", f"llama.cpp cannot load {options.path}: {_last_error()}")
