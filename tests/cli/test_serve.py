@@ -40,7 +40,11 @@ def wait_all_gone(gone: list[psutil.Process]) -> None:
 
 
 def test_one_table_and_one_line_to_try(stack: Stack) -> None:
-    shown = (stack.home / "output.txt").read_text()
+    output = stack.home / "output.txt"
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while "Ctrl-C" not in (shown := output.read_text()):  # its last line
+        assert time.monotonic() < deadline, shown
+        time.sleep(POLL_SECONDS)
     for expected in (stack.base_url, stack.grpc_address, stack.note["metrics_url"], MODEL, "ready"):
         assert expected in shown
     (curl,) = [line for line in shown.splitlines() if line.startswith("curl ")]

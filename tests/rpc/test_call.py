@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 
 from services.rpc import call as call_module
 from services.rpc.call import Call, facade, typed
-from services.rpc.errors import InvalidRequest, ModelNotFound, OutOfMemory, Overloaded, Unsupported
+from services.rpc.errors import Internal, InvalidRequest, ModelNotFound, OutOfMemory, Overloaded, Unsupported
 from services.rpc.logs import JsonFormatter
 from services.rpc.openai import sse
 
@@ -338,8 +338,15 @@ async def test_a_failed_request_is_logged_with_its_code(stack: Stack) -> None:
     await stack.typed_error(**{"x-request-id": "id-6"})
     (line,) = stack.lines()
     assert (line["msg"], line["code"], line["request_id"]) == ("request failed", "MODEL_NOT_FOUND", "id-6")
-    assert line["error"] == "The model `x` does not exist."
+    assert line["error"] == "", "a caller's mistake may quote the request"
     assert SECRET not in stack.log_text()
+
+
+async def test_a_fault_of_the_service_is_logged_in_its_words(stack: Stack) -> None:
+    stack.fail(Internal("worker 7 ended: killed by SIGKILL"))
+    await stack.typed_error()
+    (line,) = stack.lines()
+    assert (line["code"], line["error"]) == ("INTERNAL", "worker 7 ended: killed by SIGKILL")
 
 
 async def test_callers_without_a_gateway_are_anonymous_and_get_an_id(stack: Stack) -> None:
