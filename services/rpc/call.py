@@ -56,10 +56,11 @@ class Call:
         self.answering = True
         await self._context.write(message)
 
-    async def abort(self, error: AllmError, details: bytes) -> NoReturn:
+    async def abort(self, error: AllmError, details: bytes, *, rest: bool) -> NoReturn:
         """Ends the RPC with an error. Before the first message its metadata become HTTP headers at the gateway."""
         metadata: list[tuple[str, str | bytes]] = [(DETAILS, details), *error.headers().items()]
-        metadata.append(("x-http-status", str(error.http_status)))
+        if rest:
+            metadata.append(("x-http-status", str(error.http_status)))
         await self._context.abort(error.grpc_status, error.message, tuple(metadata))
         raise AssertionError("abort returned")
 
@@ -108,7 +109,7 @@ def _wrap(
             # To a REST client an error status after the first message looks like a clean end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(call.send(in_band(error)), IN_BAND_SECONDS)
-        return await call.abort(error, details(error, call))
+        return await call.abort(error, details(error, call), rest=in_band is not None)
 
     return handle
 

@@ -80,7 +80,7 @@ class LoadedTextModel:
         self._capacity = ready.max_sequences + settings.queue_limit
         self._answers: dict[int, Answer] = {}
         self._requests = itertools.count(1)
-        self._heard = time.monotonic()
+        self._progress = time.monotonic()  # when the worker last got something done
         self._stalled = False
         self.counters = Counters(0, 0, 0, 0, 0, 0)
         self.alive = True
@@ -106,12 +106,10 @@ class LoadedTextModel:
                 "wait (ALLM_QUEUE_LIMIT)"
             )
         request, answer = next(self._requests), Answer()
-        if not self._answers:
-            self._heard = time.monotonic()  # the watchdog's clock runs only while there is something to do
         self._answers[request] = answer
         limit = self._settings.request_seconds
         late = Timeout(f"the request took longer than {limit:g} seconds (ALLM_REQUEST_SECONDS)")
-        timer = asyncio.get_running_loop().call_later(limit, answer.fail, late)
+        timer = asyncio.get_running_loop().call_later(limit, self._expire, request, late)
         self._worker.send(Submit(request, client, prompt, sampling))
         try:
             yield answer
@@ -134,7 +132,6 @@ class LoadedTextModel:
     async def _listen(self) -> None:
         try:
             async for message in self._worker.messages():
-                self._heard = time.monotonic()
                 self._take(message)
         except WorkerDied as death:
             self._died(str(death))
@@ -144,6 +141,8 @@ class LoadedTextModel:
             self._died(f"worker {self.pid} of {self._model_id} sent what cannot be read")
 
     def _take(self, message: FromWorker) -> None:
+        if not isinstance(message, Accepted):  # that one comes from a thread which runs on when the batch loop hangs
+            self._progress = time.monotonic()
         if isinstance(message, Stepped):
             for piece in message.pieces:
                 self._hand_over(piece)
@@ -185,6 +184,12 @@ class LoadedTextModel:
         self._count(Counters(self.counters.steps, 0, 0, 0, 0, self.counters.preempted))
         self._end(Timeout(f"{self._model_id} made no progress and was ended") if self._stalled else Internal(how))
 
+    def _expire(self, request: int, error: AllmError) -> None:
+        """Ends a request whose time is over, and frees its place even while its caller does not read."""
+        if answer := self._answers.pop(request, None):
+            answer.fail(error)
+            self._worker.send(Cancel(request))
+
     def _end(self, error: AllmError) -> None:
         answers, self._answers = self._answers, {}
         for answer in answers.values():
@@ -195,7 +200,8 @@ class LoadedTextModel:
         limit = self._settings.stall_seconds
         while self.alive:
             await asyncio.sleep(min(WATCH_INTERVAL, limit / 2))
-            if self._answers and time.monotonic() - self._heard > limit:
+            oldest = next(iter(self._answers.values()), None)
+            if oldest and time.monotonic() - max(self._progress, oldest.started) > limit:
                 log.error("worker stalled", extra={"model": self._model_id, "seconds": limit})
                 self._stalled = True
                 self._worker.kill()

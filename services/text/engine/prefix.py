@@ -23,6 +23,14 @@ class Entry:
     holding: Holding
 
 
+def common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens that two sequences have in common from the start."""
+    at, end = common_blocks(left, right), min(len(left), len(right))
+    while at < end and left[at] == right[at]:
+        at += 1
+    return at
+
+
 def common_blocks(left: Sequence[int], right: Sequence[int]) -> int:
     """Tokens that two sequences have in common from the start, rounded down to whole blocks."""
     low, high = 0, min(len(left), len(right)) // BLOCK
@@ -62,16 +70,16 @@ class PrefixCache:
 
     def take(self, client: str, tokens: Sequence[int]) -> tuple[Entry, int] | None:
         """Takes an entry out, to run on in its sequence: the one that shares most, if that is half of it, else the
-        least recently used. None when there is no entry. The shared count may be 0."""
+        least recently used. Also how many tokens it shares, perhaps 0. None when there is no entry.
+        """
+        if not self._entries:
+            return None
         found = self.find(client, tokens)
-        if found is None or 2 * found[1] < len(found[0].tokens):
-            if not self._entries:
-                return None
-            oldest = next(iter(self._entries.values()))
-            found = (oldest, common_blocks(oldest.tokens, tokens) if oldest.client == client else 0)
-        del self._entries[found[0].id]
-        self._ledger.forget(found[0].holding)
-        return found
+        good = found is not None and 2 * found[1] >= len(found[0].tokens)
+        entry = found[0] if found and good else next(iter(self._entries.values()))
+        del self._entries[entry.id]
+        self._ledger.forget(entry.holding)
+        return entry, common_tokens(entry.tokens, tokens) if entry.client == client else 0
 
     def keep(self, entry: Entry) -> None:
         """Takes an ended request's prefix; one that another entry covers is not kept twice."""

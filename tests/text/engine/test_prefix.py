@@ -63,6 +63,20 @@ def test_the_least_recently_used_goes_first() -> None:
     assert kept.dropped == [2]
 
 
+def test_taking_prefers_the_entry_that_goes_on_and_counts_single_tokens() -> None:
+    kept = Kept()
+    kept.keep("a", [1] * 2 * BLOCK, 1)
+    kept.keep("a", [2] * 2 * BLOCK, 2)
+    taken = kept.cache.take("a", [2] * (BLOCK + 5) + [3])
+    assert taken
+    assert (taken[0].id, taken[1]) == (2, BLOCK + 5)
+    taken = kept.cache.take("b", [1] * 2 * BLOCK)
+    assert taken
+    assert (taken[0].id, taken[1]) == (1, 0), "another client's tokens are not for reuse"
+    assert kept.cache.take("a", [1]) is None
+    assert kept.ledger.cached == 0
+
+
 @pytest.mark.parametrize("cells", [0, 3 * BLOCK])
 def test_the_bound_on_cells_holds(cells: int) -> None:
     kept = Kept(entries=100, cells=cells)
