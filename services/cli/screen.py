@@ -74,5 +74,7 @@ def _describe(model: model_pb2.Model) -> str:
 
 
 def _curl(base_url: str, model: str) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+    # Small models wander at OpenAI's default temperature of 1; the first answer should be the good one.
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": model, "temperature": 0, "messages": messages})
     return f"curl {base_url}/chat/completions -H 'content-type: application/json' -d '{body}'"

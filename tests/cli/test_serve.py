@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import time
 import urllib.request
@@ -50,6 +52,8 @@ def test_one_table_and_one_line_to_try(stack: Stack) -> None:
     (curl,) = [line for line in shown.splitlines() if line.startswith("curl ")]
     assert f"{stack.base_url}/chat/completions" in curl
     assert f'"model": "{MODEL}"' in curl
+    answer = subprocess.run(shlex.split(curl), capture_output=True, timeout=PATIENCE_SECONDS, check=True).stdout
+    assert json.loads(answer)["choices"][0]["message"]["content"] == "The capital of France is Paris."
 
 
 def test_logs_are_json_lines_without_prompts(stack: Stack) -> None:

@@ -225,3 +225,34 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
         LlamaEngine(options(path), lambda _: None)
     assert caught.value.code == "MODEL_INVALID"
     assert str(path) in caught.value.message
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[LlamaEngine]:
+    """The other layout of the cache: a whole context for every request."""
+    loaded = LlamaEngine(options(demo_model(), context_tokens=512, kv_tokens=8 * 512), lambda _: None)
+    assert not loaded.shares_cells
+    yield loaded
+
+
+def test_streams_answer_alike_and_side_by_side(streams: LlamaEngine) -> None:
+    session = Session(streams, cached=4096)
+    for request in range(8):
+        session.ask(request, CAPITAL, client=str(request))
+    session.finish(8)
+    assert set(session.text.values()) == {"The capital of France is Paris."}
+    assert session.counters.active_cells == 0
+
+
+def test_streams_reuse_prefixes_by_going_on_and_by_copying(streams: LlamaEngine) -> None:
+    session = Session(streams, cached=4096)
+    question = "Here is a long text that several requests have in common. " * 14
+    for request in range(3):
+        session.ask(request, question + f"What is the capital of France? ({request})", max_tokens=8)
+    session.finish(3)
+    assert min(session.ended[request].cached_tokens for request in (1, 2)) > 128, "copied from the first"
+    alone = session.text[0]
+    session.ask(9, question + "What is the capital of France? (0)", max_tokens=8)
+    session.finish(4)
+    assert session.ended[9].cached_tokens > 128
+    assert session.text[9].split()[:3] == alone.split()[:3]
