@@ -152,6 +152,9 @@ class BatchLoop:
             if not self._fits(sequence):
                 return
             self._waiting.remove(sequence)
+            if sequence.params.seed is not None and not self._running and self._runtime.shares_cells:
+                # Sums over cells round by the order they lie in: a lone seeded request gets an empty cache each time.
+                self._prefixes.clear()
             self._place(sequence)
             self._running.append(sequence)
 

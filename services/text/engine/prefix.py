@@ -105,6 +105,11 @@ class PrefixCache:
         self._forget(self._entries.popitem(last=False)[1])
         return True
 
+    def clear(self) -> None:
+        """Drops all entries."""
+        while self.evict():
+            pass
+
     def _forget(self, entry: Entry) -> None:
         self._ledger.forget(entry.holding)
         self._drop(entry.id)

@@ -272,6 +272,16 @@ def test_prefixes_do_not_cross_clients_or_seeds() -> None:
     assert [loop.ended[request].cached_tokens for request in (1, 2, 3, 4)] == [0, 0, 0, 9 * BLOCK]
 
 
+def test_a_lone_seeded_request_finds_an_empty_cache() -> None:
+    loop = Loop(Counting(5000), cached=1000)
+    loop.ask(1, prompt(1, 10 * BLOCK))
+    loop.until_done(1)
+    assert loop.runtime.used() == 10 * BLOCK
+    loop.ask(2, prompt(2, BLOCK), seed=1)
+    loop.turn()
+    assert loop.runtime.used() == BLOCK
+
+
 def test_cancelling_gives_up_the_cells_within_one_step() -> None:
     loop = Loop(Counting(5000), batch=256)
     loop.ask(1, prompt(1, 50), max_tokens=1000)

@@ -1,0 +1,211 @@
+"""A running stack from outside: requests over REST and typed gRPC, the runtime's own counters, the processes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from google.rpc import error_details_pb2, status_pb2
+from stack import MODEL, POLL_SECONDS, Stack
+
+CHAT = "/v1/chat/completions"
+QUESTION = "What is the capital of France?"
+PATIENCE_SECONDS = 60
+LONG = 8000  # tokens: takes far longer than any test
+RUNNING, WAITING = "allm_requests_running", "allm_requests_waiting"
+CELLS, STEPS = "allm_kv_cells_active", "allm_engine_steps"
+WORKER = "services.text.engine"
+
+# --- REST
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole HTTP response."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """OpenAI's error object; fails where the body is anything else."""
+        error: dict[str, Any] = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+    @property
+    def text(self) -> str:
+        """What the assistant says."""
+        assert self.status == 200, self.body
+        text: str = self.json["choices"][0]["message"]["content"]
+        return text
+
+
+def chat(content: str = QUESTION, **parameters: Any) -> bytes:
+    """The body of a chat request."""
+    messages = [{"role": "user", "content": content}]
+    return json.dumps({"model": MODEL, "messages": messages, **parameters}).encode()
+
+
+def long_chat(tokens: int = LONG, **parameters: Any) -> bytes:
+    """A chat request whose answer takes as many tokens as it may."""
+    return chat("Count.", max_tokens=tokens, ignore_eos=True, **parameters)
+
+
+@contextmanager
+def asking(stack: Stack, body: bytes) -> Iterator[http.client.HTTPConnection]:
+    """A chat request that is sent, and whose response is still to be read. Leaving hangs up."""
+    with closing(http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_SECONDS)) as connection:
+        connection.request("POST", CHAT, body, {"content-type": "application/json"})
+        yield connection
+
+
+@contextmanager
+def streaming(stack: Stack, body: bytes) -> Iterator[http.client.HTTPResponse]:
+    """A streamed chat whose first event is there. Leaving hangs up."""
+    with asking(stack, body) as connection, closing(connection.getresponse()) as response:
+        assert response.status == 200, response.read()
+        assert response.readline().startswith(b"data: ")
+        yield response
+
+
+def reply_to(connection: http.client.HTTPConnection) -> Reply:
+    """Waits for the whole response."""
+    with closing(connection.getresponse()) as response:
+        return Reply(response.status, response.headers, response.read())
+
+
+def post(stack: Stack, body: bytes) -> Reply:
+    """Sends a chat request and waits for the whole response."""
+    with asking(stack, body) as connection:
+        return reply_to(connection)
+
+
+def last_event(response: http.client.HTTPResponse) -> str:
+    """Reads a stream to its end; gives the data of its last event."""
+    lines = [line for line in response.read().decode().splitlines() if line]
+    assert all(line.startswith("data: ") for line in lines), lines[-3:]
+    return lines[-1].removeprefix("data: ")
+
+
+def in_band_error(response: http.client.HTTPResponse) -> dict[str, Any]:
+    """Reads a stream to its end, which must be an error."""
+    event = json.loads(last_event(response))
+    assert set(event) == {"error"}, event
+    error: dict[str, Any] = event["error"]
+    return error
+
+
+def listed(stack: Stack) -> list[str]:
+    """The ids that /v1/models shows."""
+    with urllib.request.urlopen(f"{stack.base_url}/models", timeout=PATIENCE_SECONDS) as reply:
+        return [model["id"] for model in json.loads(reply.read())["data"]]
+
+
+# --- typed gRPC
+
+
+@dataclass(frozen=True)
+class TypedError:
+    """What a gRPC caller is told: the status, and the ErrorInfo in its details."""
+
+    code: grpc.StatusCode
+    message: str
+    reason: str
+    metadata: dict[str, str]
+
+
+def typed_chat(content: str = QUESTION, **sampling: Any) -> chat_service_pb2.StreamChatCompletionRequest:
+    """A typed chat request."""
+    message = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=content)])
+    parameters = chat_pb2.SamplingParameters(**sampling)
+    return chat_service_pb2.StreamChatCompletionRequest(model=MODEL, messages=[message], sampling=parameters)
+
+
+@contextmanager
+def typed_stream(stack: Stack, request: chat_service_pb2.StreamChatCompletionRequest) -> Iterator[Any]:
+    """A typed stream of chat, over a connection of its own. Leaving cancels it."""
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        call = chat_service_pb2_grpc.ChatServiceStub(channel).StreamChatCompletion(request, timeout=PATIENCE_SECONDS)
+        yield call
+        call.cancel()
+
+
+def error_of(call: Iterable[Any]) -> TypedError:
+    """Reads a typed stream to its end, which must be an error with an ErrorInfo."""
+    with pytest.raises(grpc.RpcError) as caught:
+        for _ in call:
+            pass
+    error: Any = caught.value
+    trailers = dict(error.trailing_metadata())
+    assert "grpc-status-details-bin" in trailers, error
+    status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    (detail,) = status.details
+    info = error_details_pb2.ErrorInfo()
+    assert detail.Unpack(info)
+    return TypedError(error.code(), error.details(), info.reason, dict(info.metadata))
+
+
+def typed_error(stack: Stack, request: chat_service_pb2.StreamChatCompletionRequest) -> TypedError:
+    """The error that a typed request ends with."""
+    with typed_stream(stack, request) as call:
+        return error_of(call)
+
+
+# --- what runs, and how far it is
+
+
+def counter(stack: Stack, name: str) -> float:
+    """One of the runtime's counters of the demo model, as /metrics tells it; 0 before the model is loaded."""
+    with urllib.request.urlopen(stack.note["metrics_url"], timeout=PATIENCE_SECONDS) as reply:
+        found = re.search(rf'^{name}{{model="{MODEL}"}} (\S+)$', reply.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def is_idle(stack: Stack) -> bool:
+    """Whether no request runs or waits, and none holds a cell."""
+    return all(counter(stack, name) == 0 for name in (RUNNING, WAITING, CELLS))
+
+
+def wait_until(stack: Stack, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, stack.output()
+        time.sleep(POLL_SECONDS)
+
+
+def warm(stack: Stack) -> None:
+    """Until the model is loaded and nothing runs."""
+    assert "Paris" in post(stack, chat(temperature=0, max_tokens=16)).text
+    wait_until(stack, lambda: is_idle(stack))
+
+
+def workers(stack: Stack) -> list[psutil.Process]:
+    """The worker processes of the text service."""
+    children = psutil.Process(stack.note["children"]["text"]).children()
+    return [child for child in children if not is_gone(child) and WORKER in child.cmdline()]
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended; a zombie that nobody reaps has."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,326 @@
+"""Loaded models: crashed, hung, too slow, too busy, impossible to load. Alone, and in real stacks of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from demo_model import demo_model
+from models.gguf_file import llama
+from service import (
+    PATIENCE_SECONDS,
+    RUNNING,
+    WAITING,
+    Reply,
+    asking,
+    chat,
+    counter,
+    error_of,
+    in_band_error,
+    is_gone,
+    is_idle,
+    last_event,
+    listed,
+    long_chat,
+    post,
+    reply_to,
+    streaming,
+    typed_chat,
+    typed_error,
+    typed_stream,
+    wait_until,
+    warm,
+    workers,
+)
+from stack import ALIAS, MODEL, POLL_SECONDS, Stack, running_stack
+
+from services.residency.worker import WorkerDied
+from services.rpc.errors import Timeout
+from services.rpc.settings import load_settings
+from services.text.engine.messages import Accepted, Cancel, FromWorker, Piece, Ready, Stepped, Submit
+from services.text.engine.sampling import SamplingParams
+from services.text.loaded import LoadedTextModel
+
+STREAMS = 3
+STALL_SECONDS, REQUEST_SECONDS = 2, 6
+TYPED_LONG = typed_chat("Count.", max_tokens=8000, ignore_eos=True)
+BROKEN, STRANGE, HOLLOW = "broken", "strange", "hollow"
+
+
+# --- alone, with a worker that says what the test wants
+
+
+class Scripted:
+    """A worker whose reader accepts every request, and whose batch loop does nothing by itself."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.killed = False
+        self._inbox: asyncio.Queue[FromWorker | None] = asyncio.Queue()
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+        if isinstance(message, Submit):
+            self._inbox.put_nowait(Accepted(message.request, 3))
+
+    def say(self, message: FromWorker) -> None:
+        self._inbox.put_nowait(message)
+
+    async def messages(self) -> AsyncIterator[FromWorker]:
+        while message := await self._inbox.get():
+            yield message
+        raise WorkerDied("it was killed")
+
+    def kill(self) -> None:
+        self.killed = True
+        self._inbox.put_nowait(None)
+
+    async def close(self, ask: Any = None) -> None:
+        self.kill()
+
+
+@asynccontextmanager
+async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedTextModel]:
+    ready = Ready(
+        context_tokens=64,
+        kv_tokens=64,
+        max_sequences=64,
+        vocabulary=64,
+        chat_template="",
+        bos="",
+        eos="",
+        add_bos=False,
+    )
+    model = LoadedTextModel(MODEL, worker, ready, replace(load_settings({}).text, **limits))
+    try:
+        yield model
+    finally:
+        await model.close()
+
+
+async def test_new_requests_do_not_hide_that_the_batch_loop_hangs() -> None:
+    """Another thread of the worker accepts them all the while."""
+    worker = Scripted()
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        loaded(worker, stall_seconds=0.5) as model,
+        AsyncExitStack() as running,
+    ):
+        first = await running.enter_async_context(model.generate("me", "Hello.", SamplingParams()))
+        while not worker.killed:
+            async with model.generate("me", "Hello.", SamplingParams()):
+                await asyncio.sleep(POLL_SECONDS)
+        with pytest.raises(Timeout, match="no progress"):
+            await first.ready()
+
+
+async def test_a_request_out_of_time_is_cancelled_though_its_caller_does_not_read() -> None:
+    worker = Scripted()
+    async with asyncio.timeout(PATIENCE_SECONDS), loaded(worker, request_seconds=0.1) as model:
+        async with model.generate("me", "Hello.", SamplingParams()) as answer:
+            while not any(isinstance(message, Cancel) for message in worker.sent):
+                worker.say(Stepped([Piece(1, "word", None, 1, 0)], model.counters))
+                await asyncio.sleep(POLL_SECONDS)
+            assert {piece.text for piece in await answer.ready()} == {"word"}
+            with pytest.raises(Timeout, match="ALLM_REQUEST_SECONDS"):
+                await answer.ready()
+        assert sum(isinstance(message, Cancel) for message in worker.sent) == 1
+
+
+# --- in a stack
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack whose processes may be killed, with models beside the good one that cannot be served."""
+    folder = tmp_path_factory.mktemp("own")
+    strange = llama(folder / f"{STRANGE}.gguf", architecture="made-up")
+    hollow = llama(folder / f"{HOLLOW}.gguf")  # a whole header, and nothing behind it
+    broken = folder / f"{BROKEN}.gguf"
+    broken.write_bytes(hollow.read_bytes()[:-8])
+    models = {MODEL: demo_model(), BROKEN: broken, STRANGE: strange, HOLLOW: hollow}
+    named = ",".join(f"{name}={path}" for name, path in models.items())
+    with running_stack(folder / "home", ALLM_MODELS=named) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack with little patience for requests and workers."""
+    limits = {"ALLM_STALL_SECONDS": str(STALL_SECONDS), "ALLM_REQUEST_SECONDS": str(REQUEST_SECONDS)}
+    with running_stack(tmp_path_factory.mktemp("hasty"), **limits) as running:
+        yield running
+
+
+def only_worker(stack: Stack) -> psutil.Process:
+    warm(stack)
+    (worker,) = workers(stack)
+    return worker
+
+
+def wait_replaced(stack: Stack, worker: psutil.Process) -> None:
+    """Until requests are answered again, by another worker; none is left beside it."""
+    wait_until(stack, lambda: is_gone(worker))
+    assert only_worker(stack) != worker
+
+
+# --- what cannot be served
+
+
+def typed_model(stack: Stack, name: str) -> model_pb2.Model:
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        return models.GetModel(model_service_pb2.GetModelRequest(id=name), timeout=PATIENCE_SECONDS).model
+
+
+def ask(stack: Stack, model: str) -> Reply:
+    return post(stack, json.dumps({**json.loads(chat()), "model": model}).encode())
+
+
+def test_what_cannot_be_served_is_not_listed(own: Stack) -> None:
+    assert sorted(listed(own)) == sorted([MODEL, ALIAS, HOLLOW])
+
+
+def test_a_broken_file_fails_and_is_named(own: Stack) -> None:
+    model = typed_model(own, BROKEN)
+    assert model.state == model_pb2.MODEL_STATE_FAILED
+    assert f"{BROKEN}.gguf" in model.reason
+    reply = ask(own, BROKEN)
+    assert (reply.status, reply.error["type"], reply.error["code"]) == (400, "invalid_request_error", "model_invalid")
+    assert reply.error["message"] == model.reason
+
+
+def test_an_unknown_architecture_is_unsupported_and_named(own: Stack) -> None:
+    model = typed_model(own, STRANGE)
+    assert model.state == model_pb2.MODEL_STATE_UNSUPPORTED
+    assert "made-up" in model.reason
+    reply = ask(own, STRANGE)
+    assert (reply.status, reply.error["code"]) == (501, "unsupported")
+    assert reply.error["message"] == model.reason
+
+
+def test_a_file_without_weights_is_refused_when_it_is_loaded_and_hurts_no_other_model(own: Stack) -> None:
+    worker = only_worker(own)
+    reply = ask(own, HOLLOW)
+    assert (reply.status, reply.error["code"]) == (400, "model_invalid")
+    assert f"{HOLLOW}.gguf" in reply.error["message"]
+    assert only_worker(own) == worker
+
+
+# --- crashes
+
+
+def test_a_killed_worker_ends_its_requests_with_internal_and_the_next_gets_a_fresh_one(own: Stack) -> None:
+    worker, service = only_worker(own), own.note["children"]["text"]
+    with ExitStack() as callers:
+        streams = [callers.enter_context(streaming(own, long_chat(stream=True))) for _ in range(STREAMS)]
+        typed = callers.enter_context(typed_stream(own, TYPED_LONG))
+        whole = callers.enter_context(asking(own, long_chat()))
+        wait_until(own, lambda: counter(own, RUNNING) == STREAMS + 2)
+        worker.kill()
+        for stream in streams:
+            error = in_band_error(stream)
+            assert (error["type"], error["code"]) == ("server_error", "internal")
+            assert "SIGKILL" in error["message"]
+        told = error_of(typed)
+        assert (told.code, told.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+        assert told.message == error["message"]
+        reply = reply_to(whole)
+        assert (reply.status, reply.error) == (500, error)
+    wait_replaced(own, worker)
+    assert own.note["children"]["text"] == service
+    assert psutil.Process(service).is_running()
+
+
+def test_a_killed_service_takes_its_worker_with_it_and_comes_back(own: Stack) -> None:
+    worker, service = only_worker(own), own.note["children"]["text"]
+    with streaming(own, long_chat(stream=True)):
+        os.kill(service, signal.SIGKILL)
+        wait_until(own, lambda: is_gone(worker))
+    wait_until(own, lambda: own.note["children"].get("text") not in (None, service))
+    own.wait_healthy()
+    wait_replaced(own, worker)
+
+
+# --- patience
+
+
+def test_a_hung_worker_is_replaced_and_its_requests_end_with_timeout(hasty: Stack) -> None:
+    worker = only_worker(hasty)
+    with streaming(hasty, long_chat(stream=True)) as stream, asking(hasty, long_chat()) as whole:
+        wait_until(hasty, lambda: counter(hasty, RUNNING) == 2)
+        worker.suspend()
+        error = in_band_error(stream)
+        reply = reply_to(whole)
+    assert (error["type"], error["code"]) == ("server_error", "timeout")
+    assert "no progress" in error["message"]
+    assert (reply.status, reply.error) == (504, error)
+    wait_replaced(hasty, worker)
+
+
+def test_a_request_that_takes_too_long_ends_with_timeout_and_frees_its_place(hasty: Stack) -> None:
+    worker = only_worker(hasty)
+    with streaming(hasty, long_chat(stream=True)) as stream, asking(hasty, long_chat()) as whole:
+        told = typed_error(hasty, TYPED_LONG)
+        error = in_band_error(stream)
+        reply = reply_to(whole)
+    assert (error["type"], error["code"]) == ("server_error", "timeout")
+    assert "ALLM_REQUEST_SECONDS" in error["message"]
+    assert (reply.status, reply.error) == (504, error)
+    assert (told.code, told.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "TIMEOUT")
+    assert told.message == error["message"]
+    wait_until(hasty, lambda: is_idle(hasty))
+    assert only_worker(hasty) == worker
+
+
+# --- the queue
+
+
+def test_beyond_the_queue_requests_are_refused_and_those_in_it_complete(tmp_path: Path) -> None:
+    with running_stack(tmp_path, ALLM_MAX_SEQUENCES="1", ALLM_QUEUE_LIMIT="1") as stack:
+        warm(stack)
+        with (
+            streaming(stack, long_chat(200, stream=True)) as first,
+            asking(stack, chat(temperature=0, max_tokens=16)) as second,
+        ):
+            wait_until(stack, lambda: (counter(stack, RUNNING), counter(stack, WAITING)) == (1, 1))
+            refused, told = post(stack, chat()), typed_error(stack, typed_chat())
+            assert last_event(first) == "[DONE]"
+            assert "Paris" in reply_to(second).text
+    assert (refused.status, refused.error["type"], refused.error["code"]) == (429, "rate_limit_error", "overloaded")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "ALLM_QUEUE_LIMIT" in refused.error["message"]
+    assert (told.code, told.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+    assert told.message == refused.error["message"]
+
+
+# --- the end
+
+
+def test_a_stop_lets_streams_of_both_kinds_complete_and_leaves_no_process(tmp_path: Path) -> None:
+    with running_stack(tmp_path, ALLM_DRAIN_SECONDS=str(PATIENCE_SECONDS)) as stack:
+        only_worker(stack)
+        processes = psutil.Process(stack.process.pid).children(recursive=True)
+        request = typed_chat("Count.", max_tokens=100, ignore_eos=True)
+        with streaming(stack, long_chat(100, stream=True)) as rest, typed_stream(stack, request) as typed:
+            events: list[Any] = [next(typed)]
+            stack.process.terminate()
+            assert last_event(rest) == "[DONE]"
+            events.extend(typed)
+        assert events[-1].finished.usage.completion_tokens == 100
+        assert stack.process.wait(PATIENCE_SECONDS) == 0
+        assert len(processes) >= 3
+        wait_until(stack, lambda: all(is_gone(process) for process in processes))
