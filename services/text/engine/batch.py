@@ -163,7 +163,7 @@ class BatchLoop:
         if self._ids:
             sequence.id = heapq.heappop(self._ids)  # the lowest: runtimes compute neighbours together
             return
-        prompt = sequence.tokens[: len(sequence.tokens) - 1] if self._may_reuse(sequence) else []
+        prompt = sequence.tokens[:-1] if self._may_reuse(sequence) else []
         taken = self._prefixes.take(sequence.client, prompt)
         if taken is None:
             raise AssertionError("every sequence id is running or cached")
@@ -191,7 +191,7 @@ class BatchLoop:
     def _common(self, sequence: Sequence, other: Sequence) -> int:
         if other is sequence or other.client != sequence.client or other.tokens[:BLOCK] != sequence.tokens[:BLOCK]:
             return 0
-        return common_blocks(sequence.tokens[: len(sequence.tokens) - 1], other.tokens)
+        return min(common_blocks(sequence.tokens, other.tokens), (len(sequence.tokens) - 1) // BLOCK * BLOCK)
 
     # --- what a step computes
 
@@ -226,7 +226,7 @@ class BatchLoop:
         """Reuses the best prefix for a prompt that begins; whether it should wait for an earlier one's instead."""
         if sequence.begun or not self._may_reuse(sequence):
             return False
-        found = self._prefixes.find(sequence.client, sequence.tokens[: len(sequence.tokens) - 1])
+        found = self._prefixes.find(sequence.client, sequence.tokens[:-1])
         best = (found[1], found[0].id, found[0].holding) if found else (0, -1, Holding())
         promised = 0
         for other in self._running:
