@@ -4,50 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from services.models.gguf import GgufError, read_header
-from services.rpc.errors import ModelInvalid
+from services.models.manifest import Manifest
 
 Modality = Literal["text", "audio", "image"]
-Format = Literal["gguf"]
+Format = Literal["gguf", "safetensors", "whisper", "diffusers"]
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDescriptor:
-    """A registered model: everything that decides who can run it."""
+class ModelFacts:
+    """Everything that decides who can run a model."""
 
     id: str
     modality: Modality
     format: Format
     architecture: str  # from the model's own metadata
     capabilities: frozenset[str]
-    files: tuple[Path, ...]
-    primary: Path  # the file that a runtime opens
     size: int  # bytes of all files
     context_tokens: int  # what the model was trained for; 0: it does not say
 
 
-def describe_gguf(model_id: str, path: Path) -> ModelDescriptor:
-    """Describes a GGUF file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescriptor(ModelFacts):
+    """A model whose files are on this machine, whole."""
 
-    Raises:
-        ModelInvalid: the file is missing, is no GGUF file, or does not name its architecture.
-    """
-    try:
-        header = read_header(path)
-    except GgufError as error:
-        raise ModelInvalid(str(error)) from error
-    if not header.architecture:
-        raise ModelInvalid(f"{path} does not name its architecture (general.architecture)")
+    generation: int  # counts the model's sources; a resident of an older one is replaced
+    files: tuple[Path, ...]
+    primary: Path  # the file or folder that a runtime opens
+
+
+def describe(facts: ModelFacts, generation: int, manifest: Manifest, folder: Path) -> ModelDescriptor:
+    """The descriptor of a model whose files lie in `folder` as the manifest has them."""
     return ModelDescriptor(
-        id=model_id,
-        modality="text",
-        format="gguf",
-        architecture=header.architecture,
-        capabilities=frozenset({"chat"}),
-        files=(path,),
-        primary=path,
-        size=header.size,
-        context_tokens=header.context_length,
+        id=facts.id,
+        modality=facts.modality,
+        format=facts.format,
+        architecture=facts.architecture,
+        capabilities=facts.capabilities,
+        size=facts.size,
+        context_tokens=facts.context_tokens,
+        generation=generation,
+        files=tuple(folder / file.path for file in manifest.files),
+        primary=folder / manifest.primary if manifest.primary else folder,
     )

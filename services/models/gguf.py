@@ -5,6 +5,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,76 @@ from typing import Any, BinaryIO
 
 MAGIC = b"GGUF"
 MAX_STRING = 64 * 1024 * 1024
-MAX_ITEMS = 16_000_000
+MAX_ITEMS = 16_000_000  # of an array, or tensors
+MAX_ENTRIES = 100_000  # of the metadata; it is kept in memory
+MAX_HEADER = 128 * 1024 * 1024  # bytes; the largest vocabularies take a tenth of it
+MAX_DIMENSIONS = 4
 MAX_CONTEXT = 2**31 - 1
+DEFAULT_ALIGNMENT = 32
+BLOCK = 1024 * 1024  # bytes read at once: a remote file costs a request for each
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+
+# Number of a tensor type: (numbers in a block, bytes of a block). A test holds the list against the pinned llama.cpp.
+TENSOR_TYPES: dict[int, tuple[int, int]] = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    9: (32, 36),  # Q8_1
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    15: (256, 292),  # Q8_K
+    16: (256, 66),  # IQ2_XXS
+    17: (256, 74),  # IQ2_XS
+    18: (256, 98),  # IQ3_XXS
+    19: (256, 50),  # IQ1_S
+    20: (32, 18),  # IQ4_NL
+    21: (256, 110),  # IQ3_S
+    22: (256, 82),  # IQ2_S
+    23: (256, 136),  # IQ4_XS
+    24: (1, 1),  # I8
+    25: (1, 2),  # I16
+    26: (1, 4),  # I32
+    27: (1, 8),  # I64
+    28: (1, 8),  # F64
+    29: (256, 56),  # IQ1_M
+    30: (1, 2),  # BF16
+    34: (256, 54),  # TQ1_0
+    35: (256, 66),  # TQ2_0
+    39: (32, 17),  # MXFP4
+    40: (64, 36),  # NVFP4
+    41: (128, 18),  # Q1_0
+    42: (64, 18),  # Q2_0
+}
 
 
 class GgufError(Exception):
     """The file is not a GGUF file that can be read; the message says where it breaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """An entry of the tensor list."""
+
+    name: str
+    shape: tuple[int, ...]  # the fastest dimension first
+    kind: int  # number of its type
+    offset: int  # bytes from the beginning of the weights
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of it; None when its type is not known here."""
+        if self.kind not in TENSOR_TYPES:
+            return None
+        numbers, size = TENSOR_TYPES[self.kind]
+        return math.prod(self.shape) // numbers * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +92,7 @@ class GgufHeader:
     metadata: dict[str, Any]
     tensors: int
     size: int  # bytes of the file
+    needed: int  # bytes that the file must have; 0: there is a tensor of a type that is not known here
 
     @property
     def architecture(self) -> str:
@@ -46,35 +110,77 @@ def read_header(path: Path) -> GgufHeader:
     """Reads the header of a GGUF file.
 
     Raises:
-        GgufError: the file is missing, is no GGUF file, has a version that is not supported, or is cut off.
+        GgufError: the file is missing, is no GGUF file, has a version that is not supported, or its header is cut off.
     """
     try:
         with path.open("rb") as file:
-            return _Reader(file, path).header()
+            return read_header_from(file, str(path), path.stat().st_size)
     except OSError as error:
         raise GgufError(f"{path}: {error.strerror}") from error
 
 
+def read_header_from(file: BinaryIO, name: str, size: int) -> GgufHeader:
+    """Reads the header of an open file of `size` bytes; `name` is for messages.
+
+    Reads in blocks and skips by seeking, so that of a remote file little more than its header is transferred.
+
+    Raises:
+        GgufError: it is no GGUF file, has a version that is not supported, or its header is cut off.
+    """
+    return _Reader(file, name, size).header()
+
+
 class _Reader:
-    def __init__(self, file: BinaryIO, path: Path) -> None:
+    def __init__(self, file: BinaryIO, name: str, size: int) -> None:
         self._file = file
-        self._path = path
-        self._size = path.stat().st_size
+        self._name = name
+        self._size = size
+        self._block = b""
+        self._start = 0  # of the block in the file
+        self._at = 0  # in the file
 
     def header(self) -> GgufHeader:
         if self._bytes(4) != MAGIC:
-            raise GgufError(f"{self._path} is not a GGUF file: it does not begin with 'GGUF'")
+            raise GgufError(f"{self._name} is not a GGUF file: it does not begin with 'GGUF'")
         version = self._scalar(4)
         if version not in (2, 3):
-            raise GgufError(f"{self._path} is GGUF version {version}; versions 2 and 3 can be read")
+            raise GgufError(f"{self._name} is GGUF version {version}; versions 2 and 3 can be read")
         tensors, count = self._scalar(10), self._scalar(10)
-        if count > MAX_ITEMS or tensors > MAX_ITEMS:
-            raise GgufError(f"{self._path} is corrupt: it claims {count} metadata entries and {tensors} tensors")
+        if count > MAX_ENTRIES or tensors > MAX_ITEMS:
+            raise self._corrupt(f"it claims {count} metadata entries and {tensors} tensors")
         metadata = {}
         for _ in range(count):
             key = self._string()
             metadata[key] = self._value(self._scalar(4))
-        return GgufHeader(metadata, tensors, self._size)
+        return GgufHeader(metadata, tensors, self._size, self._weights(tensors, _alignment(metadata)))
+
+    def _weights(self, count: int, alignment: int) -> int:
+        """Reads the tensor list. Returns the bytes that the file must have, 0 if a type in it is unknown."""
+        if not alignment:
+            raise self._corrupt("general.alignment is not a power of two")
+        end, known = 0, True
+        for _ in range(count):
+            tensor = self._tensor()
+            if tensor.offset % alignment:
+                where = f"at {tensor.offset}, which is no multiple of {alignment}"
+                raise self._corrupt(f"tensor {tensor.name[:100]!r} begins {where}")
+            size = tensor.size
+            known = known and size is not None
+            end = max(end, tensor.offset + (size or 0))
+        if not known:
+            return 0
+        return -(-self._at // alignment) * alignment + end if end else self._at
+
+    def _tensor(self) -> GgufTensor:
+        name, dimensions = self._string(), self._scalar(4)
+        if dimensions > MAX_DIMENSIONS:
+            raise self._corrupt(f"tensor {name[:100]!r} claims {dimensions} dimensions")
+        shape = tuple(self._scalar(10) for _ in range(dimensions))
+        tensor = GgufTensor(name, shape, self._scalar(4), self._scalar(10))
+        numbers, _ = TENSOR_TYPES.get(tensor.kind, (1, 0))
+        if math.prod(shape) >= 2**63 or (shape and shape[0] % numbers):
+            raise self._corrupt(f"tensor {name[:100]!r} of type {tensor.kind} claims the shape {list(shape)}")
+        return tensor
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -87,34 +193,66 @@ class _Reader:
         """Skips an array and returns its length."""
         kind, length = self._scalar(4), int(self._scalar(10))
         if length > MAX_ITEMS:
-            raise GgufError(f"{self._path} is corrupt: an array claims {length} items")
+            raise self._corrupt(f"an array claims {length} items")
         if kind == _STRING:
             for _ in range(length):
                 self._skip(self._scalar(10))
         elif kind in _SCALARS:
             self._skip(struct.calcsize(_SCALARS[kind]) * length)
         else:
-            raise GgufError(f"{self._path} is corrupt: an array of type {kind} at byte {self._file.tell()}")
+            raise self._corrupt(f"an array of type {kind} at byte {self._at}")
         return length
 
     def _scalar(self, kind: int) -> Any:
         shape = _SCALARS.get(kind)
         if shape is None:
-            raise GgufError(f"{self._path} is corrupt: unknown value type {kind} at byte {self._file.tell()}")
+            raise self._corrupt(f"unknown value type {kind} at byte {self._at}")
         return struct.unpack(shape, self._bytes(struct.calcsize(shape)))[0]
 
     def _string(self) -> str:
         length = self._scalar(10)
         if length > MAX_STRING:
-            raise GgufError(f"{self._path} is corrupt: a string claims {length} bytes at byte {self._file.tell()}")
+            raise self._corrupt(f"a string claims {length} bytes at byte {self._at}")
         return self._bytes(length).decode(errors="replace")
 
     def _bytes(self, count: int) -> bytes:
-        data = self._file.read(count)
-        if len(data) != count:
-            raise GgufError(f"{self._path} is cut off: its header goes on past its {self._size} bytes")
-        return data
+        begin = self._at - self._start
+        if not 0 <= begin <= len(self._block) - count:
+            self._fetch(count)
+            begin = 0
+        self._skip(count)
+        return self._block[begin : begin + count]
+
+    def _fetch(self, count: int) -> None:
+        """Reads the block that begins where the reader is; `count` bytes of it are there for certain."""
+        if self._at + count > self._size:
+            raise self._cut_off()
+        if self._at != self._start + len(self._block):
+            self._file.seek(self._at)
+        wanted = min(max(count, BLOCK), self._size - self._at)
+        parts: list[bytes] = []
+        while wanted > 0 and (part := self._file.read(wanted)):  # what is remote may come in smaller parts
+            parts.append(part)
+            wanted -= len(part)
+        self._start, self._block = self._at, b"".join(parts)
+        if len(self._block) < count:
+            raise self._cut_off()
 
     def _skip(self, count: int) -> None:
-        if count > self._size or self._file.seek(count, 1) > self._size:
-            raise GgufError(f"{self._path} is cut off: its header goes on past its {self._size} bytes")
+        self._at += count
+        if self._at > self._size:
+            raise self._cut_off()
+        if self._at > MAX_HEADER:
+            raise self._corrupt(f"its header is larger than {MAX_HEADER} bytes")
+
+    def _cut_off(self) -> GgufError:
+        return GgufError(f"{self._name} is cut off: its header goes on past its {self._size} bytes")
+
+    def _corrupt(self, how: str) -> GgufError:
+        return GgufError(f"{self._name} is corrupt: {how}")
+
+
+def _alignment(metadata: dict[str, Any]) -> int:
+    """Bytes that tensors are aligned to; 0 when the metadata says something that cannot be."""
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    return value if type(value) is int and 0 < value < 2**31 and not value & (value - 1) else 0

@@ -5,9 +5,10 @@ There is no discovery of any kind: a runtime is one entry here and one module in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.models.descriptor import ModelDescriptor
+from services.models.descriptor import ModelFacts
 from services.rpc.errors import Unsupported
 
 GIB = 1024**3
@@ -52,8 +53,29 @@ RUNTIMES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What was measured of a model under one runtime on one device."""
+
+    runtime: str
+    device: str
+    tokens_per_second: float  # of one request
+    first_token_seconds: float
+    peak_memory: int  # bytes; 0: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the registry says of one runtime for one model."""
+
+    runtime: Runtime
+    able: bool
+    chosen: bool
+    reason: str
+
+
 class EngineRegistry:
-    """Resolves descriptors to runtimes. `device` is where models run here; `forced` whether an operator chose it."""
+    """Resolves models to runtimes. `device` is where models run here; `forced` whether an operator chose it."""
 
     def __init__(self, device: str, *, forced: bool, runtimes: tuple[Runtime, ...] = RUNTIMES) -> None:
         self._device = device
@@ -65,29 +87,103 @@ class EngineRegistry:
         """cuda, mps or cpu."""
         return self._device
 
-    def resolve(self, descriptor: ModelDescriptor) -> Runtime:
-        """The runtime for a model: the first registered one that passes every filter.
+    @property
+    def forced(self) -> bool:
+        """Whether an operator chose the device."""
+        return self._forced
+
+    @property
+    def runtimes(self) -> tuple[Runtime, ...]:
+        """All runtimes, in the order of the table."""
+        return self._runtimes
+
+    def resolve(self, model: ModelFacts, measured: Iterable[Measurement] = (), asked: str = "") -> Runtime:
+        """The runtime for a model: the one asked for, else the best measured, else the first registered that can.
 
         Raises:
-            Unsupported: none does; the message says which filter failed last.
+            Unsupported: none can; the message says which filter failed last.
         """
-        left = [runtime for runtime in self._runtimes if runtime.modality == descriptor.modality]
-        left = [runtime for runtime in left if descriptor.format in runtime.formats]
-        if not left:
-            raise Unsupported(
-                f"{descriptor.id}: no runtime here reads {descriptor.modality} models in {descriptor.format}"
-            )
-        known = [runtime for runtime in left if descriptor.architecture in runtime.architectures]
-        names = ", ".join(runtime.name for runtime in left)
-        if not known:
-            raise Unsupported(f"{descriptor.id}: architecture {descriptor.architecture!r} is not supported by {names}")
-        able = [runtime for runtime in known if descriptor.capabilities <= runtime.capabilities]
-        able = [runtime for runtime in able if self._device in runtime.devices]
+        able = [runtime for runtime in self._runtimes if not self._objection(runtime, model)]
+        if asked and not any(runtime.name == asked for runtime in able):
+            raise Unsupported(f"{model.id}: the runtime {asked!r} that was asked for cannot run it here")
         if not able:
-            raise Unsupported(f"{descriptor.id}: {names} cannot run it on {self._device}")
-        if self._device == "cpu" and not self._forced and descriptor.size > CPU_LIMIT_BYTES:
-            raise Unsupported(
-                f"{descriptor.id}: needs a GPU: its weights take {descriptor.size / GIB:.1f} GiB, without a GPU "
-                f"{CPU_LIMIT_BYTES / GIB:.0f} GiB are accepted (ALLM_DEVICE=cpu lifts the limit)"
+            raise Unsupported(self._refusal(model))
+        return next(runtime for runtime in self._ranked(able, measured) if not asked or runtime.name == asked)
+
+    def explain(self, model: ModelFacts, measured: Iterable[Measurement] = (), asked: str = "") -> list[Verdict]:
+        """What `resolve` thinks of every runtime, best first."""
+        figures = self._figures(measured)
+        objections = {runtime.name: self._objection(runtime, model) for runtime in self._runtimes}
+        able = self._ranked([runtime for runtime in self._runtimes if not objections[runtime.name]], figures.values())
+        chosen = next((runtime for runtime in able if not asked or runtime.name == asked), None)
+        verdicts = [
+            Verdict(
+                runtime=runtime,
+                able=True,
+                chosen=runtime is chosen,
+                reason=self._reason(figures.get(runtime.name), runtime is chosen, asked),
             )
-        return able[0]
+            for runtime in able
+        ]
+        return verdicts + [
+            Verdict(runtime=runtime, able=False, chosen=False, reason=objections[runtime.name])
+            for runtime in self._runtimes
+            if objections[runtime.name]
+        ]
+
+    def _objection(self, runtime: Runtime, model: ModelFacts) -> str:
+        """Why a runtime cannot run a model; empty if it can."""
+        if runtime.modality != model.modality or model.format not in runtime.formats:
+            return f"it does not read {model.modality} models in {model.format}"
+        if model.architecture not in runtime.architectures:
+            return f"it does not know the architecture {model.architecture!r}"
+        if missing := model.capabilities - runtime.capabilities:
+            return f"it cannot {', '.join(sorted(missing))}"
+        if self._device not in runtime.devices:
+            return f"it does not run on {self._device}"
+        if self._device == "cpu" and not self._forced and model.size > CPU_LIMIT_BYTES:
+            return self._needs_gpu(model)
+        return ""
+
+    def _refusal(self, model: ModelFacts) -> str:
+        """Why no runtime can run a model: what the last filter that any runtime reached says."""
+        left = [runtime for runtime in self._runtimes if runtime.modality == model.modality]
+        left = [runtime for runtime in left if model.format in runtime.formats]
+        if not left:
+            return f"{model.id}: no runtime here reads {model.modality} models in {model.format}"
+        names = ", ".join(runtime.name for runtime in left)
+        left = [runtime for runtime in left if model.architecture in runtime.architectures]
+        if not left:
+            return f"{model.id}: architecture {model.architecture!r} is not supported by {names}"
+        left = [runtime for runtime in left if model.capabilities <= runtime.capabilities]
+        if not any(self._device in runtime.devices for runtime in left):
+            return f"{model.id}: {names} cannot run it on {self._device}"
+        return f"{model.id}: {self._needs_gpu(model)}"
+
+    def _needs_gpu(self, model: ModelFacts) -> str:
+        return (
+            f"needs a GPU: its weights take {model.size / GIB:.1f} GiB, without a GPU {CPU_LIMIT_BYTES / GIB:.0f} GiB "
+            "are accepted (ALLM_DEVICE=cpu lifts the limit)"
+        )
+
+    def _figures(self, measured: Iterable[Measurement]) -> dict[str, Measurement]:
+        return {figure.runtime: figure for figure in measured if figure.device == self._device}
+
+    def _ranked(self, able: list[Runtime], measured: Iterable[Measurement]) -> list[Runtime]:
+        """Measured ones first, by tokens/s, then first token, then memory; the others as they are registered."""
+        figures = self._figures(measured)
+
+        def rank(runtime: Runtime) -> tuple[float, float, float]:
+            if figure := figures.get(runtime.name):
+                return -figure.tokens_per_second, figure.first_token_seconds, figure.peak_memory
+            return 0.0, 0.0, 0.0
+
+        return sorted(able, key=rank)  # stable
+
+    def _reason(self, figure: Measurement | None, chosen: bool, asked: str) -> str:
+        what = f"{figure.tokens_per_second:.1f} tokens/s measured" if figure else "not measured"
+        if not chosen:
+            return f"it could run it ({what}); another is preferred"
+        if asked:
+            return f"an operator asked for it ({what})"
+        return f"the best measured: {what}" if figure else "the first registered that can run it; none was measured"

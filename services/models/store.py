@@ -1,40 +1,69 @@
-"""The models that this process knows, by id and alias: for now the static list of its settings."""
+"""The models that a service knows, by id and alias, and what it can do for each of them now."""
 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from services.models.descriptor import ModelDescriptor, describe_gguf
-from services.models.registry import EngineRegistry, Runtime
-from services.rpc.errors import AllmError, ModelInvalid, ModelNotFound, Unsupported
+from services.models.descriptor import ModelDescriptor
+from services.models.desired import DesiredModel
+from services.models.registry import Runtime
+from services.rpc.errors import AllmError, Internal, ModelNotFound, ModelNotReady
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A generation whose files are here, whole, and the runtime that serves it."""
+
+    descriptor: ModelDescriptor
+    runtime: Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredModel:
-    """A model of the list. Without `runtime` it cannot be served, and `problem` says why."""
+    """A registered model. Without `serving` it cannot be served here now, and `problem` says why."""
 
-    id: str
-    aliases: tuple[str, ...]
-    created: int  # seconds since the epoch
-    descriptor: ModelDescriptor | None
-    runtime: Runtime | None
+    desired: DesiredModel
+    serving: Serving | None
     problem: AllmError | None
+
+    @property
+    def id(self) -> str:
+        """What requests name."""
+        return self.desired.id
 
 
 class ModelStore:
-    """Looks models up by id or alias."""
+    """Looks models up by id or alias. `replica` is the name under which this service is known among the replicas."""
 
-    def __init__(self, models: Iterable[StoredModel]) -> None:
-        self._models = {model.id: model for model in models}
-        self._names = {alias: model.id for model in self._models.values() for alias in model.aliases}
+    def __init__(self, replica: str) -> None:
+        self._replica = replica
+        self._models: dict[str, StoredModel] = {}
+        self._names: dict[str, str] = {}  # alias -> id
+        # Called for a name that is not known here: it may have been registered a moment ago. May raise an AllmError.
+        self.ask: Callable[[str], Awaitable[None]] | None = None
 
     def __iter__(self) -> Iterator[StoredModel]:
         """All models, by id."""
         return iter(sorted(self._models.values(), key=lambda model: model.id))
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a model of that id or alias is known."""
+        return name in self._models or name in self._names
+
+    def put(self, model: StoredModel) -> None:
+        """Takes a model, in place of what was known of it."""
+        self.remove(model.id)
+        self._models[model.id] = model
+        self._names |= dict.fromkeys(model.desired.aliases, model.id)
+
+    def remove(self, model_id: str) -> None:
+        """Forgets a model, if it is there."""
+        if known := self._models.pop(model_id, None):
+            for alias in known.desired.aliases:
+                if self._names.get(alias) == model_id:  # another model may have taken it over meanwhile
+                    del self._names[alias]
 
     def get(self, name: str) -> StoredModel:
         """The model of that id or alias. Raises ModelNotFound."""
@@ -43,50 +72,26 @@ class ModelStore:
             raise ModelNotFound(f"The model `{name}` does not exist.", param="model")
         return found
 
-    def serveable(self, name: str) -> tuple[ModelDescriptor, Runtime]:
-        """A model that can be loaded. Raises ModelNotFound, ModelInvalid or Unsupported."""
-        model = self.get(name)
-        if model.descriptor is None or model.runtime is None:
+    async def find(self, name: str) -> StoredModel:
+        """As `get`, but asks the catalog before it says that there is no such model."""
+        if name not in self and self.ask:
+            await self.ask(name)
+        return self.get(name)
+
+    def serveable(self, model: StoredModel) -> Serving:
+        """What serves a model here.
+
+        Raises:
+            ModelNotReady: not yet, or not here but on another replica, which the gateway asks next.
+            ModelInvalid, Unsupported: it cannot be.
+        """
+        if model.serving is None:
             # A copy: an error that is raised again and again would keep what was on the stack each time.
-            raise copy.copy(model.problem) or Unsupported(f"{model.id} cannot be served")
-        return model.descriptor, model.runtime
+            raise self.elsewhere(model, copy.copy(model.problem) or Internal(f"{model.id} has no state"))
+        return model.serving
 
-
-def load_store(
-    models: Iterable[tuple[str, Path]], aliases: Iterable[tuple[str, str]], registry: EngineRegistry
-) -> ModelStore:
-    """Describes and resolves every model of the list; one that cannot be served is kept with the reason.
-
-    Raises:
-        ModelInvalid: an id or alias is there twice, or an alias names no model.
-    """
-    named: dict[str, Path] = {}
-    for model_id, path in models:
-        if model_id in named:
-            raise ModelInvalid(f"ALLM_MODELS names {model_id} twice")
-        named[model_id] = path
-    wanted: dict[str, str] = {}
-    for alias, model_id in aliases:
-        if model_id not in named:
-            raise ModelInvalid(f"ALLM_ALIASES: {alias} stands for {model_id}, which is not a model")
-        if alias in named or alias in wanted:
-            raise ModelInvalid(f"ALLM_ALIASES: {alias} is taken already")
-        wanted[alias] = model_id
-    return ModelStore(_stored(model_id, path, wanted, registry) for model_id, path in named.items())
-
-
-def _stored(model_id: str, path: Path, aliases: Mapping[str, str], registry: EngineRegistry) -> StoredModel:
-    descriptor, runtime, problem = None, None, None
-    try:
-        descriptor = describe_gguf(model_id, path)
-        runtime = registry.resolve(descriptor)
-    except AllmError as error:
-        problem = error
-    own = tuple(alias for alias, target in aliases.items() if target == model_id)
-    try:
-        created = int(path.stat().st_mtime)
-    except OSError:
-        created = int(time.time())
-    return StoredModel(
-        id=model_id, aliases=own, created=created, descriptor=descriptor, runtime=runtime, problem=problem
-    )
+    def elsewhere(self, model: StoredModel, problem: AllmError) -> AllmError:
+        """What to tell of a problem with a model here: if other replicas have it ready, that they should be asked."""
+        if model.desired.ready_replicas - {self._replica} and not isinstance(problem, ModelNotReady):
+            return ModelNotReady(f"{model.id} is not ready on this replica: {problem.message}", retry_after=1)
+        return problem

@@ -1,6 +1,7 @@
 """Which models are loaded, and who may use them: leases, and loading once however many ask at the same time.
 
-The manager knows neither what a model does nor how its worker talks; each service brings a `load`.
+The manager knows neither what a model does nor how its worker talks; each service brings a `load`. Two generations of a
+model, or the same under two runtimes, are two residents: so a new one can be loaded before an old one goes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.rpc import metrics
+from services.rpc.errors import AllmError
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ class Resident(Protocol):
     def alive(self) -> bool:
         """Whether it can take requests; a dead one is replaced by the next lease."""
 
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that it has held, in bytes; 0 where that cannot be known."""
+
     async def close(self) -> None:
         """Gives up its worker and memory."""
 
@@ -35,74 +41,135 @@ R = TypeVar("R", bound=Resident)
 Load = Callable[[ModelDescriptor, Runtime], Awaitable[R]]
 
 
+class ResidentKey(NamedTuple):
+    """What tells residents apart."""
+
+    model_id: str
+    generation: int
+    runtime: str
+
+
+def resident_key(descriptor: ModelDescriptor, runtime: Runtime) -> ResidentKey:
+    """The key of a model under a runtime."""
+    return ResidentKey(descriptor.id, descriptor.generation, runtime.name)
+
+
+class _Slot(Generic[R]):
+    """A resident, or one on its way, and how many use it."""
+
+    def __init__(self, task: asyncio.Task[R]) -> None:
+        self.task = task
+        self.leases = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def usable(self) -> bool:
+        """Loading, or loaded and alive."""
+        if not self.task.done():
+            return True
+        return not self.task.cancelled() and self.task.exception() is None and self.task.result().alive
+
+    @property
+    def resident(self) -> R | None:
+        """The loaded model, if it takes requests."""
+        return self.task.result() if self.task.done() and self.usable else None
+
+    def take(self) -> None:
+        self.leases += 1
+        self.idle.clear()
+
+    def give_back(self) -> None:
+        self.leases -= 1
+        if not self.leases:
+            self.idle.set()
+
+    async def close(self) -> None:
+        """Ends the resident, or its loading."""
+        self.task.cancel()  # nothing happens to one that is loaded
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await (await self.task).close()
+
+
 class ModelManager(Generic[R]):
     """Leases loaded models; loads them on first use."""
 
     def __init__(self, load: Load[R]) -> None:
         self._load = load
-        self._resident: dict[str, asyncio.Task[R]] = {}
-        self._leases: dict[str, int] = {}
+        self._slots: dict[ResidentKey, _Slot[R]] = {}
+        self._problems: dict[ResidentKey, AllmError] = {}
+        self.on_change: Callable[[], None] = lambda: None  # called after something was loaded, or could not be
 
     @asynccontextmanager
     async def lease(self, descriptor: ModelDescriptor, runtime: Runtime) -> AsyncIterator[R]:
         """A loaded model for as long as the block runs. Raises what loading raises; then the next lease tries anew."""
-        model_id = descriptor.id
-        self._leases[model_id] = self._leases.get(model_id, 0) + 1
+        slot = await self._slot(descriptor, runtime)
+        slot.take()
         try:
-            yield await self._loaded(descriptor, runtime)
+            # Shielded: the load goes on for the others when one who waits for it gives up.
+            yield await asyncio.shield(slot.task)
         finally:
-            self._leases[model_id] -= 1
+            slot.give_back()
 
-    def loaded(self, model_id: str) -> bool:
-        """Whether a model is in memory and takes requests."""
-        task = self._resident.get(model_id)
-        return task is not None and _usable(task) and task.done()
+    def resident(self, key: ResidentKey) -> R | None:
+        """A model that is in memory and takes requests."""
+        slot = self._slots.get(key)
+        return slot.resident if slot else None
+
+    def problem(self, key: ResidentKey) -> AllmError | None:
+        """Why its last attempt to load failed; None after one that succeeded, and before the first."""
+        return self._problems.get(key)
 
     def residents(self) -> Iterator[tuple[str, R]]:
         """Every loaded model that takes requests."""
-        for model_id, task in self._resident.items():
-            if task.done() and _usable(task):
-                yield model_id, task.result()
+        for key, slot in self._slots.items():
+            if resident := slot.resident:
+                yield key.model_id, resident
+
+    async def retire(self, model_id: str, keep: ResidentKey | None = None) -> None:
+        """Gives up all residents of a model but `keep`, each once its running leases have ended."""
+        keys = [key for key in self._slots if key.model_id == model_id and key != keep]
+        slots = [self._slots.pop(key) for key in keys]
+        for key in keys:
+            self._problems.pop(key, None)
+        await asyncio.gather(*(self._retire(slot) for slot in slots))
+        if slots:
+            log.info("model unloaded", extra={"model": model_id})
+            self.on_change()
 
     async def close(self) -> None:
         """Gives up all models, those that are still loading too."""
-        tasks, self._resident = list(self._resident.values()), {}
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await (await task).close()
+        slots, self._slots = list(self._slots.values()), {}
+        await asyncio.gather(*(slot.close() for slot in slots))
 
-    async def _loaded(self, descriptor: ModelDescriptor, runtime: Runtime) -> R:
-        task = self._resident.get(descriptor.id)
-        if task is None or not _usable(task):
-            if task is not None:
-                await self._bury(descriptor.id, task)
-            task = self._resident.get(descriptor.id)  # another caller may have been quicker
-            if task is None:
-                task = asyncio.create_task(self._timed_load(descriptor, runtime))
-                self._resident[descriptor.id] = task
-        # Shielded: the load goes on for the others when one who waits for it gives up.
-        return await asyncio.shield(task)
+    async def _retire(self, slot: _Slot[R]) -> None:
+        try:
+            await slot.idle.wait()
+        finally:
+            await slot.close()
 
-    async def _timed_load(self, descriptor: ModelDescriptor, runtime: Runtime) -> R:
+    async def _slot(self, descriptor: ModelDescriptor, runtime: Runtime) -> _Slot[R]:
+        key = resident_key(descriptor, runtime)
+        slot = self._slots.get(key)
+        if slot and not slot.usable:
+            del self._slots[key]  # it died, or failed to load
+            await slot.close()
+            slot = self._slots.get(key)  # another caller may have been quicker
+        if slot is None:
+            slot = _Slot(asyncio.create_task(self._timed_load(key, descriptor, runtime)))
+            slot.task.add_done_callback(lambda _: self.on_change())
+            self._slots[key] = slot
+        return slot
+
+    async def _timed_load(self, key: ResidentKey, descriptor: ModelDescriptor, runtime: Runtime) -> R:
         started = time.monotonic()
-        resident = await self._load(descriptor, runtime)
+        try:
+            resident = await self._load(descriptor, runtime)
+        except AllmError as error:
+            self._problems[key] = error
+            raise
+        self._problems.pop(key, None)
         seconds = time.monotonic() - started
         metrics.LOAD_SECONDS.labels(descriptor.id).observe(seconds)
         log.info("model loaded", extra={"model": descriptor.id, "runtime": runtime.name, "seconds": round(seconds, 2)})
         return resident
-
-    async def _bury(self, model_id: str, task: asyncio.Task[R]) -> None:
-        """Forgets a model that died or failed to load."""
-        if self._resident.get(model_id) is task:
-            del self._resident[model_id]
-            if not task.cancelled() and task.exception() is None:
-                await task.result().close()
-
-
-def _usable(task: asyncio.Task[R]) -> bool:
-    """Loading, or loaded and alive."""
-    if not task.done():
-        return True
-    return not task.cancelled() and task.exception() is None and task.result().alive

@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -24,6 +26,7 @@ M = TypeVar("M")
 
 log = logging.getLogger(__name__)
 
+_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)  # proc_pid_status(5)
 EXIT_SECONDS = 0.5  # how long a worker that closed its channel may take to end by itself and tell its own exit code
 
 
@@ -68,6 +71,15 @@ class WorkerProcess(Generic[M]):
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that the process has held, in bytes; 0 where the system does not tell."""
+        try:
+            found = _PEAK.search(Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace"))
+        except OSError:
+            return 0
+        return int(found[1]) * 1024 if found else 0
 
     def send(self, message: msgspec.Struct) -> None:
         """Queues one message."""

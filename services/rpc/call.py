@@ -1,8 +1,9 @@
 """What surrounds every RPC: who calls, under which id, for how long at most, and how errors leave.
 
-`typed` wraps a method of a typed service: errors become a gRPC status with a google.rpc.ErrorInfo. `facade` wraps a
-method of the REST facade: errors become OpenAI's error object. The wrapped method gets a `Call` instead of gRPC's
-context and may raise any AllmError; what else it raises is logged in full and told as INTERNAL, without details.
+`typed` wraps a method of a typed service: errors become a gRPC status with a google.rpc.ErrorInfo, or, where the
+gateway transcoded a REST request to it, OpenAI's error object. `facade` wraps a method of the REST facade: errors are
+always OpenAI's. The wrapped method gets a `Call` instead of gRPC's context and may raise any AllmError; what else it
+raises is logged in full and told as INTERNAL, without details.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 SERVER_FAULT = 500
 IN_BAND_SECONDS = 5.0  # how long a caller that does not read may hold up the news of an error
 DETAILS = "grpc-status-details-bin"
+TRANSCODED = "x-envoy-original-path"  # the gateway sets it on what it transcoded, and takes it from everybody else
 Q = TypeVar("Q")
 R = TypeVar("R")
 S = TypeVar("S")
@@ -46,6 +48,7 @@ class Call:
         self.rpc = rpc
         self.request_id = str(metadata.get("x-request-id") or uuid.uuid4())
         self.client = str(metadata.get("x-client-id") or "anonymous")
+        self.transcoded = TRANSCODED in metadata  # whether a REST caller waits behind the gateway
         self.started = time.monotonic()
         self.model = ""  # for logs and metrics: set once it is known to exist
         self.facts: dict[str, Any] = {}  # what the log line of this request tells besides
@@ -65,21 +68,24 @@ class Call:
         raise AssertionError("abort returned")
 
 
-def typed(seconds: float | None = None) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
-    """Wraps a method of a typed service. `seconds`: its time limit; None: the method keeps one of its own."""
-    return functools.partial(_wrap, seconds=seconds, details=_typed_details, in_band=None)
+def typed(seconds: float | None = None, *, quiet: bool = False) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
+    """Wraps a method of a typed service. `seconds`: its time limit; None: the method keeps one of its own.
+
+    `quiet`: successful calls are logged at debug level only; for heartbeats.
+    """
+    return functools.partial(_wrap, seconds=seconds, rest=False, quiet=quiet)
 
 
 def facade(seconds: float | None = None) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
     """Wraps a method of the REST facade; an error after the first message becomes a server-sent event."""
-    return functools.partial(_wrap, seconds=seconds, details=_openai_details, in_band=sse.error)
+    return functools.partial(_wrap, seconds=seconds, rest=True)
 
 
 def _wrap(
     method: Method[S, Q, R],
     seconds: float | None,
-    details: Callable[[AllmError, Call], bytes],
-    in_band: Callable[[AllmError], Any] | None,
+    rest: bool,
+    quiet: bool = False,
 ) -> Handler[S, Q, R]:
     @functools.wraps(method)
     async def handle(servicer: S, request: Q, context: grpc.aio.ServicerContext[Any, Any]) -> R:
@@ -102,19 +108,21 @@ def _wrap(
                 log.exception("unexpected error in %s", call.rpc)
                 error = Internal(f"internal error; the service's log has it under request id {call.request_id}")
         else:
-            _finish(call, None)
+            _finish(call, None, quiet)
             return result
         _finish(call, error)
-        if in_band and call.answering:
+        if rest and call.answering:
             # To a REST client an error status after the first message looks like a clean end.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(call.send(in_band(error)), IN_BAND_SECONDS)
-        return await call.abort(error, details(error, call), rest=in_band is not None)
+                await asyncio.wait_for(call.send(sse.error(error)), IN_BAND_SECONDS)
+        if rest or call.transcoded:
+            return await call.abort(error, _openai_details(error), rest=True)
+        return await call.abort(error, _typed_details(error, call), rest=False)
 
     return handle
 
 
-def _finish(call: Call, error: AllmError | None) -> None:
+def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
     """Counts and logs the end of a request, once."""
     seconds = time.monotonic() - call.started
     metrics.REQUESTS.labels(call.rpc, call.model).inc()
@@ -126,7 +134,7 @@ def _finish(call: Call, error: AllmError | None) -> None:
         what = error.message if error.http_status >= SERVER_FAULT else ""
         log.info("request failed", extra={**facts, "code": error.code, "param": error.param, "error": what})
     else:
-        log.info("request done", extra=facts)
+        log.log(logging.DEBUG if quiet else logging.INFO, "request done", extra=facts)
 
 
 def _typed_details(error: AllmError, call: Call) -> bytes:
@@ -139,7 +147,7 @@ def _typed_details(error: AllmError, call: Call) -> bytes:
     return bytes(status.SerializeToString())
 
 
-def _openai_details(error: AllmError, _: Call) -> bytes:
+def _openai_details(error: AllmError) -> bytes:
     body = error.openai_object()
     status = error_pb2.ErrorStatus(error=error_pb2.Error(message=body["message"], type=body["type"]))
     for field in ("param", "code"):

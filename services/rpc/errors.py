@@ -12,6 +12,8 @@
     ├── Cancelled         CANCELLED            499
     └── Internal          INTERNAL             500  server_error / internal
 
+A duplicate registration is an InvalidRequest told as ALREADY_EXISTS, 409 and model_exists (`ModelExists`).
+
 A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
 """
 
@@ -65,6 +67,14 @@ class ContextLengthExceeded(InvalidRequest):
     """The prompt is longer than the model's context; OpenAI's clients know this by a code of its own."""
 
     openai_code = "context_length_exceeded"
+
+
+class ModelExists(InvalidRequest):
+    """The id or alias is taken; the message says by what. Nothing was changed."""
+
+    grpc_status = grpc.StatusCode.ALREADY_EXISTS
+    http_status = 409
+    openai_code = "model_exists"
 
 
 class ModelNotFound(AllmError):

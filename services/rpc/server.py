@@ -32,10 +32,12 @@ EXIT_CANNOT_START = 1
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What a service brings: its typed services by full name, and how to end what it owns."""
+    """What a service brings: its typed services by full name, how to take leave, and how to end what it owns."""
 
     services: Sequence[str]
     close: Callable[[], Awaitable[None]]
+    leave: Callable[[], Awaitable[None]] | None = None  # called when no new requests shall come, before the last ended
+    described: Sequence[str] = ()  # services of other processes that reflection here tells about as well
 
 
 Build = Callable[[grpc.aio.Server, Settings], Awaitable[Application]]
@@ -63,7 +65,7 @@ async def serve(build: Build, settings: Settings) -> None:
     try:
         status = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(status, server)
-        names = (*application.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*application.services, *application.described, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         _bind(server, settings.service.listen)
         port, stop_metrics = serve_metrics(settings.service.metrics_host, settings.service.metrics_port)
@@ -72,6 +74,8 @@ async def serve(build: Build, settings: Settings) -> None:
             await status.set(name, health_pb2.HealthCheckResponse.SERVING)
         log.info("serving", extra={"listen": settings.service.listen, "metrics_port": port, "pid": os.getpid()})
         await stop.wait()
+        if application.leave:
+            await application.leave()
         await _drain(server, status, settings.service)
         stop_metrics()
     finally:

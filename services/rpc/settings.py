@@ -7,6 +7,7 @@ allowed there (`SettingError`).
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,15 +71,29 @@ class TextSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Where models come from, where they are kept, and who tells about them."""
+
+    folder: Path  # ALLM_MODELS_DIR: what is fetched
+    roots: tuple[Path, ...]  # ALLM_MODEL_ROOTS: the only places that `file://` sources may point to
+    catalog: str  # ALLM_CATALOG: the catalog's gRPC address, `host:port` or `unix:/path`
+    replica: str  # ALLM_REPLICA: this process's name among all replicas of all services
+    artifacts: bool  # ALLM_ARTIFACTS: whether official optimised execution caches may be used
+    publishers: tuple[str, ...]  # ALLM_ARTIFACT_PUBLISHERS: whose; `org/*` or `org/name`
+    supported: Path | None  # ALLM_SUPPORTED_MODELS: the data file of known models; None: the one that comes along
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of a process."""
 
     home: Path  # ALLM_HOME: caches, logs, state
-    models_dir: Path  # ALLM_MODELS_DIR: weights
-    models: tuple[tuple[str, Path], ...]  # ALLM_MODELS: `id=path.gguf` pairs, comma-separated; the static list
-    aliases: tuple[tuple[str, str], ...]  # ALLM_ALIASES: `alias=id` pairs, comma-separated
+    models: tuple[tuple[str, Path], ...]  # ALLM_MODELS: `id=path.gguf` pairs, which `allm serve` registers
+    aliases: tuple[tuple[str, str], ...]  # ALLM_ALIASES: `alias=id` pairs for them, comma-separated
+    text_replicas: int  # ALLM_TEXT_REPLICAS: processes of the text service that `allm serve` runs
     gateway: GatewaySettings
     service: ServiceSettings
+    model: ModelSettings
     text: TextSettings
 
 
@@ -93,11 +108,12 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     max_body_bytes = read.integer("ALLM_MAX_BODY_BYTES", 32 * MIB, 1024, 1024 * MIB)
     return Settings(
         home=home,
-        models_dir=read.path("ALLM_MODELS_DIR", home / "models"),
         models=tuple((name, Path(path).expanduser()) for name, path in read.pairs("ALLM_MODELS", "id=/path/m.gguf")),
         aliases=read.pairs("ALLM_ALIASES", "alias=id"),
+        text_replicas=read.integer("ALLM_TEXT_REPLICAS", 1, 1, 64),
         gateway=_gateway(read, max_body_bytes),
         service=_service(read, max_body_bytes),
+        model=_model(read, home),
         text=_text(read),
     )
 
@@ -122,6 +138,21 @@ def _service(read: _Reader, max_body_bytes: int) -> ServiceSettings:
         drain_delay_seconds=read.seconds("ALLM_DRAIN_DELAY_SECONDS", 3.0, 0.0, 600.0),
         drain_seconds=read.seconds("ALLM_DRAIN_SECONDS", 30.0, 0.0, 3600.0),
         max_body_bytes=max_body_bytes,
+    )
+
+
+def _model(read: _Reader, home: Path) -> ModelSettings:
+    folder = read.path("ALLM_MODELS_DIR", home / "models")
+    roots = tuple(Path(part).expanduser().absolute() for part in read.names("ALLM_MODEL_ROOTS"))
+    supported = read.text("ALLM_SUPPORTED_MODELS", "")
+    return ModelSettings(
+        folder=folder,
+        roots=roots or (folder, Path.cwd()),
+        catalog=read.text("ALLM_CATALOG", "127.0.0.1:50050"),
+        replica=read.text("ALLM_REPLICA", f"{socket.gethostname()}-{os.getpid()}"),
+        artifacts=read.choice("ALLM_ARTIFACTS", "auto", ("auto", "off")) == "auto",
+        publishers=read.names("ALLM_ARTIFACT_PUBLISHERS") or ("openai/*", "nvidia/*"),
+        supported=Path(supported).expanduser().absolute() if supported else None,
     )
 
 

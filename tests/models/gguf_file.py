@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,27 @@ def entry(key: str, kind: int, content: Any) -> bytes:
     return text(key) + struct.pack("<I", kind) + value(kind, content)
 
 
-def header(*entries: bytes, version: int = 3, tensors: int = 0, count: int | None = None) -> bytes:
-    """A whole header; `count` can lie about the number of entries."""
+def tensor(name: str, shape: Sequence[int], kind: int = 0, offset: int = 0) -> bytes:
+    """An entry of the tensor list."""
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def header(
+    *entries: bytes,
+    version: int = 3,
+    tensors: Sequence[bytes] = (),
+    count: int | None = None,
+    tensor_count: int | None = None,
+) -> bytes:
+    """A whole header; `count` and `tensor_count` can lie about how much there is."""
     claimed = len(entries) if count is None else count
-    return b"GGUF" + struct.pack("<IQQ", version, tensors, claimed) + b"".join(entries)
+    claimed_tensors = len(tensors) if tensor_count is None else tensor_count
+    return b"GGUF" + struct.pack("<IQQ", version, claimed_tensors, claimed) + b"".join((*entries, *tensors))
+
+
+def with_weights(head: bytes, size: int, alignment: int = 32) -> bytes:
+    """A whole file: the header and so many bytes of weights."""
+    return head + bytes(-len(head) % alignment) + bytes(size)
 
 
 def llama(path: Path, architecture: str = "llama", context: int = 2048) -> Path:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import random
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.models.gguf import GgufError, GgufHeader, read_header
+from services.models.gguf import BLOCK, MAX_HEADER, TENSOR_TYPES, GgufError, GgufHeader, read_header, read_header_from
 from tests.demo_model import demo_model
-from tests.models.gguf_file import ARRAY, FORMATS, STRING, entry, header, text
+from tests.models.gguf_file import ARRAY, FORMATS, STRING, entry, header, tensor, text, with_weights
 
 
 def read(folder: Path, data: bytes) -> GgufHeader:
@@ -33,7 +36,7 @@ def test_the_demo_models_header() -> None:
     assert found.architecture == "llama"
     assert found.context_length == 8192
     assert found.tensors == 272
-    assert found.size == demo_model().stat().st_size
+    assert found.size == found.needed == demo_model().stat().st_size
     assert "im_start" in found.metadata["tokenizer.chat_template"]
     assert found.metadata["tokenizer.ggml.tokens"] == 49152  # of an array, only its length
 
@@ -45,9 +48,8 @@ def test_every_type_of_value(tmp_path: Path, version: int) -> None:
     assert set(contents) == set(FORMATS)
     entries = [entry(f"key.{kind}", kind, content) for kind, content in contents.items()]
     entries.append(entry("key.text", STRING, "größer 😀"))
-    found = read(tmp_path, header(*entries, version=version, tensors=7))
+    found = read(tmp_path, header(*entries, version=version))
     assert found.metadata == {f"key.{kind}": content for kind, content in contents.items()} | {"key.text": "größer 😀"}
-    assert found.tensors == 7
 
 
 def test_arrays_are_skipped_and_only_counted(tmp_path: Path) -> None:
@@ -62,8 +64,8 @@ def test_arrays_are_skipped_and_only_counted(tmp_path: Path) -> None:
 
 
 def test_what_follows_the_header_is_not_read(tmp_path: Path) -> None:
-    found = read(tmp_path, header(entry("a", 4, 1), tensors=3) + b"\xff" * 1000)
-    assert (found.metadata, found.tensors) == ({"a": 1}, 3)
+    found = read(tmp_path, header(entry("a", 4, 1), tensors=[tensor("t", [4])]) + b"\xff" * 1000)
+    assert (found.metadata, found.tensors) == ({"a": 1}, 1)
 
 
 def test_a_header_that_says_nothing(tmp_path: Path) -> None:
@@ -123,6 +125,7 @@ WHOLE = header(
     entry("words", ARRAY, (STRING, ["a", "bb"])),
     entry("numbers", ARRAY, (3, [1, 2, 3])),
     entry("flag", 7, False),
+    tensors=[tensor("a.weight", [32, 3], 2, 0), tensor("b.weight", [7], 0, 64)],
 )
 
 
@@ -139,8 +142,20 @@ HUGE = 2**64 - 1
     ("data", "words"),
     [
         (header(count=HUGE), "claims"),
-        (header(tensors=HUGE), "claims"),
-        (header(count=1_000_000), "cut off"),
+        (header(tensor_count=HUGE), "claims"),
+        (header(count=1_000_000), "claims"),
+        (header(count=100_000), "cut off"),
+        (header(tensor_count=16_000_000), "cut off"),
+        (header(tensors=[struct.pack("<Q", HUGE)]), "claims"),
+        (header(tensors=[text("t") + struct.pack("<I", 5)]), "claims 5 dimensions"),
+        (header(tensors=[text("t") + struct.pack("<I", HUGE % 2**32)]), "dimensions"),
+        (header(tensors=[tensor("t", [HUGE, HUGE, HUGE, HUGE])]), "claims the shape"),
+        (header(tensors=[tensor("t", [31], 2)]), "claims the shape"),
+        (header(tensors=[tensor("t", [32], 0, 33)]), "begins at 33"),
+        (header(entry("general.alignment", 4, 48)), "general.alignment"),
+        (header(entry("general.alignment", 4, 0)), "general.alignment"),
+        (header(entry("general.alignment", STRING, "32")), "general.alignment"),
+        (header(entry("general.alignment", 6, 32.0)), "general.alignment"),
         (header(struct.pack("<Q", HUGE)), "claims"),
         (header(struct.pack("<Q", 60_000_000) + b"short"), "cut off"),
         (header(text("k") + struct.pack("<IQ", STRING, HUGE)), "claims"),
@@ -184,9 +199,9 @@ def test_random_headers_come_back_as_they_were_written(tmp_path: Path) -> None:
             else:
                 content = expected[f"k{at}"] = scalar(kind)
             entries.append(entry(f"k{at}", kind, content))
-        tensors = rng.randint(0, 1000)
+        tensors = [tensor(scalar(STRING), [rng.randint(0, 9) for _ in range(rng.randint(0, 4))]) for _ in range(9)]
         found = read(tmp_path, header(*entries, tensors=tensors))
-        assert (found.metadata, found.tensors) == (expected, tensors)
+        assert (found.metadata, found.tensors) == (expected, 9)
 
 
 def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> None:
@@ -204,3 +219,100 @@ def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> N
             assert isinstance(found.architecture, str)
             assert 0 <= found.context_length < 2**31
     assert 300 < refused < 2000
+
+
+# --- the bytes that a file must have
+
+
+@pytest.mark.parametrize(
+    ("tensors", "weights"),
+    [
+        ([("a", [3], 0, 0)], 12),
+        ([("a", [3], 0, 0), ("b", [5], 0, 32)], 52),
+        ([("b", [5], 0, 32), ("a", [3], 0, 0)], 52),
+        ([("a", [256, 2], 12, 0)], 288),
+        ([("a", [32, 3, 2], 8, 0), ("b", [1], 24, 224)], 225),
+        ([("a", [], 0, 0)], 4),
+        ([("a", [0, 5], 0, 0)], 0),
+    ],
+)
+def test_a_file_must_reach_to_the_end_of_its_last_tensor(
+    tmp_path: Path, tensors: list[tuple[str, list[int], int, int]], weights: int
+) -> None:
+    head = header(tensors=[tensor(*one) for one in tensors])
+    needed = len(with_weights(head, weights)) if weights else len(head)
+    assert read(tmp_path, head).needed == needed
+    whole = read(tmp_path, with_weights(head, weights))
+    assert whole.size >= whole.needed == needed
+
+
+def test_the_weights_begin_where_the_alignment_says(tmp_path: Path) -> None:
+    for alignment in (1, 8, 64, 4096):
+        head = header(entry("general.alignment", 4, alignment), tensors=[tensor("a", [3], 0, 0)])
+        assert read(tmp_path, head).needed == len(with_weights(head, 12, alignment))
+
+
+def test_a_type_of_the_future_is_accepted_without_a_size(tmp_path: Path) -> None:
+    assert read(tmp_path, header(tensors=[tensor("a", [3], 0, 0), tensor("b", [77], 9999, 32)])).needed == 0
+
+
+def test_the_types_are_those_of_the_pinned_library() -> None:
+    """In a process of its own: a number that the library does not know may end it."""
+    program = """
+import ctypes, pathlib, sys, llama_cpp
+folder = pathlib.Path(llama_cpp.__file__).parent / "lib"
+library = ctypes.CDLL(str(next(path for path in folder.iterdir() if "ggml-base" in path.name)))
+library.ggml_blck_size.restype, library.ggml_type_size.restype = ctypes.c_int64, ctypes.c_size_t
+for kind in range(int(sys.argv[1])):
+    print(kind, library.ggml_blck_size(kind), library.ggml_type_size(kind))
+"""
+    count = max(TENSOR_TYPES) + 1
+    done = subprocess.run([sys.executable, "-c", program, str(count)], capture_output=True, text=True, check=True)
+    told = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert {kind: (numbers, size) for kind, numbers, size in told if size} == TENSOR_TYPES
+
+
+# --- through any file
+
+
+class Remote(io.BytesIO):
+    """Gives at most a thousand bytes at a time, and counts what it gave."""
+
+    given = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(min(1000, size if size is not None and size >= 0 else 1000))
+        self.given += len(data)
+        return data
+
+
+def test_of_a_remote_file_only_what_is_needed_is_read() -> None:
+    numbers = (12, [0.5] * (BLOCK // 2))  # four blocks that nobody wants
+    head = header(entry("a", ARRAY, numbers), entry("general.architecture", STRING, "llama"))
+    data = head + bytes(4 * BLOCK)
+    file = Remote(data)
+    found = read_header_from(file, "far.gguf", len(data))
+    assert (found.architecture, found.metadata["a"], found.size) == ("llama", BLOCK // 2, len(data))
+    assert file.given <= 2 * BLOCK
+
+
+def test_a_file_that_is_shorter_than_it_was_said_to_be_is_cut_off() -> None:
+    with pytest.raises(GgufError, match=r"far\.gguf is cut off"):
+        read_header_from(Remote(WHOLE[:-1]), "far.gguf", len(WHOLE))
+
+
+def test_a_header_has_an_end(tmp_path: Path) -> None:
+    """A sparse file would be read for hours."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header(text("k") + struct.pack("<IIQ", ARRAY, 12, 15_000_000)) + text("l"))
+    with path.open("r+b") as file:
+        file.truncate(2**33)
+    assert read_header(path).metadata == {"k": 15_000_000}
+    entries = [text(f"k{at}") + struct.pack("<IIQ", ARRAY, 12, 15_000_000) for at in range(2)]
+    path.write_bytes(header(entries[0], count=2))
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size + 15_000_000 * 8)
+        file.write(entries[1])
+        file.truncate(2**33)
+    with pytest.raises(GgufError, match=f"its header is larger than {MAX_HEADER} bytes"):
+        read_header(path)

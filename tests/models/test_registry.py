@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.models.descriptor import ModelDescriptor
-from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry, Runtime
+from services.models.descriptor import ModelFacts
+from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry, Measurement, Runtime
 from services.rpc.errors import Unsupported
 
 LLAMA_CPP = RUNTIMES[0]
@@ -23,22 +23,20 @@ OTHER = Runtime(
 )
 
 
-def descriptor(**changes) -> ModelDescriptor:
-    plain = ModelDescriptor(
+def descriptor(**changes) -> ModelFacts:
+    plain = ModelFacts(
         id="m",
         modality="text",
         format="gguf",
         architecture="llama",
         capabilities=frozenset({"chat"}),
-        files=(Path("/m.gguf"),),
-        primary=Path("/m.gguf"),
         size=1000,
         context_tokens=2048,
     )
     return dataclasses.replace(plain, **changes)
 
 
-def refusal(registry: EngineRegistry, model: ModelDescriptor) -> str:
+def refusal(registry: EngineRegistry, model: ModelFacts) -> str:
     with pytest.raises(Unsupported) as caught:
         registry.resolve(model)
     assert caught.value.message.startswith("m: ")
@@ -98,6 +96,83 @@ def test_without_a_gpu_large_weights_need_an_operators_word() -> None:
     refusal(automatic, descriptor(size=CPU_LIMIT_BYTES + 1))
     assert EngineRegistry("cpu", forced=True).resolve(larger) is LLAMA_CPP
     assert EngineRegistry("cuda", forced=False).resolve(larger) is LLAMA_CPP
+
+
+FAST = dataclasses.replace(LLAMA_CPP, name="fast")
+
+
+def measured(runtime: str, tokens: float, first: float = 0.1, memory: int = 1, device: str = "cpu") -> Measurement:
+    return Measurement(
+        runtime=runtime, device=device, tokens_per_second=tokens, first_token_seconds=first, peak_memory=memory
+    )
+
+
+def test_the_best_measured_is_taken() -> None:
+    registry = EngineRegistry("cpu", forced=False, runtimes=(LLAMA_CPP, FAST))
+    assert registry.resolve(descriptor()) is LLAMA_CPP
+    assert registry.resolve(descriptor(), [measured("fast", 1.0)]) is FAST, "measured before never measured"
+    both = [measured("llama_cpp", 10.0), measured("fast", 20.0)]
+    assert registry.resolve(descriptor(), both) is FAST
+    assert registry.resolve(descriptor(), [measured("llama_cpp", 10.0), measured("fast", 5.0)]) is LLAMA_CPP
+    ties = [measured("llama_cpp", 10.0, first=0.2), measured("fast", 10.0, first=0.1)]
+    assert registry.resolve(descriptor(), ties) is FAST
+    ties = [measured("llama_cpp", 10.0, memory=2), measured("fast", 10.0, memory=1)]
+    assert registry.resolve(descriptor(), ties) is FAST
+
+
+def test_what_was_measured_elsewhere_does_not_count_here() -> None:
+    registry = EngineRegistry("cpu", forced=False, runtimes=(LLAMA_CPP, FAST))
+    assert registry.resolve(descriptor(), [measured("fast", 1e6, device="cuda")]) is LLAMA_CPP
+
+
+def test_who_asks_for_a_runtime_gets_it_or_is_refused() -> None:
+    registry = EngineRegistry("cpu", forced=False, runtimes=(LLAMA_CPP, FAST, OTHER))
+    assert registry.resolve(descriptor(), asked="fast") is FAST
+    assert registry.resolve(descriptor(), [measured("llama_cpp", 9.0)], asked="fast") is FAST
+    for name in ("other", "nonsense"):
+        with pytest.raises(Unsupported, match=f"'{name}' that was asked for cannot run it here"):
+            registry.resolve(descriptor(), asked=name)
+
+
+def test_every_verdict_has_its_reason() -> None:
+    registry = EngineRegistry("cpu", forced=False, runtimes=(OTHER, LLAMA_CPP, FAST))
+    verdicts = registry.explain(descriptor(), [measured("fast", 12.34)])
+    assert [(verdict.runtime.name, verdict.able, verdict.chosen) for verdict in verdicts] == [
+        ("fast", True, True),
+        ("llama_cpp", True, False),
+        ("other", False, False),
+    ]
+    assert "12.3 tokens/s" in verdicts[0].reason
+    assert "another is preferred" in verdicts[1].reason
+    assert verdicts[2].reason == "it does not run on cpu"
+    (first, *_) = registry.explain(descriptor())
+    assert (first.runtime.name, first.reason) == (
+        "llama_cpp",
+        "the first registered that can run it; none was measured",
+    )
+    asked = {verdict.runtime.name: verdict for verdict in registry.explain(descriptor(), asked="fast")}
+    assert asked["fast"].chosen
+    assert "asked for it" in asked["fast"].reason
+    assert not asked["llama_cpp"].chosen
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"modality": "audio"}, "it does not read audio models in gguf"),
+        ({"format": "safetensors"}, "it does not read text models in safetensors"),
+        ({"architecture": "odd"}, "it does not know the architecture 'odd'"),
+        ({"capabilities": frozenset({"fly"})}, "it cannot fly"),
+        ({"size": CPU_LIMIT_BYTES + 1}, "needs a GPU"),
+    ],
+)
+def test_what_resolve_refuses_explain_explains(changes: dict[str, object], reason: str) -> None:
+    registry = EngineRegistry("cpu", forced=False)
+    refusal(registry, descriptor(**changes))
+    (verdict,) = registry.explain(descriptor(**changes))
+    assert not verdict.able
+    assert not verdict.chosen
+    assert reason in verdict.reason
 
 
 def test_runtime_names_are_unique() -> None:

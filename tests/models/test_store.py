@@ -1,107 +1,131 @@
-"""The store: lookup by id and alias, and models that stay in the list with the reason why they cannot be served."""
+"""What a service can do for a model now: names, states, and whom to ask instead."""
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from services.models.registry import RUNTIMES, EngineRegistry
-from services.models.store import ModelStore, StoredModel, load_store
-from services.rpc.errors import ModelInvalid, ModelNotFound, Unsupported
-from tests.models.gguf_file import llama
+from services.models.descriptor import ModelFacts, describe
+from services.models.desired import DesiredModel
+from services.models.manifest import Manifest, ManifestFile
+from services.models.registry import RUNTIMES
+from services.models.store import ModelStore, Serving, StoredModel
+from services.rpc.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 
-REGISTRY = EngineRegistry("cpu", forced=False)
+MANIFEST = Manifest(files=(ManifestFile(path="m.gguf", size=5),), primary="m.gguf", folder="/models")
 
 
-def test_models_are_found_by_id_and_by_alias(tmp_path: Path) -> None:
-    one, two = llama(tmp_path / "1.gguf"), llama(tmp_path / "2.gguf", "qwen3")
-    store = load_store([("b", one), ("a", two)], [("gpt-4o", "b"), ("gpt-4", "b"), ("o3", "a")], REGISTRY)
+def desired(model_id: str, *aliases: str, ready_on: tuple[str, ...] = ()) -> DesiredModel:
+    facts = ModelFacts(
+        id=model_id,
+        modality="text",
+        format="gguf",
+        architecture="llama",
+        capabilities=frozenset({"chat"}),
+        size=5,
+        context_tokens=2048,
+    )
+    return DesiredModel(
+        facts=facts,
+        aliases=aliases,
+        source="file:///models/m.gguf",
+        generation=3,
+        manifest=MANIFEST,
+        created=1,
+        updated=1,
+        ready_replicas=frozenset(ready_on),
+    )
+
+
+def ready(wanted: DesiredModel) -> StoredModel:
+    descriptor = describe(wanted.facts, wanted.generation, wanted.manifest, Path("/models"))
+    return StoredModel(desired=wanted, serving=Serving(descriptor=descriptor, runtime=RUNTIMES[0]), problem=None)
+
+
+def broken(wanted: DesiredModel, problem: Exception) -> StoredModel:
+    return StoredModel(desired=wanted, serving=None, problem=problem)
+
+
+@pytest.fixture
+def store() -> ModelStore:
+    return ModelStore("me")
+
+
+def test_a_model_is_found_by_id_and_alias(store: ModelStore) -> None:
+    store.put(ready(desired("b", "gpt-4o", "gpt-4")))
+    store.put(ready(desired("a", "o3")))
     assert [model.id for model in store] == ["a", "b"]
-    assert store.get("gpt-4o") is store.get("gpt-4") is store.get("b")
-    assert store.get("b").aliases == ("gpt-4o", "gpt-4")
-    assert store.get("o3").descriptor.architecture == "qwen3"
-    descriptor, runtime = store.serveable("gpt-4o")
-    assert (descriptor.id, descriptor.primary, runtime) == ("b", one, RUNTIMES[0])
-    assert store.get("a").created == int(two.stat().st_mtime)
+    for name, model_id in {"a": "a", "b": "b", "gpt-4o": "b", "gpt-4": "b", "o3": "a"}.items():
+        assert name in store
+        assert store.get(name).id == model_id
+    with pytest.raises(ModelNotFound) as caught:
+        store.get("c")
+    assert caught.value.param == "model"
 
 
-@pytest.mark.parametrize("name", ["", "none", "A", "gpt-4o "])
-def test_an_unknown_name_is_told_as_openai_does(tmp_path: Path, name: str) -> None:
-    store = load_store([("a", llama(tmp_path / "1.gguf"))], [("gpt-4o", "a")], REGISTRY)
-    for look in (store.get, store.serveable):
-        with pytest.raises(ModelNotFound) as caught:
-            look(name)
-        assert caught.value.message == f"The model `{name}` does not exist."
-        assert caught.value.param == "model"
+def test_aliases_follow_the_registration(store: ModelStore) -> None:
+    store.put(ready(desired("a", "old")))
+    store.put(ready(desired("a", "new")))
+    assert store.get("new").id == "a"
+    assert "old" not in store
+    store.put(ready(desired("b", "new")))  # moved before the other model was heard of
+    store.put(ready(desired("a")))
+    assert store.get("new").id == "b"
+    store.remove("b")
+    store.remove("never-there")
+    assert "new" not in store
 
 
-def test_a_model_that_cannot_be_served_is_kept_with_the_reason(tmp_path: Path) -> None:
-    missing, odd, good = tmp_path / "none.gguf", llama(tmp_path / "odd.gguf", "bert"), llama(tmp_path / "good.gguf")
-    before = int(time.time())
-    store = load_store([("missing", missing), ("odd", odd), ("good", good)], [], REGISTRY)
-    assert isinstance(store.get("missing").problem, ModelInvalid)
-    assert store.get("missing").descriptor is None
-    assert store.get("missing").created >= before
-    assert isinstance(store.get("odd").problem, Unsupported)
-    assert store.get("odd").descriptor.architecture == "bert"
-    assert store.get("good").problem is None
-    with pytest.raises(ModelInvalid, match=str(missing)):
-        store.serveable("missing")
-    with pytest.raises(Unsupported, match="bert"):
-        store.serveable("odd")
-    assert store.serveable("good")
+def test_the_descriptor_names_the_files_where_they_are(store: ModelStore) -> None:
+    store.put(ready(desired("a")))
+    serving = store.serveable(store.get("a"))
+    assert serving.descriptor.primary == Path("/models/m.gguf")
+    assert serving.descriptor.files == (Path("/models/m.gguf"),)
+    assert serving.descriptor.generation == 3
+    whole_folder = dataclasses.replace(MANIFEST, primary="")
+    assert describe(desired("a").facts, 1, whole_folder, Path("/x")).primary == Path("/x")
 
 
-def test_a_path_that_no_file_can_have_spoils_only_its_model(tmp_path: Path) -> None:
-    store = load_store([("long", Path("/" + "x" * 5000)), ("a", llama(tmp_path / "1.gguf"))], [], REGISTRY)
-    assert isinstance(store.get("long").problem, ModelInvalid)
-    assert store.serveable("a")
+@pytest.mark.parametrize("problem", [ModelInvalid("cut off"), Unsupported("needs a GPU"), ModelNotReady("12 %")])
+def test_what_cannot_be_served_says_why_each_time(store: ModelStore, problem: Exception) -> None:
+    store.put(broken(desired("a"), problem))
+    for _ in range(2):
+        with pytest.raises(type(problem), match=str(problem)) as caught:
+            store.serveable(store.get("a"))
+        assert caught.value is not problem, "raised again and again, it would keep what was on the stack each time"
 
 
-def test_a_refusal_that_is_told_often_keeps_nothing_of_those_it_was_told_to(tmp_path: Path) -> None:
-    """An exception object that is raised again grows its traceback, and with it keeps every caller's frames alive."""
-    store = load_store([("missing", tmp_path / "none.gguf")], [], REGISTRY)
-
-    def told() -> tuple[int, ModelInvalid]:
-        with pytest.raises(ModelInvalid) as caught:
-            store.serveable("missing")
-        return len(caught.traceback), caught.value
-
-    first, error = told()
-    for _ in range(10):
-        told()
-    again, same = told()
-    assert again == first
-    assert (same.message, same.http_status, same.headers()) == (error.message, error.http_status, error.headers())
-    problem = store.get("missing").problem
-    depth, at = 0, problem.__traceback__
-    while at:
-        depth, at = depth + 1, at.tb_next
-    assert depth <= 3  # of when the model was described
+@pytest.mark.parametrize("problem", [ModelInvalid("cut off"), Unsupported("needs a GPU"), ModelNotReady("12 %")])
+def test_what_another_replica_has_is_asked_for_there(store: ModelStore, problem: Exception) -> None:
+    store.put(broken(desired("a", ready_on=("me", "other")), problem))
+    with pytest.raises(ModelNotReady, match=str(problem)):  # UNAVAILABLE: the gateway tries the others
+        store.serveable(store.get("a"))
 
 
-def test_a_model_without_runtime_and_reason_is_still_refused() -> None:
-    plain = StoredModel(id="a", aliases=(), created=0, descriptor=None, runtime=None, problem=None)
-    with pytest.raises(Unsupported, match="a cannot be served"):
-        ModelStore([plain]).serveable("a")
+def test_oneself_is_no_other_replica(store: ModelStore) -> None:
+    store.put(broken(desired("a", ready_on=("me",)), ModelInvalid("cut off")))
+    with pytest.raises(ModelInvalid):
+        store.serveable(store.get("a"))
 
 
-@pytest.mark.parametrize(
-    ("models", "aliases", "words"),
-    [
-        (["a", "a"], [], "ALLM_MODELS names a twice"),
-        (["a"], [("x", "b")], "ALLM_ALIASES: x stands for b, which is not a model"),
-        (["a"], [("x", "a"), ("x", "a")], "ALLM_ALIASES: x is taken already"),
-        (["a", "b"], [("a", "b")], "ALLM_ALIASES: a is taken already"),
-        (["a"], [("x", "a"), ("y", "x")], "ALLM_ALIASES: y stands for x, which is not a model"),
-    ],
-)
-def test_a_list_that_contradicts_itself_is_refused(
-    tmp_path: Path, models: list[str], aliases: list[tuple[str, str]], words: str
-) -> None:
-    path = llama(tmp_path / "1.gguf")
-    with pytest.raises(ModelInvalid) as caught:
-        load_store([(model, path) for model in models], aliases, REGISTRY)
-    assert caught.value.message == words
+async def test_an_unknown_name_is_asked_for_once_before_it_is_denied(store: ModelStore) -> None:
+    asked = []
+
+    async def ask(name: str) -> None:
+        asked.append(name)
+        if name == "new":
+            store.put(ready(desired("new")))
+
+    store.ask = ask
+    assert (await store.find("new")).id == "new"
+    assert (await store.find("new")).id == "new"
+    with pytest.raises(ModelNotFound):
+        await store.find("nothing")
+    assert asked == ["new", "nothing"]
+
+
+async def test_without_a_catalog_an_unknown_name_is_denied_at_once(store: ModelStore) -> None:
+    with pytest.raises(ModelNotFound):
+        await store.find("nothing")

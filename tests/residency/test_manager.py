@@ -10,13 +10,13 @@ from prometheus_client import REGISTRY
 
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import RUNTIMES, Runtime
-from services.residency.manager import ModelManager
+from services.residency.manager import ModelManager, ResidentKey, resident_key
 from services.rpc.errors import ModelInvalid
 
 RUNTIME = RUNTIMES[0]
 
 
-def model(model_id: str = "m") -> ModelDescriptor:
+def model(model_id: str = "m", generation: int = 1) -> ModelDescriptor:
     return ModelDescriptor(
         id=model_id,
         modality="text",
@@ -27,7 +27,12 @@ def model(model_id: str = "m") -> ModelDescriptor:
         primary=Path("/m.gguf"),
         size=1,
         context_tokens=1,
+        generation=generation,
     )
+
+
+def key(model_id: str = "m", generation: int = 1) -> ResidentKey:
+    return resident_key(model(model_id, generation), RUNTIME)
 
 
 class Loaded:
@@ -37,6 +42,7 @@ class Loaded:
         self.id = model_id
         self.alive = True
         self.closed = 0
+        self.peak_memory = 0
 
     async def close(self) -> None:
         await asyncio.sleep(0)
@@ -93,10 +99,10 @@ async def test_many_who_ask_at_the_same_time_load_once(manager: ModelManager[Loa
     asking = [asyncio.create_task(use(manager)) for _ in range(10)]
     await turns()
     assert loader.begun == ["m"]
-    assert not manager.loaded("m")
+    assert manager.resident(key()) is None
     loader.gate.set()
     assert set(await asyncio.gather(*asking)) == {loader.made[0]}
-    assert manager.loaded("m")
+    assert manager.resident(key())
     assert await use(manager) is loader.made[0]
     assert loader.begun == ["m"]
 
@@ -119,7 +125,7 @@ async def test_a_failed_load_is_told_to_all_and_tried_anew(manager: ModelManager
     results = await asyncio.gather(*asking, return_exceptions=True)
     assert [str(result) for result in results] == ["/m.gguf is broken"] * 3
     assert loader.begun == ["m"]
-    assert not manager.loaded("m")
+    assert manager.resident(key()) is None
     assert list(manager.residents()) == []
     loader.failure = None
     assert await use(manager) is loader.made[0]
@@ -140,7 +146,7 @@ async def test_a_dead_resident_is_closed_and_replaced_once(manager: ModelManager
     loader.gate.set()
     first = await use(manager)
     first.alive = False
-    assert not manager.loaded("m")
+    assert manager.resident(key()) is None
     assert list(manager.residents()) == []
     users = await asyncio.gather(*(use(manager) for _ in range(5)))
     assert set(users) == {loader.made[1]}
@@ -169,7 +175,7 @@ async def test_a_load_goes_on_for_those_to_come_when_all_gave_up(manager: ModelM
     await asyncio.gather(*asking, return_exceptions=True)
     loader.gate.set()
     await turns()
-    assert manager.loaded("m")
+    assert manager.resident(key())
     assert await use(manager) is loader.made[0]
 
 
@@ -193,20 +199,77 @@ async def test_an_error_inside_a_lease_leaves_the_model_loaded(manager: ModelMan
     with pytest.raises(RuntimeError):
         async with manager.lease(model(), RUNTIME):
             raise RuntimeError
-    assert manager.loaded("m")
+    assert manager.resident(key())
     assert loader.made[0].closed == 0
 
 
-async def test_every_lease_is_given_back(manager: ModelManager[Loaded], loader: Loader) -> None:
+async def test_the_last_problem_is_remembered_until_a_load_succeeds(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    changes = []
+    manager.on_change = lambda: changes.append(manager.problem(key()))
+    assert manager.problem(key()) is None
+    loader.gate.set()
+    loader.failure = ModelInvalid("broken")
+    with pytest.raises(ModelInvalid):
+        await use(manager)
+    await turns()
+    assert str(manager.problem(key())) == "broken"
+    loader.failure = None
+    await use(manager)
+    await turns()
+    assert manager.problem(key()) is None
+    assert [str(change or "") for change in changes] == ["broken", ""]
+
+
+async def test_generations_are_residents_of_their_own(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.gate.set()
+    old = await use(manager)
+    async with manager.lease(model(generation=2), RUNTIME) as new:
+        assert new is not old
+        assert manager.resident(key()) is old
+        assert manager.resident(key(generation=2)) is new
+    await manager.retire("m", keep=key(generation=2))
+    assert (old.closed, new.closed) == (1, 0)
+    assert manager.resident(key()) is None
+    assert await use(manager, "m") is not old
+
+
+async def test_what_is_retired_lives_until_its_last_lease_ends(manager: ModelManager[Loaded], loader: Loader) -> None:
+    loader.gate.set()
+    async with manager.lease(model(), RUNTIME) as first:
+        async with manager.lease(model(), RUNTIME):
+            retiring = asyncio.create_task(manager.retire("m"))
+            await turns()
+            assert manager.resident(key()) is None, "nobody new gets it"
+        await turns()
+        assert (first.closed, retiring.done()) == (0, False)
+        assert await use(manager) is not first, "who asks meanwhile gets a new one"
+    await retiring
+    assert first.closed == 1
+
+
+async def test_a_waiting_caller_who_gave_up_does_not_keep_a_model_from_being_retired(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
     asking = asyncio.create_task(use(manager))
     await turns()
-    assert manager._leases == {"m": 1}
+    retiring = asyncio.create_task(manager.retire("m"))
+    await turns()
+    assert not retiring.done()
     asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    async with asyncio.timeout(30):
+        await retiring
+    assert loader.cancelled == 1
+    assert loader.made == []
+
+
+async def test_only_the_named_model_is_retired(manager: ModelManager[Loaded], loader: Loader) -> None:
     loader.gate.set()
-    async with manager.lease(model(), RUNTIME), manager.lease(model(), RUNTIME):
-        assert manager._leases == {"m": 2}
-    assert manager._leases == {"m": 0}
+    a, b = await use(manager, "a"), await use(manager, "b")
+    await manager.retire("a")
+    await manager.retire("never-there")
+    assert (a.closed, b.closed) == (1, 0)
 
 
 async def test_close_closes_all_and_forgets_them(manager: ModelManager[Loaded], loader: Loader) -> None:

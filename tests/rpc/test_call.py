@@ -19,7 +19,15 @@ from prometheus_client import REGISTRY
 
 from services.rpc import call as call_module
 from services.rpc.call import Call, facade, typed
-from services.rpc.errors import Internal, InvalidRequest, ModelNotFound, OutOfMemory, Overloaded, Unsupported
+from services.rpc.errors import (
+    Internal,
+    InvalidRequest,
+    ModelExists,
+    ModelNotFound,
+    OutOfMemory,
+    Overloaded,
+    Unsupported,
+)
 from services.rpc.logs import JsonFormatter
 from services.rpc.openai import sse
 
@@ -161,6 +169,50 @@ async def test_a_typed_error_carries_a_status_and_an_error_info(stack: Stack) ->
 async def test_a_typed_error_without_a_parameter_names_none(stack: Stack) -> None:
     stack.fail(ModelNotFound("no such model"))
     assert set(info(await stack.typed_error()).metadata) == {"request_id"}
+
+
+TRANSCODED = {"x-envoy-original-path": "/v1/models"}
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "http"),
+    [
+        (ModelExists("`m` is registered", param="id"), "model_exists", "409"),
+        (InvalidRequest("'source' is wrong", param="source"), None, "400"),
+        (Unsupported("no runtime"), "unsupported", "501"),
+        (OutOfMemory("needs 9 GB, 1 GB is free"), "out_of_memory", "503"),
+        (KeyError("private detail"), "internal", "500"),
+    ],
+)
+async def test_a_typed_error_is_openais_object_where_the_call_was_transcoded(
+    stack: Stack, raised: Exception, code: str | None, http: str
+) -> None:
+    stack.fail(raised)
+    error = await stack.typed_error(**TRANSCODED)
+    found = openai_error(error)
+    assert (found.code.string_value if found.code.HasField("string_value") else None) == code
+    assert found.param.string_value == (getattr(raised, "param", None) or "")
+    assert found.message == error.details()
+    assert "private detail" not in str(error)
+    assert trailers(error)["x-http-status"] == http
+
+
+async def test_headers_of_an_error_go_along_where_the_call_was_transcoded(stack: Stack) -> None:
+    stack.fail(Overloaded("busy", retry_after=7))
+    assert trailers(await stack.typed_error(**TRANSCODED))["retry-after"] == "7"
+
+
+async def test_a_time_limit_is_openais_too_where_the_call_was_transcoded(stack: Stack) -> None:
+    async def script(_: Call) -> None:
+        await asyncio.Event().wait()
+
+    stack.play(script)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.models.ListModels(
+            model_service_pb2.ListModelsRequest(), metadata=tuple(TRANSCODED.items()), timeout=30
+        )
+    assert openai_error(caught.value).code.string_value == "timeout"
+    assert trailers(caught.value)["x-http-status"] == "504"
 
 
 async def test_a_facade_error_is_openais_object_for_the_gateway(stack: Stack) -> None:

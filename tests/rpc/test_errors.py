@@ -137,3 +137,15 @@ def test_a_message_that_quotes_too_much_is_cut_to_what_headers_carry(letter: str
 
 def test_a_message_with_half_a_surrogate_pair_can_be_sent() -> None:
     assert InvalidRequest("bad \ud800 text").message.encode() == b"bad ? text"
+
+
+def test_a_duplicate_is_told_as_such_in_both_formats() -> None:
+    error = errors.ModelExists("gpt-4o is taken: it is an alias of a", param="id")
+    assert error.code == "INVALID_REQUEST"
+    assert (error.grpc_status.name, error.http_status) == ("ALREADY_EXISTS", 409)
+    assert error.openai_object() == {
+        "message": "gpt-4o is taken: it is an alias of a",
+        "type": "invalid_request_error",
+        "param": "id",
+        "code": "model_exists",
+    }

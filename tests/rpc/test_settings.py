@@ -51,7 +51,9 @@ def documented() -> dict[str, str]:
 def test_the_defaults_of_an_empty_environment() -> None:
     settings = load_settings({})
     assert settings.home == Path.home() / ".allm"
-    assert settings.models_dir == settings.home / "models"
+    assert settings.model.folder == settings.home / "models"
+    assert settings.model.roots == (settings.model.folder, Path.cwd())
+    assert settings.model.publishers == ("openai/*", "nvidia/*")
     assert settings.models == settings.aliases == ()
     assert (settings.gateway.host, settings.gateway.port) == ("127.0.0.1", 8080)
     assert settings.gateway.max_body_bytes == settings.service.max_body_bytes == 32 * MIB
@@ -62,7 +64,7 @@ def test_the_defaults_of_an_empty_environment() -> None:
 
 def test_settings_cannot_be_changed_later() -> None:
     settings = load_settings({})
-    for holder in (settings, settings.gateway, settings.service, settings.text):
+    for holder in (settings, settings.gateway, settings.service, settings.model, settings.text):
         name = dataclasses.fields(holder)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(holder, name, None)
@@ -77,7 +79,14 @@ def test_the_process_own_environment_is_the_default(monkeypatch: pytest.MonkeyPa
 def test_every_value_is_taken_from_its_own_variable() -> None:
     changed = {
         "ALLM_HOME": ("/h", "home", Path("/h")),
-        "ALLM_MODELS_DIR": ("/m", "models_dir", Path("/m")),
+        "ALLM_MODELS_DIR": ("/m", "folder", Path("/m")),
+        "ALLM_MODEL_ROOTS": ("/a,/b", "roots", (Path("/a"), Path("/b"))),
+        "ALLM_CATALOG": ("unix:/c", "catalog", "unix:/c"),
+        "ALLM_REPLICA": ("text-7", "replica", "text-7"),
+        "ALLM_ARTIFACTS": ("off", "artifacts", False),
+        "ALLM_ARTIFACT_PUBLISHERS": ("me/*", "publishers", ("me/*",)),
+        "ALLM_SUPPORTED_MODELS": ("/s.json", "supported", Path("/s.json")),
+        "ALLM_TEXT_REPLICAS": ("2", "text_replicas", 2),
         "ALLM_MODELS": ("a=/x.gguf, b=/y=z.gguf", "models", (("a", Path("/x.gguf")), ("b", Path("/y=z.gguf")))),
         "ALLM_ALIASES": ("gpt-4o=a,o3=b", "aliases", (("gpt-4o", "a"), ("o3", "b"))),
         "ALLM_HOST": ("0.0.0.0", "host", "0.0.0.0"),  # noqa: S104
@@ -111,19 +120,20 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
     for variable, (text, field, expected) in changed.items():
         settings = flat(load_settings({variable: text}))
         assert settings.pop(field) == expected, variable
-        others = {name: value for name, value in settings.items() if variable != "ALLM_HOME"}
+        # The home and the folder of models have others derived from them.
+        others = {name: value for name, value in settings.items() if variable not in ("ALLM_HOME", "ALLM_MODELS_DIR")}
         assert all(defaults[name] == value for name, value in others.items()), f"{variable} changes nothing else"
         assert defaults[field] != expected, f"{variable}: the test must change something"
 
 
 def test_models_live_under_home_unless_told_otherwise() -> None:
-    assert load_settings({"ALLM_HOME": "/srv/allm"}).models_dir == Path("/srv/allm/models")
+    assert load_settings({"ALLM_HOME": "/srv/allm"}).model.folder == Path("/srv/allm/models")
 
 
 def test_paths_may_begin_with_a_tilde_and_become_absolute() -> None:
     settings = load_settings({"ALLM_HOME": "~/x", "ALLM_MODELS_DIR": "weights", "ALLM_MODELS": "a=~/m.gguf"})
     assert settings.home == Path.home() / "x"
-    assert settings.models_dir == Path.cwd() / "weights"
+    assert settings.model.folder == Path.cwd() / "weights"
     assert settings.models == (("a", Path.home() / "m.gguf"),)
 
 
@@ -152,6 +162,8 @@ def test_an_empty_variable_counts_as_unset(value: str) -> None:
         ("ALLM_DEVICE", "gpu", "one of auto, cuda, mps, cpu"),
         ("ALLM_LOG_LEVEL", "loud", "one of debug, info, warning, error"),
         ("ALLM_PREFIX_CACHE", "true", "one of on, off"),
+        ("ALLM_ARTIFACTS", "on", "one of auto, off"),
+        ("ALLM_TEXT_REPLICAS", "0", "a whole number from 1 to 64"),
         ("ALLM_MODELS", "/path/m.gguf", "a comma-separated list of id=/path/m.gguf"),
         ("ALLM_MODELS", "=/path/m.gguf", "a comma-separated list of id=/path/m.gguf"),
         ("ALLM_MODELS", "a=/x.gguf,b=", "a comma-separated list of id=/path/m.gguf"),

@@ -3,9 +3,11 @@
 isort:skip_file
 """
 
+from allm.models.v1 import manifest_pb2 as _manifest_pb2
 from allm.models.v1 import model_pb2 as _model_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
@@ -18,6 +20,154 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class RegisterModelRequest(_message.Message):
+    """What to register."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    MODALITY_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id: what requests will name. 1 to 128 characters of letters, digits and `._-:/@+`; the first is a letter or a
+    digit. Required.
+    """
+    source: _builtins.str
+    """`hf://org/name[@revision][#file.gguf]`, or `file:///path` below one of ALLM_MODEL_ROOTS. Required."""
+    format: _builtins.str
+    """`gguf`, `safetensors`, `whisper` or `diffusers`; fixed for good. Required."""
+    modality: _builtins.str
+    """`text`, `audio` or `image`; empty: what the format is for. Another than that is refused."""
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other names that requests may use, at most 32, of the same characters as ids."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        source: _builtins.str = ...,
+        format: _builtins.str = ...,
+        modality: _builtins.str = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "format", b"format", "id", b"id", "modality", b"modality", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterModelRequest: _TypeAlias = RegisterModelRequest  # noqa: Y015
+
+@_typing.final
+class RegisterModelResponse(_message.Message):
+    """The registered model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> _model_pb2.Model:
+        """As it is now; its `state` and `reason` say whether a live service can run it."""
+
+    def __init__(
+        self,
+        *,
+        model: _model_pb2.Model | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterModelResponse: _TypeAlias = RegisterModelResponse  # noqa: Y015
+
+@_typing.final
+class UpdateModelRequest(_message.Message):
+    """What to change of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id or one of its aliases. Required."""
+    source: _builtins.str
+    """Its new source, possibly the old one again: `hf://` is pinned to the commit that its revision names now. Empty: the
+    old one again, unless `aliases` are given, which then are all that changes.
+    """
+    @_builtins.property
+    def aliases(self) -> Global___AliasList:
+        """Its new aliases; absent: as they are."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        source: _builtins.str = ...,
+        aliases: Global___AliasList | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "id", b"id", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateModelRequest: _TypeAlias = UpdateModelRequest  # noqa: Y015
+
+@_typing.final
+class AliasList(_message.Message):
+    """A list of names that can be told apart from none at all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names; none removes all."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AliasList: _TypeAlias = AliasList  # noqa: Y015
+
+@_typing.final
+class UpdateModelResponse(_message.Message):
+    """The changed model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> _model_pb2.Model:
+        """As it is now."""
+
+    def __init__(
+        self,
+        *,
+        model: _model_pb2.Model | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateModelResponse: _TypeAlias = UpdateModelResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
@@ -48,18 +198,24 @@ class GetModelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _model_pb2.Model:
         """The model."""
+
+    @_builtins.property
+    def manifest(self) -> _manifest_pb2.Manifest:
+        """The files of its generation."""
 
     def __init__(
         self,
         *,
         model: _model_pb2.Model | None = ...,
+        manifest: _manifest_pb2.Manifest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -105,3 +261,536 @@ class ListModelsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class DeleteModelRequest(_message.Message):
+    """Names a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id or one of its aliases. Required."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteModelRequest: _TypeAlias = DeleteModelRequest  # noqa: Y015
+
+@_typing.final
+class DeleteModelResponse(_message.Message):
+    """Nothing: the model is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteModelResponse: _TypeAlias = DeleteModelResponse  # noqa: Y015
+
+@_typing.final
+class LoadModelRequest(_message.Message):
+    """Names a model to load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id or one of its aliases. Required."""
+    runtime: _builtins.str
+    """The runtime to load it with; empty: the registry's choice."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        runtime: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "runtime", b"runtime"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
+
+@_typing.final
+class LoadModelResponse(_message.Message):
+    """The model to load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> _model_pb2.Model:
+        """As it is now; it may not be loaded yet."""
+
+    def __init__(
+        self,
+        *,
+        model: _model_pb2.Model | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadModelResponse: _TypeAlias = LoadModelResponse  # noqa: Y015
+
+@_typing.final
+class UnloadModelRequest(_message.Message):
+    """Names a model to unload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id or one of its aliases. Required."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadModelRequest: _TypeAlias = UnloadModelRequest  # noqa: Y015
+
+@_typing.final
+class UnloadModelResponse(_message.Message):
+    """The model to unload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> _model_pb2.Model:
+        """As it is now; it may still be loaded."""
+
+    def __init__(
+        self,
+        *,
+        model: _model_pb2.Model | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
+
+@_typing.final
+class WatchModelsRequest(_message.Message):
+    """Which models to watch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODALITY_FIELD_NUMBER: _builtins.int
+    STATUSES_FIELD_NUMBER: _builtins.int
+    modality: _model_pb2.Modality.ValueType
+    """Only models of this modality; unspecified: all."""
+    statuses: _builtins.bool
+    """Whether to send a model again when what its replicas report of it changes, with `replicas` filled."""
+    def __init__(
+        self,
+        *,
+        modality: _model_pb2.Modality.ValueType = ...,
+        statuses: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modality", b"modality", "statuses", b"statuses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchModelsRequest: _TypeAlias = WatchModelsRequest  # noqa: Y015
+
+@_typing.final
+class WatchModelsResponse(_message.Message):
+    """One event of a watch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    REMOVED_ID_FIELD_NUMBER: _builtins.int
+    SYNCED_FIELD_NUMBER: _builtins.int
+    removed_id: _builtins.str
+    """The model of this id is gone."""
+    @_builtins.property
+    def changed(self) -> _manifest_pb2.DesiredModel:
+        """A model is there, or has changed; whole."""
+
+    @_builtins.property
+    def synced(self) -> Global___Synced:
+        """Everything that there was when the watch began has been sent: what was not named since is gone."""
+
+    def __init__(
+        self,
+        *,
+        changed: _manifest_pb2.DesiredModel | None = ...,
+        removed_id: _builtins.str = ...,
+        synced: Global___Synced | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "event", b"event", "removed_id", b"removed_id", "synced", b"synced"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "event", b"event", "removed_id", b"removed_id", "synced", b"synced"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["changed", "removed_id", "synced"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___WatchModelsResponse: _TypeAlias = WatchModelsResponse  # noqa: Y015
+
+@_typing.final
+class Synced(_message.Message):
+    """A mark in a watch; it holds nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Synced: _TypeAlias = Synced  # noqa: Y015
+
+@_typing.final
+class RuntimeOffer(_message.Message):
+    """A runtime that a replica has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FORMATS_FIELD_NUMBER: _builtins.int
+    ARCHITECTURES_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, such as `llama_cpp`."""
+    @_builtins.property
+    def formats(self) -> _containers.RepeatedScalarFieldContainer[_model_pb2.Format.ValueType]:
+        """The formats that it reads."""
+
+    @_builtins.property
+    def architectures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The architectures that it knows."""
+
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it can do, such as `chat`."""
+
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The devices that it runs on: `cuda`, `mps`, `cpu`."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        formats: _abc.Iterable[_model_pb2.Format.ValueType] | None = ...,
+        architectures: _abc.Iterable[_builtins.str] | None = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
+        devices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architectures", b"architectures", "capabilities", b"capabilities", "devices", b"devices", "formats", b"formats", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeOffer: _TypeAlias = RuntimeOffer  # noqa: Y015
+
+@_typing.final
+class ReportModelStatusRequest(_message.Message):
+    """A replica, and what has changed on it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    MODALITY_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_FORCED_FIELD_NUMBER: _builtins.int
+    RUNTIMES_FIELD_NUMBER: _builtins.int
+    STATUSES_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Name of the replica, such as `text-1`; unique among all. Required."""
+    modality: _model_pb2.Modality.ValueType
+    """What it serves. Required."""
+    complete: _builtins.bool
+    """Whether this report holds everything: the device, all runtimes and all models. Else only changed models."""
+    device: _builtins.str
+    """Where it runs models: `cuda`, `mps` or `cpu`. In complete reports."""
+    device_forced: _builtins.bool
+    """Whether an operator chose the device, which lifts the limit of what is run without a GPU. In complete reports."""
+    leaving: _builtins.bool
+    """Whether it is going away: it stops counting at once."""
+    @_builtins.property
+    def runtimes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeOffer]:
+        """Its runtimes, in the order of its registry. In complete reports."""
+
+    @_builtins.property
+    def statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]:
+        """Models and their statuses; `replica` inside them is ignored."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        modality: _model_pb2.Modality.ValueType = ...,
+        complete: _builtins.bool = ...,
+        device: _builtins.str = ...,
+        device_forced: _builtins.bool = ...,
+        runtimes: _abc.Iterable[Global___RuntimeOffer] | None = ...,
+        statuses: _abc.Iterable[Global___ModelStatus] | None = ...,
+        leaving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "device", b"device", "device_forced", b"device_forced", "leaving", b"leaving", "modality", b"modality", "replica", b"replica", "runtimes", b"runtimes", "statuses", b"statuses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportModelStatusRequest: _TypeAlias = ReportModelStatusRequest  # noqa: Y015
+
+@_typing.final
+class ModelStatus(_message.Message):
+    """What a replica reports of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The model's id."""
+    @_builtins.property
+    def status(self) -> _model_pb2.ReplicaStatus:
+        """Its status there."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        status: _model_pb2.ReplicaStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
+
+@_typing.final
+class ReportModelStatusResponse(_message.Message):
+    """What the catalog asks of the replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEND_COMPLETE_FIELD_NUMBER: _builtins.int
+    REPORT_WITHIN_FIELD_NUMBER: _builtins.int
+    send_complete: _builtins.bool
+    """Whether the next report must be complete: the catalog has not heard of this replica, or has forgotten it."""
+    @_builtins.property
+    def report_within(self) -> _duration_pb2.Duration:
+        """How soon the next report must come at the latest; after three times that the replica stops counting."""
+
+    def __init__(
+        self,
+        *,
+        send_complete: _builtins.bool = ...,
+        report_within: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report_within", b"report_within"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["report_within", b"report_within", "send_complete", b"send_complete"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportModelStatusResponse: _TypeAlias = ReportModelStatusResponse  # noqa: Y015
+
+@_typing.final
+class ExplainModelRequest(_message.Message):
+    """Names a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id or one of its aliases. Required."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainModelRequest: _TypeAlias = ExplainModelRequest  # noqa: Y015
+
+@_typing.final
+class ExplainModelResponse(_message.Message):
+    """How every live replica of the model's service resolves it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    RESOLUTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> _model_pb2.Model:
+        """The model."""
+
+    @_builtins.property
+    def resolutions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resolution]:
+        """One entry for each replica, ordered by name; none when no service of its modality is running."""
+
+    def __init__(
+        self,
+        *,
+        model: _model_pb2.Model | None = ...,
+        resolutions: _abc.Iterable[Global___Resolution] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "resolutions", b"resolutions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainModelResponse: _TypeAlias = ExplainModelResponse  # noqa: Y015
+
+@_typing.final
+class Resolution(_message.Message):
+    """How one replica resolves a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    RUNTIMES_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    """Name of the replica."""
+    device: _builtins.str
+    """Its device."""
+    @_builtins.property
+    def runtimes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeVerdict]:
+        """The runtimes that it considered, best first."""
+
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        device: _builtins.str = ...,
+        runtimes: _abc.Iterable[Global___RuntimeVerdict] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "replica", b"replica", "runtimes", b"runtimes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Resolution: _TypeAlias = Resolution  # noqa: Y015
+
+@_typing.final
+class RuntimeVerdict(_message.Message):
+    """What is said of one runtime."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    ABLE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    runtime: _builtins.str
+    """Its name."""
+    chosen: _builtins.bool
+    """Whether it is the one that is taken."""
+    able: _builtins.bool
+    """Whether it could run the model."""
+    reason: _builtins.str
+    """Why it is taken or not, as a sentence."""
+    def __init__(
+        self,
+        *,
+        runtime: _builtins.str = ...,
+        chosen: _builtins.bool = ...,
+        able: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["able", b"able", "chosen", b"chosen", "reason", b"reason", "runtime", b"runtime"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeVerdict: _TypeAlias = RuntimeVerdict  # noqa: Y015
+
+@_typing.final
+class RecordBenchmarkRequest(_message.Message):
+    """A measurement to record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    BENCHMARK_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The model's id or one of its aliases. Required."""
+    @_builtins.property
+    def benchmark(self) -> _model_pb2.Benchmark:
+        """The measurement. Required."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        benchmark: _model_pb2.Benchmark | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["benchmark", b"benchmark"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["benchmark", b"benchmark", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordBenchmarkRequest: _TypeAlias = RecordBenchmarkRequest  # noqa: Y015
+
+@_typing.final
+class RecordBenchmarkResponse(_message.Message):
+    """Nothing: it is recorded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordBenchmarkResponse: _TypeAlias = RecordBenchmarkResponse  # noqa: Y015

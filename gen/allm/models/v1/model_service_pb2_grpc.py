@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Tells which models there are.
+    """The catalog: registers models, tells the services which they are, and everyone where they are ready.
     """
 
     def __init__(self, channel):
@@ -35,6 +35,16 @@ class ModelServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.RegisterModel = channel.unary_unary(
+                '/allm.models.v1.ModelService/RegisterModel',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelResponse.FromString,
+                _registered_method=True)
+        self.UpdateModel = channel.unary_unary(
+                '/allm.models.v1.ModelService/UpdateModel',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/allm.models.v1.ModelService/GetModel',
                 request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.GetModelRequest.SerializeToString,
@@ -45,11 +55,63 @@ class ModelServiceStub:
                 request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.DeleteModel = channel.unary_unary(
+                '/allm.models.v1.ModelService/DeleteModel',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.DeleteModelRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.DeleteModelResponse.FromString,
+                _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/allm.models.v1.ModelService/LoadModel',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.LoadModelResponse.FromString,
+                _registered_method=True)
+        self.UnloadModel = channel.unary_unary(
+                '/allm.models.v1.ModelService/UnloadModel',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.UnloadModelResponse.FromString,
+                _registered_method=True)
+        self.WatchModels = channel.unary_stream(
+                '/allm.models.v1.ModelService/WatchModels',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.WatchModelsRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.WatchModelsResponse.FromString,
+                _registered_method=True)
+        self.ReportModelStatus = channel.unary_unary(
+                '/allm.models.v1.ModelService/ReportModelStatus',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.ReportModelStatusRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.ReportModelStatusResponse.FromString,
+                _registered_method=True)
+        self.ExplainModel = channel.unary_unary(
+                '/allm.models.v1.ModelService/ExplainModel',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.ExplainModelRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.ExplainModelResponse.FromString,
+                _registered_method=True)
+        self.RecordBenchmark = channel.unary_unary(
+                '/allm.models.v1.ModelService/RecordBenchmark',
+                request_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.RecordBenchmarkRequest.SerializeToString,
+                response_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.RecordBenchmarkResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
-    """Tells which models there are.
+    """The catalog: registers models, tells the services which they are, and everyone where they are ready.
     """
+
+    def RegisterModel(self, request, context):
+        """Registers a model. Its files are listed and checked at once, without downloading weights; services fetch them then.
+        INVALID_ARGUMENT or FAILED_PRECONDITION if something is wrong with the source: the message names the files.
+        ALREADY_EXISTS if the id or an alias is taken: the message says by what.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateModel(self, request, context):
+        """Gives a model a new source of the same format, or other aliases. The old generation serves until the new one is
+        fetched and verified. NOT_FOUND, and the errors of RegisterModel.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
         """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias.
@@ -65,9 +127,69 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteModel(self, request, context):
+        """Forgets a model; services give up its memory and what they fetched for it. Files of a `file://` source stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadModel(self, request, context):
+        """Wants a model in memory from now on, also after restarts. Returns at once; watch its state to see it loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """Gives a model's memory back once its running requests have ended. The next request loads it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchModels(self, request, context):
+        """Streams all models of a modality, then `synced`, then every change, until the caller ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportModelStatus(self, request, context):
+        """A service replica's heartbeat, with what has changed since its last one. The gateway does not let this one in.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainModel(self, request, context):
+        """Tells for every live replica which runtimes could run a model, which it takes, and why not the others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordBenchmark(self, request, context):
+        """Records a measurement; from then on runtimes with measurements are ranked by them. Replaces an older one of the
+        same runtime and device.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'RegisterModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterModel,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelResponse.SerializeToString,
+            ),
+            'UpdateModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateModel,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelResponse.SerializeToString,
+            ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.GetModelRequest.FromString,
@@ -78,6 +200,41 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.ListModelsRequest.FromString,
                     response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.ListModelsResponse.SerializeToString,
             ),
+            'DeleteModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteModel,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.DeleteModelRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.DeleteModelResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.LoadModelRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.LoadModelResponse.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.UnloadModelRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.UnloadModelResponse.SerializeToString,
+            ),
+            'WatchModels': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchModels,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.WatchModelsRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.WatchModelsResponse.SerializeToString,
+            ),
+            'ReportModelStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportModelStatus,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.ReportModelStatusRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.ReportModelStatusResponse.SerializeToString,
+            ),
+            'ExplainModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainModel,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.ExplainModelRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.ExplainModelResponse.SerializeToString,
+            ),
+            'RecordBenchmark': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordBenchmark,
+                    request_deserializer=allm_dot_models_dot_v1_dot_model__service__pb2.RecordBenchmarkRequest.FromString,
+                    response_serializer=allm_dot_models_dot_v1_dot_model__service__pb2.RecordBenchmarkResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'allm.models.v1.ModelService', rpc_method_handlers)
@@ -87,8 +244,62 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Tells which models there are.
+    """The catalog: registers models, tells the services which they are, and everyone where they are ready.
     """
+
+    @staticmethod
+    def RegisterModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/RegisterModel',
+            allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.RegisterModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/UpdateModel',
+            allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.UpdateModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetModel(request,
@@ -134,6 +345,195 @@ class ModelService:
             '/allm.models.v1.ModelService/ListModels',
             allm_dot_models_dot_v1_dot_model__service__pb2.ListModelsRequest.SerializeToString,
             allm_dot_models_dot_v1_dot_model__service__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/DeleteModel',
+            allm_dot_models_dot_v1_dot_model__service__pb2.DeleteModelRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.DeleteModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/LoadModel',
+            allm_dot_models_dot_v1_dot_model__service__pb2.LoadModelRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.LoadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/UnloadModel',
+            allm_dot_models_dot_v1_dot_model__service__pb2.UnloadModelRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.UnloadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/allm.models.v1.ModelService/WatchModels',
+            allm_dot_models_dot_v1_dot_model__service__pb2.WatchModelsRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.WatchModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportModelStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/ReportModelStatus',
+            allm_dot_models_dot_v1_dot_model__service__pb2.ReportModelStatusRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.ReportModelStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/ExplainModel',
+            allm_dot_models_dot_v1_dot_model__service__pb2.ExplainModelRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.ExplainModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordBenchmark(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.models.v1.ModelService/RecordBenchmark',
+            allm_dot_models_dot_v1_dot_model__service__pb2.RecordBenchmarkRequest.SerializeToString,
+            allm_dot_models_dot_v1_dot_model__service__pb2.RecordBenchmarkResponse.FromString,
             options,
             channel_credentials,
             insecure,

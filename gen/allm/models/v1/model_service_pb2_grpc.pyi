@@ -27,29 +27,100 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """Tells which models there are."""
+    """The catalog: registers models, tells the services which they are, and everyone where they are ready."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
+    RegisterModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.RegisterModelRequest, _model_service_pb2.RegisterModelResponse]
+    """Registers a model. Its files are listed and checked at once, without downloading weights; services fetch them then.
+    INVALID_ARGUMENT or FAILED_PRECONDITION if something is wrong with the source: the message names the files.
+    ALREADY_EXISTS if the id or an alias is taken: the message says by what.
+    """
+    UpdateModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]
+    """Gives a model a new source of the same format, or other aliases. The old generation serves until the new one is
+    fetched and verified. NOT_FOUND, and the errors of RegisterModel.
+    """
     GetModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]
     """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.ListModelsRequest, _model_service_pb2.ListModelsResponse]
     """Lists all models, whatever their state, by id."""
+    DeleteModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.DeleteModelRequest, _model_service_pb2.DeleteModelResponse]
+    """Forgets a model; services give up its memory and what they fetched for it. Files of a `file://` source stay."""
+    LoadModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.LoadModelRequest, _model_service_pb2.LoadModelResponse]
+    """Wants a model in memory from now on, also after restarts. Returns at once; watch its state to see it loaded."""
+    UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.UnloadModelRequest, _model_service_pb2.UnloadModelResponse]
+    """Gives a model's memory back once its running requests have ended. The next request loads it again."""
+    WatchModels: _grpc.UnaryStreamMultiCallable[_model_service_pb2.WatchModelsRequest, _model_service_pb2.WatchModelsResponse]
+    """Streams all models of a modality, then `synced`, then every change, until the caller ends it."""
+    ReportModelStatus: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.ReportModelStatusRequest, _model_service_pb2.ReportModelStatusResponse]
+    """A service replica's heartbeat, with what has changed since its last one. The gateway does not let this one in."""
+    ExplainModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.ExplainModelRequest, _model_service_pb2.ExplainModelResponse]
+    """Tells for every live replica which runtimes could run a model, which it takes, and why not the others."""
+    RecordBenchmark: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.RecordBenchmarkRequest, _model_service_pb2.RecordBenchmarkResponse]
+    """Records a measurement; from then on runtimes with measurements are ranked by them. Replaces an older one of the
+    same runtime and device.
+    """
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """Tells which models there are."""
+    """The catalog: registers models, tells the services which they are, and everyone where they are ready."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    RegisterModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.RegisterModelRequest, _model_service_pb2.RegisterModelResponse]  # type: ignore[assignment]
+    """Registers a model. Its files are listed and checked at once, without downloading weights; services fetch them then.
+    INVALID_ARGUMENT or FAILED_PRECONDITION if something is wrong with the source: the message names the files.
+    ALREADY_EXISTS if the id or an alias is taken: the message says by what.
+    """
+    UpdateModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]  # type: ignore[assignment]
+    """Gives a model a new source of the same format, or other aliases. The old generation serves until the new one is
+    fetched and verified. NOT_FOUND, and the errors of RegisterModel.
+    """
     GetModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias."""
     ListModels: _aio.UnaryUnaryMultiCallable[_model_service_pb2.ListModelsRequest, _model_service_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists all models, whatever their state, by id."""
+    DeleteModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.DeleteModelRequest, _model_service_pb2.DeleteModelResponse]  # type: ignore[assignment]
+    """Forgets a model; services give up its memory and what they fetched for it. Files of a `file://` source stay."""
+    LoadModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.LoadModelRequest, _model_service_pb2.LoadModelResponse]  # type: ignore[assignment]
+    """Wants a model in memory from now on, also after restarts. Returns at once; watch its state to see it loaded."""
+    UnloadModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.UnloadModelRequest, _model_service_pb2.UnloadModelResponse]  # type: ignore[assignment]
+    """Gives a model's memory back once its running requests have ended. The next request loads it again."""
+    WatchModels: _aio.UnaryStreamMultiCallable[_model_service_pb2.WatchModelsRequest, _model_service_pb2.WatchModelsResponse]  # type: ignore[assignment]
+    """Streams all models of a modality, then `synced`, then every change, until the caller ends it."""
+    ReportModelStatus: _aio.UnaryUnaryMultiCallable[_model_service_pb2.ReportModelStatusRequest, _model_service_pb2.ReportModelStatusResponse]  # type: ignore[assignment]
+    """A service replica's heartbeat, with what has changed since its last one. The gateway does not let this one in."""
+    ExplainModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.ExplainModelRequest, _model_service_pb2.ExplainModelResponse]  # type: ignore[assignment]
+    """Tells for every live replica which runtimes could run a model, which it takes, and why not the others."""
+    RecordBenchmark: _aio.UnaryUnaryMultiCallable[_model_service_pb2.RecordBenchmarkRequest, _model_service_pb2.RecordBenchmarkResponse]  # type: ignore[assignment]
+    """Records a measurement; from then on runtimes with measurements are ranked by them. Replaces an older one of the
+    same runtime and device.
+    """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Tells which models there are."""
+    """The catalog: registers models, tells the services which they are, and everyone where they are ready."""
+
+    @_abc_1.abstractmethod
+    def RegisterModel(
+        self,
+        request: _model_service_pb2.RegisterModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.RegisterModelResponse, _abc.Awaitable[_model_service_pb2.RegisterModelResponse]]:
+        """Registers a model. Its files are listed and checked at once, without downloading weights; services fetch them then.
+        INVALID_ARGUMENT or FAILED_PRECONDITION if something is wrong with the source: the message names the files.
+        ALREADY_EXISTS if the id or an alias is taken: the message says by what.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateModel(
+        self,
+        request: _model_service_pb2.UpdateModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.UpdateModelResponse, _abc.Awaitable[_model_service_pb2.UpdateModelResponse]]:
+        """Gives a model a new source of the same format, or other aliases. The old generation serves until the new one is
+        fetched and verified. NOT_FOUND, and the errors of RegisterModel.
+        """
 
     @_abc_1.abstractmethod
     def GetModel(
@@ -66,5 +137,63 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.ListModelsResponse, _abc.Awaitable[_model_service_pb2.ListModelsResponse]]:
         """Lists all models, whatever their state, by id."""
+
+    @_abc_1.abstractmethod
+    def DeleteModel(
+        self,
+        request: _model_service_pb2.DeleteModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.DeleteModelResponse, _abc.Awaitable[_model_service_pb2.DeleteModelResponse]]:
+        """Forgets a model; services give up its memory and what they fetched for it. Files of a `file://` source stay."""
+
+    @_abc_1.abstractmethod
+    def LoadModel(
+        self,
+        request: _model_service_pb2.LoadModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.LoadModelResponse, _abc.Awaitable[_model_service_pb2.LoadModelResponse]]:
+        """Wants a model in memory from now on, also after restarts. Returns at once; watch its state to see it loaded."""
+
+    @_abc_1.abstractmethod
+    def UnloadModel(
+        self,
+        request: _model_service_pb2.UnloadModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.UnloadModelResponse, _abc.Awaitable[_model_service_pb2.UnloadModelResponse]]:
+        """Gives a model's memory back once its running requests have ended. The next request loads it again."""
+
+    @_abc_1.abstractmethod
+    def WatchModels(
+        self,
+        request: _model_service_pb2.WatchModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_model_service_pb2.WatchModelsResponse], _abc.AsyncIterator[_model_service_pb2.WatchModelsResponse]]:
+        """Streams all models of a modality, then `synced`, then every change, until the caller ends it."""
+
+    @_abc_1.abstractmethod
+    def ReportModelStatus(
+        self,
+        request: _model_service_pb2.ReportModelStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.ReportModelStatusResponse, _abc.Awaitable[_model_service_pb2.ReportModelStatusResponse]]:
+        """A service replica's heartbeat, with what has changed since its last one. The gateway does not let this one in."""
+
+    @_abc_1.abstractmethod
+    def ExplainModel(
+        self,
+        request: _model_service_pb2.ExplainModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.ExplainModelResponse, _abc.Awaitable[_model_service_pb2.ExplainModelResponse]]:
+        """Tells for every live replica which runtimes could run a model, which it takes, and why not the others."""
+
+    @_abc_1.abstractmethod
+    def RecordBenchmark(
+        self,
+        request: _model_service_pb2.RecordBenchmarkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_service_pb2.RecordBenchmarkResponse, _abc.Awaitable[_model_service_pb2.RecordBenchmarkResponse]]:
+        """Records a measurement; from then on runtimes with measurements are ranked by them. Replaces an older one of the
+        same runtime and device.
+        """
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -46,6 +46,11 @@ class ModelsServiceStub:
                 request_serializer=allm_dot_openai_dot_v1_dot_models__service__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
                 _registered_method=True)
+        self.DeleteModel = channel.unary_unary(
+                '/allm.openai.v1.ModelsService/DeleteModel',
+                request_serializer=allm_dot_openai_dot_v1_dot_models__service__pb2.DeleteModelRequest.SerializeToString,
+                response_deserializer=google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+                _registered_method=True)
 
 
 class ModelsServiceServicer:
@@ -66,6 +71,13 @@ class ModelsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteModel(self, request, context):
+        """DELETE /v1/models/{id}: forgets a model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_ModelsServiceServicer_to_server(servicer, server):
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=allm_dot_openai_dot_v1_dot_models__service__pb2.GetModelRequest.FromString,
+                    response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
+            ),
+            'DeleteModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteModel,
+                    request_deserializer=allm_dot_openai_dot_v1_dot_models__service__pb2.DeleteModelRequest.FromString,
                     response_serializer=google_dot_api_dot_httpbody__pb2.HttpBody.SerializeToString,
             ),
     }
@@ -134,6 +151,33 @@ class ModelsService:
             target,
             '/allm.openai.v1.ModelsService/GetModel',
             allm_dot_openai_dot_v1_dot_models__service__pb2.GetModelRequest.SerializeToString,
+            google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/allm.openai.v1.ModelsService/DeleteModel',
+            allm_dot_openai_dot_v1_dot_models__service__pb2.DeleteModelRequest.SerializeToString,
             google_dot_api_dot_httpbody__pb2.HttpBody.FromString,
             options,
             channel_credentials,

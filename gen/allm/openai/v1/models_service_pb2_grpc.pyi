@@ -38,6 +38,8 @@ class ModelsServiceStub:
     """GET /v1/models: the models that are ready, in OpenAI's shape."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.GetModelRequest, _httpbody_pb2.HttpBody]
     """GET /v1/models/{id}: one model; the id may contain slashes, escaped or not."""
+    DeleteModel: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.DeleteModelRequest, _httpbody_pb2.HttpBody]
+    """DELETE /v1/models/{id}: forgets a model."""
 
 @_typing.type_check_only
 class ModelsServiceAsyncStub(ModelsServiceStub):
@@ -48,6 +50,8 @@ class ModelsServiceAsyncStub(ModelsServiceStub):
     """GET /v1/models: the models that are ready, in OpenAI's shape."""
     GetModel: _aio.UnaryUnaryMultiCallable[_models_service_pb2.GetModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """GET /v1/models/{id}: one model; the id may contain slashes, escaped or not."""
+    DeleteModel: _aio.UnaryUnaryMultiCallable[_models_service_pb2.DeleteModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """DELETE /v1/models/{id}: forgets a model."""
 
 class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
     """OpenAI's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
@@ -67,5 +71,13 @@ class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
         """GET /v1/models/{id}: one model; the id may contain slashes, escaped or not."""
+
+    @_abc_1.abstractmethod
+    def DeleteModel(
+        self,
+        request: _models_service_pb2.DeleteModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
+        """DELETE /v1/models/{id}: forgets a model."""
 
 def add_ModelsServiceServicer_to_server(servicer: ModelsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

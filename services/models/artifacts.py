@@ -1,0 +1,135 @@
+"""Which execution caches official publishers offer for which models (`supported_models.json`), and the allow-list.
+
+Nothing here asks the hub: it says what may be looked at, and who may be trusted with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from services.models.descriptor import Format
+from services.models.source import HubSource, parse_source
+from services.rpc.errors import InvalidRequest, ModelInvalid
+from services.rpc.settings import SettingError
+
+SHIPPED = Path(__file__).with_name("supported_models.json")
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
+MAX_ARTIFACTS = 32  # of one model
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_PATTERN = re.compile(rf"{_NAME}/(?:\*|{_NAME})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownArtifact:
+    """An execution cache of the data file: where it lies, and where it may be used."""
+
+    source: HubSource
+    format: Format
+    runtime: str
+    devices: frozenset[str]
+
+
+class _Artifact(msgspec.Struct, forbid_unknown_fields=True):
+    repository: str
+    format: Format
+    runtime: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    devices: Annotated[list[Literal["cuda", "mps", "cpu"]], msgspec.Meta(min_length=1)]
+    revision: str | None = None
+    file: str | None = None
+
+
+class _Model(msgspec.Struct, forbid_unknown_fields=True):
+    source: str
+    artifacts: Annotated[list[_Artifact], msgspec.Meta(max_length=MAX_ARTIFACTS)] = []
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    models: list[_Model]
+
+
+class SupportedModels:
+    """The data file, read."""
+
+    def __init__(self, artifacts: Mapping[str, Sequence[KnownArtifact]]) -> None:
+        self._artifacts = {repository: tuple(known) for repository, known in artifacts.items()}
+
+    def artifacts_of(self, repository: str) -> tuple[KnownArtifact, ...]:
+        """The execution caches for the model of this repository, in the order of the file; none if it is not there."""
+        return self._artifacts.get(repository, ())
+
+
+def load_supported(path: Path | None) -> SupportedModels:
+    """Reads the data file; None: the one that comes along.
+
+    Raises:
+        ModelInvalid: it cannot be read, or says what cannot be; the message names the file and the place.
+    """
+    path = path or SHIPPED
+    where = f"ALLM_SUPPORTED_MODELS: {path}"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_DOCUMENT_BYTES + 1)
+        if len(data) > MAX_DOCUMENT_BYTES:
+            raise ModelInvalid(f"{where} is larger than {MAX_DOCUMENT_BYTES} bytes")
+        document = msgspec.json.decode(data, type=_Document)
+    except OSError as error:
+        raise ModelInvalid(f"{where}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelInvalid(f"{where}: {error}") from error
+    artifacts: dict[str, list[KnownArtifact]] = {}
+    for model in document.models:
+        if model.source in artifacts:
+            raise ModelInvalid(f"{where}: {model.source!r} is there twice")
+        _hub_source(where, model.source, None, None)
+        artifacts[model.source] = [_known(where, artifact) for artifact in model.artifacts]
+    return SupportedModels(artifacts)
+
+
+def allowed(repository: str, publishers: Iterable[str]) -> bool:
+    """Whether the allow-list has a repository. Patterns are `org/*` or `org/name`, to the letter; there are no others.
+
+    An organisation counts only as a whole: `openai/*` does not let `openai-mirror/x` in.
+    """
+    organisation, slash, name = repository.partition("/")
+    if not slash or not organisation or not name or "/" in name:
+        return False
+    return any(
+        pattern in (repository, f"{organisation}/*")
+        for pattern in publishers
+        if _PATTERN.fullmatch(pattern) is not None
+    )
+
+
+def check_publishers(publishers: Iterable[str]) -> None:
+    """Makes sure that an allow-list says what its author means. Raises SettingError."""
+    for pattern in publishers:
+        if _PATTERN.fullmatch(pattern) is None:
+            raise SettingError("ALLM_ARTIFACT_PUBLISHERS", pattern, "a comma-separated list of `org/*` or `org/name`")
+
+
+def _known(where: str, artifact: _Artifact) -> KnownArtifact:
+    return KnownArtifact(
+        source=_hub_source(where, artifact.repository, artifact.revision, artifact.file),
+        format=artifact.format,
+        runtime=artifact.runtime,
+        devices=frozenset(artifact.devices),
+    )
+
+
+def _hub_source(where: str, repository: str, revision: str | None, file: str | None) -> HubSource:
+    """A source that an operator could have written too: whatever that would refuse is refused here."""
+    wanted = HubSource(repository, revision or "", file or "")
+    text = f"hf://{repository}" + (f"@{revision}" if revision else "") + (f"#{file}" if file else "")
+    try:
+        found = parse_source(text, ())
+    except InvalidRequest as error:
+        raise ModelInvalid(f"{where}: {error.message}") from error
+    if found != wanted:
+        raise ModelInvalid(f"{where}: {text!r} does not have the shape of a source on the hub")
+    return wanted

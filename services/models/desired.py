@@ -1,0 +1,51 @@
+"""A model as the catalog wants it: everything that a service needs to prepare it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.models.descriptor import ModelFacts
+from services.models.manifest import Manifest
+from services.models.registry import Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """An execution cache from another repository of an official publisher.
+
+    `facts` are its own: the format and architecture that its runtime reads. The model it belongs to keeps its format.
+    """
+
+    runtime: str
+    devices: frozenset[str]
+    facts: ModelFacts
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        """As statuses show it."""
+        return f"{self.manifest.repository}@{self.manifest.revision}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredModel:
+    """A registered model."""
+
+    facts: ModelFacts
+    aliases: tuple[str, ...]
+    source: str  # as registered
+    generation: int  # counts the sources, from 1
+    manifest: Manifest
+    created: int  # seconds since the epoch
+    updated: int
+    artifacts: tuple[Artifact, ...] = ()
+    measured: tuple[Measurement, ...] = ()
+    keep_loaded: bool = False
+    runtime: str = ""  # asked for by an operator; empty: the registry's choice
+    unloads: int = 0  # counts UnloadModel calls
+    ready_replicas: frozenset[str] = frozenset()
+
+    @property
+    def id(self) -> str:
+        """What requests name."""
+        return self.facts.id

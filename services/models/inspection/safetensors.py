@@ -1,0 +1,55 @@
+"""A folder of safetensors: config.json, tokenizer.json, and weights in one file or in shards with an index."""
+
+from __future__ import annotations
+
+from services.models.inspection.config import CONFIG, read_config
+from services.models.inspection.finding import Finding
+from services.models.inspection.listing import missing, there
+from services.models.inspection.modules import MODULES, find_modules
+from services.models.inspection.weights import INDEX, WHOLE, check_weights, find_weights
+from services.models.tree import FileTree
+from services.rpc.errors import InvalidRequest
+
+TOKENIZER = "tokenizer.json"
+# What runtimes read when it is there. Nothing else of the folder belongs to the model: no other formats' weights, no
+# code, and no metadata.json, which another program keeps for itself.
+COMPANIONS = frozenset(
+    """
+    generation_config.json tokenizer_config.json special_tokens_map.json chat_template.jinja chat_template.json
+    tokenizer.model tiktoken.model spiece.model sentencepiece.bpe.model vocab.json vocab.txt merges.txt
+    added_tokens.json preprocessor_config.json processor_config.json video_preprocessor_config.json modules.json
+    config_sentence_transformers.json sentence_bert_config.json hf_quant_config.json quantize_config.json
+    """.split()  # noqa: SIM905 (twenty quoted words are harder to read)
+)
+
+
+def inspect_safetensors(tree: FileTree) -> Finding:
+    """Checks a folder of safetensors without reading its weights.
+
+    Raises:
+        ModelInvalid: files are missing, ambiguous or damaged; names them.
+        InvalidRequest: it is a Whisper model, which has a format of its own.
+    """
+    config = read_config(tree) if there(tree, CONFIG) else None
+    if config and config.model_type == "whisper":
+        raise InvalidRequest(f"{CONFIG} is of a Whisper model: register it with the format 'whisper'", param="format")
+    absent = [path for path in (CONFIG, TOKENIZER) if not there(tree, path)]
+    if not any("/" not in path and (path.endswith(".safetensors") or path == INDEX) for path in tree.files):
+        absent.append(WHOLE)
+    if absent or config is None:
+        raise missing(tree, absent)
+    weights = find_weights(tree)
+    if weights is None:
+        raise missing(tree, [WHOLE])
+    modules, modules_weights = find_modules(tree)
+    check_weights(tree, [weights, *modules_weights])
+    paths = {CONFIG, TOKENIZER, *weights.files, *modules, *(COMPANIONS & tree.files.keys())}
+    return Finding(
+        format="safetensors",
+        modality="text",
+        architecture=config.model_type,
+        capabilities=frozenset({"embeddings"}) if MODULES in tree.files else config.capabilities,
+        context_tokens=config.context_tokens,
+        files=tuple(tree.files[path] for path in sorted(paths)),
+        primary="",
+    )

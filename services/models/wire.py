@@ -1,0 +1,231 @@
+"""Models as protobuf (allm.models.v1), in both directions: what the catalog and the services tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from allm.models.v1 import manifest_pb2, model_pb2
+from google.protobuf import timestamp_pb2
+
+from services.models.descriptor import Format, Modality, ModelFacts
+from services.models.desired import Artifact, DesiredModel
+from services.models.manifest import Manifest, ManifestFile
+from services.models.registry import Measurement
+from services.models.status import NextStatus, State, Status
+from services.rpc.errors import Internal
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+MODALITIES: dict[Modality, model_pb2.Modality.ValueType] = {
+    "text": model_pb2.MODALITY_TEXT,
+    "audio": model_pb2.MODALITY_AUDIO,
+    "image": model_pb2.MODALITY_IMAGE,
+}
+FORMATS: dict[Format, model_pb2.Format.ValueType] = {
+    "gguf": model_pb2.FORMAT_GGUF,
+    "safetensors": model_pb2.FORMAT_SAFETENSORS,
+    "whisper": model_pb2.FORMAT_WHISPER,
+    "diffusers": model_pb2.FORMAT_DIFFUSERS,
+}
+STATES: dict[State, model_pb2.ModelState.ValueType] = {
+    "loaded": model_pb2.MODEL_STATE_LOADED,
+    "ready": model_pb2.MODEL_STATE_READY,
+    "verifying": model_pb2.MODEL_STATE_VERIFYING,
+    "downloading": model_pb2.MODEL_STATE_DOWNLOADING,
+    "pending": model_pb2.MODEL_STATE_PENDING,
+    "failed": model_pb2.MODEL_STATE_FAILED,
+    "unsupported": model_pb2.MODEL_STATE_UNSUPPORTED,
+}
+
+
+def word(table: dict[K, V], value: V) -> K:
+    """The word behind an enum's value. Raises Internal when this version does not know it."""
+    for key, known in table.items():
+        if known == value:
+            return key
+    raise Internal(f"the value {value} is not known here: another version of allm wrote it")
+
+
+def manifest_message(manifest: Manifest) -> manifest_pb2.Manifest:
+    """A manifest, to send."""
+    return manifest_pb2.Manifest(
+        repository=manifest.repository,
+        revision=manifest.revision,
+        folder=manifest.folder,
+        primary=manifest.primary,
+        files=[
+            manifest_pb2.ManifestFile(path=file.path, size_bytes=file.size, sha256=file.sha256)
+            for file in manifest.files
+        ],
+    )
+
+
+def read_manifest(message: manifest_pb2.Manifest) -> Manifest:
+    """A manifest as it came; checked, because its paths are opened. Raises ModelInvalid."""
+    manifest = Manifest(
+        repository=message.repository,
+        revision=message.revision,
+        folder=message.folder,
+        primary=message.primary,
+        files=tuple(ManifestFile(path=file.path, size=file.size_bytes, sha256=file.sha256) for file in message.files),
+    )
+    manifest.check()
+    return manifest
+
+
+def model_message(desired: DesiredModel) -> model_pb2.Model:
+    """A model without what its replicas say of it: state, reason, runtime and replicas are for the caller to fill."""
+    facts = desired.facts
+    return model_pb2.Model(
+        id=facts.id,
+        aliases=desired.aliases,
+        modality=MODALITIES[facts.modality],
+        format=FORMATS[facts.format],
+        architecture=facts.architecture,
+        capabilities=sorted(facts.capabilities),
+        size_bytes=facts.size,
+        context_tokens=facts.context_tokens,
+        create_time=timestamp_pb2.Timestamp(seconds=desired.created),
+        update_time=timestamp_pb2.Timestamp(seconds=desired.updated),
+        source=desired.source,
+        revision=desired.manifest.revision,
+        generation=desired.generation,
+        keep_loaded=desired.keep_loaded,
+        benchmarks=map(measurement_message, desired.measured),
+    )
+
+
+def desired_message(desired: DesiredModel, model: model_pb2.Model) -> manifest_pb2.DesiredModel:
+    """A desired model, to send; `model` is its `model_message`, filled."""
+    return manifest_pb2.DesiredModel(
+        model=model,
+        manifest=manifest_message(desired.manifest),
+        artifacts=map(_artifact_message, desired.artifacts),
+        runtime=desired.runtime,
+        unloads=desired.unloads,
+        ready_replicas=sorted(desired.ready_replicas),
+    )
+
+
+def read_desired(message: manifest_pb2.DesiredModel) -> DesiredModel:
+    """A desired model as it came. Raises ModelInvalid, Internal."""
+    model = message.model
+    facts = ModelFacts(
+        id=model.id,
+        modality=word(MODALITIES, model.modality),
+        format=word(FORMATS, model.format),
+        architecture=model.architecture,
+        capabilities=frozenset(model.capabilities),
+        size=model.size_bytes,
+        context_tokens=model.context_tokens,
+    )
+    return DesiredModel(
+        facts=facts,
+        aliases=tuple(model.aliases),
+        source=model.source,
+        generation=model.generation,
+        manifest=read_manifest(message.manifest),
+        created=model.create_time.seconds,
+        updated=model.update_time.seconds,
+        artifacts=tuple(_read_artifact(facts, artifact) for artifact in message.artifacts),
+        measured=read_measurements(model.benchmarks),
+        keep_loaded=model.keep_loaded,
+        runtime=message.runtime,
+        unloads=message.unloads,
+        ready_replicas=frozenset(message.ready_replicas),
+    )
+
+
+def status_message(replica: str, status: Status) -> model_pb2.ReplicaStatus:
+    """What a replica says of a model, to send."""
+    message = model_pb2.ReplicaStatus(
+        replica=replica,
+        state=STATES[status.state],
+        reason=status.reason,
+        generation=status.generation,
+        runtime=status.runtime,
+        device=status.device,
+        artifact=status.artifact,
+        done_bytes=status.done_bytes,
+        total_bytes=status.total_bytes,
+        peak_memory_bytes=status.peak_memory,
+    )
+    if status.next:
+        message.next.generation = status.next.generation
+        message.next.state = STATES[status.next.state]
+        message.next.reason = status.next.reason
+    return message
+
+
+def read_status(message: model_pb2.ReplicaStatus) -> Status:
+    """What a replica says of a model. Raises Internal."""
+    following = None
+    if message.HasField("next"):
+        following = NextStatus(
+            generation=message.next.generation,
+            state=word(STATES, message.next.state),
+            reason=message.next.reason,
+        )
+    return Status(
+        state=word(STATES, message.state),
+        generation=message.generation,
+        reason=message.reason,
+        runtime=message.runtime,
+        device=message.device,
+        artifact=message.artifact,
+        done_bytes=message.done_bytes,
+        total_bytes=message.total_bytes,
+        peak_memory=message.peak_memory_bytes,
+        next=following,
+    )
+
+
+def measurement_message(measured: Measurement) -> model_pb2.Benchmark:
+    """A measurement, to send; without the time of its recording."""
+    return model_pb2.Benchmark(
+        runtime=measured.runtime,
+        device=measured.device,
+        tokens_per_second=measured.tokens_per_second,
+        first_token_seconds=measured.first_token_seconds,
+        peak_memory_bytes=measured.peak_memory,
+    )
+
+
+def read_measurements(messages: Iterable[model_pb2.Benchmark]) -> tuple[Measurement, ...]:
+    """Measurements as they came."""
+    return tuple(
+        Measurement(
+            runtime=message.runtime,
+            device=message.device,
+            tokens_per_second=message.tokens_per_second,
+            first_token_seconds=message.first_token_seconds,
+            peak_memory=message.peak_memory_bytes,
+        )
+        for message in messages
+    )
+
+
+def _artifact_message(artifact: Artifact) -> manifest_pb2.Artifact:
+    return manifest_pb2.Artifact(
+        runtime=artifact.runtime,
+        devices=sorted(artifact.devices),
+        format=FORMATS[artifact.facts.format],
+        architecture=artifact.facts.architecture,
+        manifest=manifest_message(artifact.manifest),
+    )
+
+
+def _read_artifact(owner: ModelFacts, message: manifest_pb2.Artifact) -> Artifact:
+    manifest = read_manifest(message.manifest)
+    facts = ModelFacts(
+        id=owner.id,
+        modality=owner.modality,
+        format=word(FORMATS, message.format),
+        architecture=message.architecture,
+        capabilities=owner.capabilities,
+        size=manifest.size,
+        context_tokens=owner.context_tokens,
+    )
+    return Artifact(runtime=message.runtime, devices=frozenset(message.devices), facts=facts, manifest=manifest)

@@ -1,0 +1,449 @@
+"""A small hub on loopback, serving real folders as repositories, with faults on request.
+
+    with LoopbackHub() as hub:
+        commit = hub.add("org/model", folder)
+        ...                                   # whoever is started with HF_ENDPOINT=hub.endpoint finds hf://org/model
+        hub.add("org/model", newer_folder)    # a new commit of the branch; the old one stays there
+
+It speaks what huggingface_hub does: the listing of a repository, and its files. Large files (`LFS`, by suffix or size)
+are listed with their SHA-256 and redirected to another port, as to a CDN; small ones are served directly. Files are
+copied when added: changing the folder later changes nothing. Every repository also has a `.gitattributes`, as there.
+
+Faults name a file by its path in whatever repository; LISTING is the listing. Those with `times` end by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import hashlib
+import json
+import re
+import shutil
+import socket
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+LISTING = ""
+LFS = (".safetensors", ".gguf", ".bin", ".pt", ".onnx")
+LFS_BYTES = 1024 * 1024  # larger files are large whatever their suffix
+PIECE = 64 * 1024  # bytes written at once
+DEADLINE = 60.0  # seconds that a gate holds, should a test forget it
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody asked for."""
+
+    method: str
+    path: str  # of the address, as sent, without the query
+    range: str  # the header; empty: none
+    file: str  # path in the repository; empty: the listing, or nothing that there is
+    cdn: bool  # whether it came to the port that large files are redirected to
+    authorized: bool  # whether it carried a token
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A file's content."""
+
+    path: Path
+    size: int
+    sha256: str
+    git_id: str
+    lfs: bool
+
+
+class Gate:
+    """Holds downloads of a file until opened."""
+
+    def __init__(self, after_bytes: int) -> None:
+        self.after_bytes = after_bytes
+        self.reached = threading.Event()  # somebody waits at it
+        self._open = threading.Event()
+
+    def wait_reached(self, seconds: float = DEADLINE) -> None:
+        """Waits until a download is held. Raises AssertionError when none comes."""
+        assert self.reached.wait(seconds), "no download came to the gate"
+
+    def open(self) -> None:
+        """Lets all go on, those that come later too."""
+        self._open.set()
+
+    def hold(self) -> None:
+        """What a download does here."""
+        self.reached.set()
+        self._open.wait(DEADLINE)
+
+
+@dataclass
+class Fault:
+    """One thing that goes wrong with one file, so many times; -1: always."""
+
+    kind: str  # cut, corrupt, status
+    times: int
+    after_bytes: int = 0
+    code: int = 0
+    larger_than: int = 0  # bytes: smaller answers, such as headers that are read, are spared
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class LoopbackHub:
+    """The hub. Starts when made, ends with `close` or `with`."""
+
+    def __init__(self) -> None:
+        self.requests: deque[Request] = deque()  # in the order they came; clear it at will
+        self.ignore_ranges = False  # answers 200 and the whole file, whatever part is asked for
+        self.bytes_per_second = 0  # of each download; 0: as fast as can be
+        self.token = ""  # when set, only requests with it see repositories; others get 401, as for private ones
+        self.sent = 0  # bytes of files' contents, over all answers
+        self._store = Path(tempfile.mkdtemp(prefix="loopback-hub-"))
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._repositories: dict[str, dict[str, str]] = {}  # name -> branch -> commit
+        self._commits: dict[tuple[str, str], dict[str, Blob]] = {}
+        self._faults: dict[str, list[Fault]] = {}
+        self._gates: dict[str, Gate] = {}
+        self._servers = [_Server(self, cdn) for cdn in (False, True)]
+        self.endpoint = self._servers[0].address  # for HF_ENDPOINT
+        self.cdn_endpoint = self._servers[1].address
+
+    # --- what is there
+
+    def add(self, repository: str, folder: Path, revision: str = "main") -> str:
+        """Puts the files of a folder there as the branch's new commit, and returns that."""
+        attributes = self._store / "gitattributes"
+        attributes.write_text("*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
+        blobs = {".gitattributes": self._stored(attributes)} | {
+            path.relative_to(folder).as_posix(): self._stored(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        with self._lock:
+            branches = self._repositories.setdefault(repository, {})
+            # The parent belongs to it, so that the same files in a later commit are another one.
+            story = [repository, branches.get(revision, ""), *((path, blob.git_id) for path, blob in blobs.items())]
+            commit = hashlib.sha1(json.dumps(story).encode(), usedforsecurity=False).hexdigest()
+            branches[revision] = commit
+            self._commits[repository, commit] = blobs
+        return commit
+
+    def asked(self, file: str, method: str = "GET", *, cdn: bool | None = None) -> list[Request]:
+        """The requests for a file so far; `cdn`: only those that came to that port, or only the others."""
+        return [
+            request
+            for request in list(self.requests)
+            if request.file == file and request.method == method and cdn in (None, request.cdn)
+        ]
+
+    # --- what goes wrong
+
+    def cut(self, path: str, after_bytes: int, times: int = 1, larger_than: int = 0) -> None:
+        """Closes the connection in the middle of a file, so many bytes into the answer."""
+        self._fail(path, Fault("cut", times, after_bytes=after_bytes, larger_than=larger_than))
+
+    def corrupt(self, path: str, times: int = 1, larger_than: int = 0) -> None:
+        """Serves other bytes, as many as there should be."""
+        self._fail(path, Fault("corrupt", times, larger_than=larger_than))
+
+    def status(self, path: str, code: int, times: int = 1, headers: Mapping[str, str] | None = None) -> None:
+        """Answers with a status instead. 404 of a file says that there is no such file, 404 of the listing no such
+        repository."""
+        self._fail(path, Fault("status", times, code=code, headers=dict(headers or {})))
+
+    def gate(self, path: str, after_bytes: int = 0) -> Gate:
+        """Holds every download of a file, so many bytes into the answer, until the gate is opened."""
+        gate = Gate(after_bytes)
+        with self._lock:
+            self._gates[path] = gate
+        return gate
+
+    def heal(self) -> None:
+        """Ends all faults and opens all gates."""
+        with self._lock:
+            self._faults.clear()
+            gates, self._gates = self._gates, {}
+        for gate in gates.values():
+            gate.open()
+        self.ignore_ranges = False
+        self.bytes_per_second = 0
+
+    def close(self) -> None:
+        """Stops serving; every connection is cut."""
+        self._closing.set()
+        self.heal()
+        for server in self._servers:
+            server.stop()
+        shutil.rmtree(self._store, ignore_errors=True)
+
+    def __enter__(self) -> LoopbackHub:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- for the handlers
+
+    def find(self, repository: str, revision: str) -> tuple[str, dict[str, Blob]] | None:
+        """A commit and its files, or None."""
+        with self._lock:
+            commit = self._repositories.get(repository, {}).get(revision, revision)
+            files = self._commits.get((repository, commit))
+            return (commit, files) if files is not None else None
+
+    def has(self, repository: str) -> bool:
+        """Whether there is such a repository."""
+        return repository in self._repositories
+
+    def take(self, path: str, *kinds: str, size: int = 0) -> Fault | None:
+        """The next fault of a file of one of these kinds for an answer of that size, used up by one."""
+        with self._lock:
+            for fault in self._faults.get(path, []):
+                if fault.kind in kinds and fault.times and size >= fault.larger_than:
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def gate_of(self, path: str) -> Gate | None:
+        """The gate in front of a file."""
+        return self._gates.get(path)
+
+    def count(self, sent: int) -> None:
+        """Adds to `sent`."""
+        with self._lock:
+            self.sent += sent
+
+    def pause(self, sent: int) -> None:
+        """Keeps to `bytes_per_second`."""
+        if self.bytes_per_second:
+            self._closing.wait(sent / self.bytes_per_second)
+
+    def _fail(self, path: str, fault: Fault) -> None:
+        with self._lock:
+            self._faults.setdefault(path, []).append(fault)
+
+    def _stored(self, path: Path) -> Blob:
+        size = path.stat().st_size
+        whole, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        with path.open("rb") as source:
+            while chunk := source.read(1024 * 1024):
+                whole.update(chunk)
+                git.update(chunk)
+        kept = self._store / whole.hexdigest()
+        if not kept.exists():
+            shutil.copyfile(path, kept)
+        lfs = path.suffix in LFS or size > LFS_BYTES
+        return Blob(kept, size, whole.hexdigest(), git.hexdigest(), lfs)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, hub: LoopbackHub, cdn: bool) -> None:
+        self.hub = hub
+        self.cdn = cdn
+        self._open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing: callers that go away in the middle are what tests do."""
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    server: _Server
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+    def _answer(self) -> None:
+        self._body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        parts = urlsplit(self.path)
+        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(/.*)?)?", parts.path)
+        file = re.fullmatch(r"/(?:cdn/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", parts.path)
+        path = unquote(file[3]) if file else LISTING
+        authorized = "authorization" in self.headers
+        asked = self.headers.get("range", "")
+        hub = self.server.hub
+        hub.requests.append(Request(self.command, parts.path, asked, path, self.server.cdn, authorized))
+        if self.server.cdn:
+            return self._content(*self._cdn_file(parts.query, file))
+        if fault := hub.take(path, "status"):
+            return self._refuse(fault.code, ("EntryNotFound" if path else "RepoNotFound", "asked for"), fault.headers)
+        repository, revision = (file or api or {1: "", 2: ""})[1], "main"
+        if file:
+            revision = unquote(file[2])
+        elif api and api[3]:
+            revision = unquote(api[3])
+        allowed = not hub.token or self.headers.get("authorization") == f"Bearer {hub.token}"
+        if not hub.has(repository) or not allowed:  # the real one tells nobody which of them it is
+            return self._refuse(401, ("RepoNotFound", "Invalid username or password."))
+        found = hub.find(repository, revision)
+        if not found:
+            return self._refuse(404, ("RevisionNotFound", f"Invalid rev id: {revision}"))
+        if file:
+            return self._resolve(repository, path, *found)
+        return self._list(repository, api[2] if api else "", parts.query, *found)
+
+    # --- listings
+
+    def _list(self, repository: str, kind: str, query: str, commit: str, files: dict[str, Blob]) -> None:
+        if kind == "tree":
+            return self._json([self._entry(path, blob) for path, blob in files.items()])
+        if kind == "paths-info":
+            wanted = self._wanted()
+            return self._json([self._entry(path, blob) for path, blob in files.items() if path in wanted])
+        siblings: list[dict[str, Any]] = [{"rfilename": path} for path in files]
+        if parse_qs(query).get("blobs", [""])[0].lower() == "true":
+            for sibling in siblings:
+                blob = files[sibling["rfilename"]]
+                sibling |= {"size": blob.size, "blobId": blob.git_id}
+                if blob.lfs:
+                    sibling["lfs"] = {"sha256": blob.sha256, "size": blob.size, "pointerSize": 134}
+        return self._json({"id": repository, "modelId": repository, "sha": commit, "private": False} | {
+            "siblings": siblings, "tags": [], "downloads": 0, "likes": 0
+        })  # fmt: skip
+
+    def _wanted(self) -> list[str]:
+        with contextlib.suppress(ValueError):
+            return list(json.loads(self._body)["paths"])
+        return parse_qs(self._body.decode()).get("paths", [])
+
+    def _entry(self, path: str, blob: Blob) -> dict[str, Any]:
+        lfs = {"lfs": {"oid": blob.sha256, "size": blob.size, "pointerSize": 134}} if blob.lfs else {}
+        return {"type": "file", "path": path, "size": blob.size, "oid": blob.git_id, **lfs}
+
+    def _json(self, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self._begin(200, {"content-type": "application/json", "content-length": str(len(data))})
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    # --- files
+
+    def _resolve(self, repository: str, path: str, commit: str, files: dict[str, Blob]) -> None:
+        blob = files.get(path)
+        if not blob:
+            return self._refuse(404, ("EntryNotFound", "Entry not found"), {"x-repo-commit": commit})
+        if not blob.lfs:
+            return self._content(path, blob, {"etag": f'"{blob.git_id}"', "x-repo-commit": commit})
+        query = f"path={quote(path)}&blob={blob.sha256}&signature=secret"
+        location = f"{self.server.hub.cdn_endpoint}/cdn/{repository}/resolve/{commit}/{quote(path)}?{query}"
+        linked = {"x-linked-size": str(blob.size), "x-linked-etag": f'"{blob.sha256}"', "x-repo-commit": commit}
+        return self._begin(302, {"location": location, "content-length": "0", **linked})
+
+    def _cdn_file(self, query: str, file: re.Match[str] | None) -> tuple[str, Blob | None, dict[str, str]]:
+        signed = parse_qs(query).get("signature") == ["secret"]
+        found = self.server.hub.find(file[1], unquote(file[2])) if file and signed else None
+        path = unquote(file[3]) if file else ""
+        blob = found[1].get(path) if found else None
+        return path, blob, {"etag": f'"{blob.sha256}"'} if blob else {}
+
+    def _content(self, path: str, blob: Blob | None, headers: Mapping[str, str]) -> None:
+        if not blob:
+            self._refuse(404, ("EntryNotFound", "Entry not found"))
+            return
+        start, stop = self._part(blob.size)
+        if start >= blob.size > 0:
+            self._refuse(416, ("", ""), {"content-range": f"bytes */{blob.size}"})
+            return
+        told = {"content-length": str(stop - start), "accept-ranges": "bytes", **headers}
+        if self._ranged:
+            told["content-range"] = f"bytes {start}-{stop - 1}/{blob.size}"
+        self._begin(206 if self._ranged else 200, told)
+        if self.command != "HEAD":
+            self._send(path, blob, start, stop)
+
+    def _part(self, size: int) -> tuple[int, int]:
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
+        self._ranged = bool(match) and not self.server.hub.ignore_ranges
+        if not match or not self._ranged:
+            return 0, size
+        return int(match[1]), min(size, int(match[2]) + 1) if match[2] else size
+
+    def _send(self, path: str, blob: Blob, start: int, stop: int) -> None:
+        hub = self.server.hub
+        corrupt, cut, gate = (
+            hub.take(path, "corrupt", size=stop - start),
+            hub.take(path, "cut", size=stop - start),
+            hub.gate_of(path),
+        )
+        for begin, data in self._pieces(blob, start, stop, [fault.after_bytes for fault in (cut, gate) if fault]):
+            if gate and begin - start == gate.after_bytes:
+                self.wfile.flush()
+                gate.hold()
+            if cut and begin - start >= cut.after_bytes:
+                break
+            hub.count(len(data))  # first: who has received it all may look at once
+            self.wfile.write(bytes(byte ^ 0xFF for byte in data) if corrupt else data)
+            hub.pause(len(data))
+        if cut:
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _pieces(self, blob: Blob, start: int, stop: int, marks: list[int]) -> Iterator[tuple[int, bytes]]:
+        """The content in pieces that begin at every mark, which count from the start of the answer."""
+        slow = self.server.hub.bytes_per_second
+        piece = min(PIECE, max(1, slow // 20)) if slow else PIECE
+        edges = {start + mark for mark in marks} | set(range(start, stop, piece))
+        begins = sorted(edge for edge in edges if start <= edge < stop)
+        with blob.path.open("rb") as source:
+            source.seek(start)
+            for begin, end in zip(begins, [*begins[1:], stop], strict=True):
+                yield begin, source.read(end - begin)
+
+    def _refuse(self, code: int, why: tuple[str, str], headers: Mapping[str, str] | None = None) -> None:
+        data = json.dumps({"error": why[1]}).encode()
+        told = {"content-type": "application/json", "content-length": str(len(data)), **(headers or {})}
+        if code >= 400 and why[0] and code in (401, 403, 404):
+            told |= {"x-error-code": why[0], "x-error-message": why[1]}
+        self._begin(code, told)
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _begin(self, code: int, headers: Mapping[str, str]) -> None:
+        self.send_response_only(code)
+        for name, value in {"date": email.utils.formatdate(usegmt=True), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()

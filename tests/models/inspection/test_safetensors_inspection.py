@@ -1,0 +1,254 @@
+"""Folders of safetensors: what they need, what belongs to them, and what their config.json says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.models.inspection.inspect import inspect
+from services.rpc.errors import InvalidRequest
+from tests.models.inspection.handmade_models import (
+    WatchedTree,
+    local,
+    paths,
+    refusal,
+    write_gguf,
+    write_json,
+    write_safetensors,
+    write_shards,
+    write_text_model,
+)
+
+
+def test_a_whole_folder(tmp_path: Path) -> None:
+    found = inspect(local(write_text_model(tmp_path)), "safetensors")
+    assert (found.format, found.modality, found.architecture) == ("safetensors", "text", "llama")
+    assert (found.capabilities, found.context_tokens, found.primary) == ({"chat"}, 4096, "")
+    assert paths(found) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_a_folder_with_shards(tmp_path: Path) -> None:
+    write_text_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    shards = write_shards(tmp_path)
+    found = inspect(local(tmp_path), "safetensors")
+    assert paths(found) == sorted(["config.json", "tokenizer.json", "model.safetensors.index.json", *shards])
+    (tmp_path / shards[1]).unlink()
+    assert f"{shards[1]} is missing" in refusal(tmp_path, "safetensors")
+    for shard in (shards[0], shards[2]):
+        (tmp_path / shard).unlink()
+    assert f"{', '.join(shards)} are missing" in refusal(tmp_path, "safetensors")
+
+
+@pytest.mark.parametrize(
+    "gone", [("config.json",), ("tokenizer.json",), ("model.safetensors",), ("config.json", "tokenizer.json")]
+)
+def test_what_is_missing_is_named_all_at_once(tmp_path: Path, gone: tuple[str, ...]) -> None:
+    write_text_model(tmp_path)
+    for name in gone:
+        (tmp_path / name).unlink()
+    message = refusal(tmp_path, "safetensors")
+    assert all(name in message for name in gone)
+    assert not any(name in message for name in {"config.json", "tokenizer.json", "model.safetensors"} - {*gone})
+
+
+def test_an_empty_folder_and_empty_files(tmp_path: Path) -> None:
+    assert "config.json, model.safetensors, tokenizer.json are missing" in refusal(tmp_path, "safetensors")
+    write_text_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("")
+    assert "tokenizer.json is missing or empty" in refusal(tmp_path, "safetensors")
+
+
+def test_weights_of_other_formats_are_not_taken_in_their_place(tmp_path: Path) -> None:
+    write_text_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    write_gguf(tmp_path / "model.gguf")
+    assert "model.safetensors is missing" in refusal(tmp_path, "safetensors")
+
+
+def test_several_weights_are_ambiguous(tmp_path: Path) -> None:
+    write_text_model(tmp_path)
+    write_safetensors(tmp_path / "model.fp16.safetensors")
+    assert "ambiguous: model.fp16.safetensors, model.safetensors" in refusal(tmp_path, "safetensors")
+
+
+def test_companions_belong_to_it_and_nothing_else_does(tmp_path: Path) -> None:
+    write_text_model(tmp_path)
+    wanted = ["chat_template.jinja", "generation_config.json", "merges.txt", "tokenizer.model", "vocab.json"]
+    others = [
+        "README.md",
+        "metadata.json",
+        "model.gguf",
+        "modeling.py",
+        "optimizer.pt",
+        "original/model.safetensors",
+        "pytorch_model.bin",
+        "sub/generation_config.json",
+        "training_args.bin",
+    ]
+    for name in (*wanted, *others):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = inspect(local(tmp_path), "safetensors")
+    assert paths(found) == sorted(["config.json", "model.safetensors", "tokenizer.json", *wanted])
+
+
+def test_a_whisper_model_is_sent_to_its_own_format(tmp_path: Path) -> None:
+    write_text_model(tmp_path, model_type="whisper")
+    assert "register it with the format 'whisper'" in refusal(tmp_path, "safetensors", kind=InvalidRequest)
+
+
+# --- config.json
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capabilities"),
+    [
+        (["LlamaForCausalLM"], {"chat"}),
+        (["Gemma3ForConditionalGeneration"], {"chat"}),
+        (["GPT2LMHeadModel"], {"chat"}),
+        (["BertModel"], {"embeddings"}),
+        (["LlamaForSequenceClassification"], set()),
+        ([], {"chat"}),
+        (None, {"chat"}),
+        ("LlamaForCausalLM", {"chat"}),
+        ([None, 5, ["BertModel"]], {"chat"}),
+    ],
+)
+def test_the_classes_say_what_it_can_do(tmp_path: Path, architectures: object, capabilities: set[str]) -> None:
+    write_text_model(tmp_path, architectures=architectures)
+    assert inspect(local(tmp_path), "safetensors").capabilities == capabilities
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capabilities"), [([], {"embeddings"}), (["BertForMaskedLM"], {"embeddings"})]
+)
+def test_an_encoder_embeds(tmp_path: Path, architectures: list[str], capabilities: set[str]) -> None:
+    write_text_model(tmp_path, model_type="bert", architectures=architectures)
+    assert inspect(local(tmp_path), "safetensors").capabilities == capabilities
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"max_position_embeddings": 131072}, 131072),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 8192}}, 8192),
+        ({"max_position_embeddings": None, "n_positions": 1024}, 1024),
+        ({"max_position_embeddings": None}, 0),
+        ({"max_position_embeddings": -1}, 0),
+        ({"max_position_embeddings": 2**31}, 0),
+        ({"max_position_embeddings": True}, 0),
+        ({"max_position_embeddings": "4096"}, 0),
+        ({"max_position_embeddings": 4096.0}, 0),
+        ({"max_position_embeddings": float("nan")}, 0),
+        ({"max_position_embeddings": None, "text_config": [4096]}, 0),
+    ],
+)
+def test_the_context_is_what_it_says_if_that_can_be(tmp_path: Path, config: dict[str, object], tokens: int) -> None:
+    write_text_model(tmp_path, **config)
+    assert inspect(local(tmp_path), "safetensors").context_tokens == tokens
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3", "glm4_moe", "nemotron_h", "falcon-h1", "qwen2.5"])
+def test_the_architecture_is_the_model_type(tmp_path: Path, name: str) -> None:
+    write_text_model(tmp_path, model_type=name)
+    assert inspect(local(tmp_path), "safetensors").architecture == name
+
+
+@pytest.mark.parametrize("name", [None, "", 5, [], {}, True, "a b", "../x", "x" * 101, "ä", "\ud800"])
+def test_a_model_type_that_cannot_be(tmp_path: Path, name: object) -> None:
+    write_text_model(tmp_path, model_type=name)
+    assert "model_type in config.json is" in refusal(tmp_path, "safetensors")
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '"x"', '{"a":' * 100_000])
+def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
+    write_text_model(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    assert refusal(tmp_path, "safetensors").startswith("config.json is ")
+
+
+def test_a_config_has_a_largest_size(tmp_path: Path) -> None:
+    write_text_model(tmp_path, padding="x" * (4 * 2**20))
+    assert "config.json has" in refusal(tmp_path, "safetensors")
+
+
+# --- sentence-transformers
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    {"idx": 3, "name": "3", "path": "3_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+
+
+def write_embedder(folder: Path) -> Path:
+    write_text_model(folder, model_type="qwen3", architectures=["Qwen3ForCausalLM"])
+    write_json(folder / "modules.json", MODULES)
+    write_json(folder / "1_Pooling/config.json", {"pooling_mode_mean_tokens": True})
+    write_json(folder / "2_Dense/config.json", {})
+    write_safetensors(folder / "2_Dense/model.safetensors", "linear.weight")
+    (folder / "2_Dense/pytorch_model.bin").write_bytes(b"pickle")
+    return folder
+
+
+def test_a_model_with_modules_embeds_whatever_its_classes_are(tmp_path: Path) -> None:
+    found = inspect(local(write_embedder(tmp_path)), "safetensors")
+    assert found.capabilities == {"embeddings"}
+    assert paths(found) == [
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "tokenizer.json",
+    ]
+
+
+def test_what_modules_lack_is_named(tmp_path: Path) -> None:
+    write_embedder(tmp_path)
+    (tmp_path / "2_Dense/model.safetensors").unlink()
+    (tmp_path / "1_Pooling/config.json").unlink()
+    assert "1_Pooling/config.json, 2_Dense/model.safetensors are missing" in refusal(tmp_path, "safetensors")
+
+
+def test_the_weights_of_modules_are_checked(tmp_path: Path) -> None:
+    write_embedder(tmp_path)
+    path = tmp_path / "2_Dense/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "2_Dense/model.safetensors is cut off" in refusal(tmp_path, "safetensors")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        [{"path": "../1_Pooling", "type": "x.Pooling"}],
+        [{"path": "/1_Pooling", "type": "x.Pooling"}],
+        [{"path": "a/b", "type": "x.Pooling"}],
+        [{"path": 5, "type": "x.Pooling"}],
+        [{"type": "x.Pooling"}],
+        [{"path": "1_Pooling"}],
+        ["1_Pooling"],
+        [None],
+        {"path": "1_Pooling"},
+        [{"path": "", "type": "x"}] * 33,
+    ],
+)
+def test_modules_that_cannot_be(tmp_path: Path, modules: object) -> None:
+    write_embedder(tmp_path)
+    write_json(tmp_path / "modules.json", modules)
+    assert refusal(tmp_path, "safetensors").startswith("modules.json ")
+
+
+def test_of_a_remote_model_each_file_is_opened_once(tmp_path: Path) -> None:
+    write_text_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    shards = write_shards(tmp_path, 20)
+    tree = WatchedTree(tmp_path)
+    inspect(tree, "safetensors")
+    assert sorted(tree.opened) == sorted(["config.json", "model.safetensors.index.json", *shards])
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
