@@ -1,0 +1,207 @@
+"""Brings the files of a manifest to this machine: whole, verified, and visible all at once or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from services.models.hub import Damaged
+from services.models.manifest import Manifest, ManifestFile
+from services.models.transfer import download
+from services.provision.progress import Meter, Progress
+from services.provision.shelf import Shelf
+from services.provision.staging import on_disk, prune, publish, sync
+from services.provision.verify import problem
+from services.rpc.errors import AllmError, Cancelled, ModelNotReady, Overloaded
+
+__all__ = ["FetchProblem", "Progress", "fetch"]
+
+log = logging.getLogger(__name__)
+
+FILES_AT_ONCE = 4
+MARGIN = 256 * 1024 * 1024  # bytes that a fetch leaves free
+LOCK_SECONDS = 0.5  # between two looks whether another process is done
+DISK_SECONDS = 60.0  # until space may have been made
+WAIT_SECONDS = 10.0  # until a hub or a disk that failed may work again
+
+
+class FetchProblem(Exception):
+    """The files could not be had. `permanent`: trying again does not help; else after `retry_after` seconds it may."""
+
+    def __init__(self, message: str, *, permanent: bool, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.permanent = permanent
+        self.retry_after = retry_after
+
+
+async def fetch(shelf: Shelf, model_id: str, manifest: Manifest, progress: Callable[[Progress], None]) -> Path:
+    """Returns the folder with all files of a manifest, which it fetches unless they are there.
+
+    Of several processes that share the volume one fetches, the others wait for it. What was fetched before an error,
+    a cancellation or the end of the process is gone on with the next time. `progress` is called in the event loop.
+
+    Cancelling returns once the threads have let go of the files: within the read timeout of `services.models.hub`.
+
+    Raises:
+        FetchProblem: the hub, the disk or the files are not as they must be.
+    """
+    loop = asyncio.get_running_loop()
+    stop = threading.Event()
+
+    def tell(news: Progress) -> None:
+        loop.call_soon_threadsafe(progress, news)
+
+    # A thread of its own: a fetch takes hours, and those of the loop are few and for short work.
+    executor = ThreadPoolExecutor(1, thread_name_prefix="fetch")
+    work = loop.run_in_executor(executor, _Fetch(shelf, model_id, manifest, tell, stop).run)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([work])
+        work.exception()  # was seen
+        raise
+    finally:
+        stop.set()
+        executor.shutdown(wait=False)
+
+
+class _Fetch:
+    """One fetch, blocking; its threads end when `stop` is set."""
+
+    def __init__(
+        self, shelf: Shelf, model_id: str, manifest: Manifest, tell: Callable[[Progress], None], stop: threading.Event
+    ) -> None:
+        self._shelf = shelf
+        self._id = model_id
+        self._manifest = manifest
+        self._stop = stop
+        self._place = shelf.place(model_id, manifest)
+        self._staging = shelf.staging(model_id, manifest)
+        self._meter = Meter(manifest.size, tell)
+
+    def run(self) -> Path:
+        try:
+            self._run()
+        except AllmError as error:
+            passing = isinstance(error, ModelNotReady | Overloaded | Cancelled)
+            retry_after = error.retry_after if isinstance(error, Overloaded) else WAIT_SECONDS
+            raise FetchProblem(
+                error.message, permanent=not passing, retry_after=retry_after if passing else None
+            ) from error
+        except OSError as error:
+            where = error.filename or self._shelf.folder
+            raise FetchProblem(
+                f"{where} cannot be written: {error.strerror or error}", permanent=False, retry_after=DISK_SECONDS
+            ) from error
+        return self._place
+
+    def _run(self) -> None:
+        problems = self._shelf.whole(self._manifest, self._place)
+        if problems and not self._manifest.repository:
+            raise FetchProblem(_sentences(problems), permanent=True)
+        if not problems:
+            return
+        with self._alone():
+            problems = self._shelf.whole(self._manifest, self._place)
+            if problems:
+                self._make_staging(problems)
+                self._check_space()
+                self._fetch_all()
+                missing = self._shelf.whole(self._manifest, self._staging)
+                if missing:
+                    raise FetchProblem(_sentences(missing), permanent=False, retry_after=WAIT_SECONDS)
+                publish(self._manifest, self._staging, self._place)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps other processes from fetching the same; while one does, tells how far that is."""
+        lock = self._shelf.fetch_lock(self._id, self._manifest)
+        while not lock.take():
+            self._meter.elsewhere(on_disk(self._manifest, self._staging))
+            if self._stop.wait(LOCK_SECONDS):
+                raise Cancelled(f"{self._id}: the fetch was stopped")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _make_staging(self, problems: list[str]) -> None:
+        """What is there: from an earlier attempt, or from a published folder that lost something since."""
+        staging = self._staging
+        if staging.is_symlink():
+            staging.unlink()
+        if self._place.exists():
+            log.warning("published files are damaged", extra={"model": self._id, "problem": _sentences(problems)})
+            if staging.exists():
+                shutil.rmtree(staging)
+            staging.parent.mkdir(parents=True, exist_ok=True)
+            self._place.rename(staging)
+            for file in self._manifest.files:  # others may have them open: they get new files, not changed ones
+                path = staging / file.path
+                if path.is_file() and path.lstat().st_size != file.size:
+                    path.unlink()
+        staging.mkdir(parents=True, exist_ok=True)
+        prune(self._manifest, staging)
+
+    def _check_space(self) -> None:
+        needed = self._manifest.size - on_disk(self._manifest, self._staging)
+        free = shutil.disk_usage(self._staging).free
+        if needed + MARGIN > free:
+            raise FetchProblem(
+                f"{self._id} needs {needed:,} more bytes in {self._shelf.folder} (ALLM_MODELS_DIR), and {MARGIN:,} "
+                f"to spare; {free:,} are free",
+                permanent=False,
+                retry_after=DISK_SECONDS,
+            )
+
+    def _fetch_all(self) -> None:
+        largest_first = sorted(self._manifest.files, key=lambda file: -file.size)
+        with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="fetch") as executor:
+            running: list[Future[None]] = [executor.submit(self._fetch_one, file) for file in largest_first]
+            done, _ = wait(running, return_when=FIRST_EXCEPTION)
+            errors = [error for future in done if (error := future.exception())]
+            if errors:
+                self._stop.set()
+                executor.shutdown(cancel_futures=True)
+                raise next((error for error in errors if not isinstance(error, Cancelled)), errors[0])
+
+    def _fetch_one(self, file: ManifestFile) -> None:
+        """Fetches and verifies a file; a damaged one is fetched once more, from zero."""
+        manifest, path = self._manifest, self._staging / file.path
+        for _ in range(2):
+            try:
+                download(
+                    manifest.repository,
+                    manifest.revision,
+                    file,
+                    self._staging,
+                    lambda done: self._meter.downloaded(file.path, done),
+                    self._stop,
+                )
+                wrong = problem(
+                    file, self._staging, lambda done: self._meter.verified(file.path, done), self._stop, links=False
+                )
+            except Damaged as error:
+                wrong = error.message
+            if not wrong:
+                sync(path)
+                return
+            log.warning("a fetched file is damaged", extra={"model": self._id, "problem": wrong})
+            path.unlink(missing_ok=True)
+            self._meter.downloaded(file.path, 0)
+            self._meter.verified(file.path, 0)
+        raise FetchProblem(f"{self._id}: fetched twice and damaged both times: {wrong}", permanent=True)
+
+
+def _sentences(problems: list[str]) -> str:
+    """The first few of them."""
+    more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more

@@ -1,0 +1,117 @@
+"""Follows the catalog: what it wants of this modality, and everything that changes, for as long as the service runs.
+
+While the catalog is away, the service goes on with what it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+
+import grpc
+from allm.models.v1 import manifest_pb2, model_service_pb2, model_service_pb2_grpc
+
+from services.models import wire
+from services.models.descriptor import Modality
+from services.models.store import ModelStore
+from services.provision.supply import Supply
+from services.rpc.errors import AllmError, InvalidRequest, ModelNotFound, ModelNotReady
+
+log = logging.getLogger(__name__)
+
+PAUSE = 0.2  # seconds before the catalog is tried again; doubled each time
+LONGEST_PAUSE = 2.0
+ASK_SECONDS = 1.0  # how long a request for an unknown model may wait for the catalog's word
+MAX_ASKING = 64
+SETTLE_SECONDS = 6.0  # what replicas have to report to a catalog that has started anew
+
+
+class Follower:
+    """Keeps a supply in step with the catalog behind `channel`."""
+
+    def __init__(self, channel: grpc.aio.Channel, modality: Modality, supply: Supply, store: ModelStore) -> None:
+        self._catalog = model_service_pb2_grpc.ModelServiceStub(channel)
+        self._modality = modality
+        self._supply = supply
+        self._store = store
+        self._asking = 0
+        self._settled = 0.0
+        self.synced = asyncio.Event()  # everything that is registered has been heard of, once
+        self.heard = asyncio.Event()  # set at every message; whoever waits clears it
+
+    async def follow(self) -> None:
+        """Follows until it is cancelled."""
+        pause = PAUSE
+        while True:
+            try:
+                await self._watch()
+                pause = PAUSE
+            except grpc.aio.AioRpcError as error:
+                log.warning("the catalog is away", extra={"code": error.code().name, "details": error.details()})
+            except Exception:
+                log.exception("cannot follow the catalog")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def ask(self, name: str) -> None:
+        """Whether the catalog knows a model that is not known here; waits a moment for it to arrive if so.
+
+        Raises:
+            ModelNotReady: the catalog cannot be asked, or what it says has not arrived here.
+            ModelNotFound, InvalidRequest: there is no such model, or it is of another modality.
+        """
+        if self._asking >= MAX_ASKING:
+            raise ModelNotReady(f"The model `{name}` is not known here, and the catalog is busy.")
+        self._asking += 1
+        try:
+            request = model_service_pb2.GetModelRequest(id=name)
+            reply = await self._catalog.GetModel(request, timeout=ASK_SECONDS)
+            modality = wire.word(wire.MODALITIES, reply.model.modality)
+            if modality != self._modality:
+                raise InvalidRequest(f"The model `{name}` is of the modality {modality}.", param="model")
+            await self._arrival(name)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+                raise ModelNotFound(f"The model `{name}` does not exist.", param="model") from None
+            raise ModelNotReady(f"The model `{name}` is not known here, and the catalog cannot be asked.") from None
+        finally:
+            self._asking -= 1
+
+    async def _arrival(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                while name not in self._store:
+                    self.heard.clear()
+                    await self.heard.wait()
+        except TimeoutError:
+            raise ModelNotReady(f"The model `{name}` is registered; its service has not heard of it yet.") from None
+
+    async def _watch(self) -> None:
+        seen: set[str] = set()
+        self._settled = time.monotonic() + SETTLE_SECONDS
+        request = model_service_pb2.WatchModelsRequest(modality=wire.MODALITIES[self._modality])
+        async for message in self._catalog.WatchModels(request):
+            event = message.WhichOneof("event")
+            if event == "changed":
+                seen.add(message.changed.model.id)
+                self._apply(message.changed)
+            elif event == "removed_id":
+                seen.discard(message.removed_id)
+                self._supply.remove(message.removed_id)
+            elif event == "synced":
+                self._supply.retain(seen)
+                self.synced.set()
+            self.heard.set()
+
+    def _apply(self, message: manifest_pb2.DesiredModel) -> None:
+        try:
+            desired = wire.read_desired(message)
+            if desired.id in self._store and time.monotonic() < self._settled:
+                # A catalog that has just started has not heard of the other replicas yet: they are there all the same.
+                known = self._store.get(desired.id).desired.ready_replicas
+                desired = dataclasses.replace(desired, ready_replicas=desired.ready_replicas | known)
+            self._supply.apply(desired)
+        except AllmError as error:  # a catalog of another version; the other models are fine
+            log.warning("a registration cannot be read", extra={"model": message.model.id, "reason": error.message})

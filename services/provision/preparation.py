@@ -1,0 +1,312 @@
+"""One model on this replica: from its registration to files that are whole and a runtime that serves them.
+
+A new generation is prepared while the old one serves, and takes over only when it can: where the old one was in memory,
+not before the new one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.models.descriptor import describe
+from services.models.desired import DesiredModel
+from services.models.manifest import Manifest
+from services.models.registry import EngineRegistry
+from services.models.status import NextStatus, State, Status
+from services.models.store import ModelStore, Serving, StoredModel
+from services.provision.fetch import FetchProblem, Progress, fetch
+from services.provision.plan import Plan, make_plans
+from services.provision.shelf import Hold, Shelf
+from services.residency.manager import ModelManager, Resident, ResidentKey, resident_key
+from services.rpc.errors import AllmError, ModelInvalid, ModelNotReady, Unsupported
+from services.rpc.settings import ModelSettings
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE = 2.0  # seconds before a failed fetch is tried again; doubled each time
+LONGEST_PAUSE = 60.0
+LOOK_AGAIN = 15.0  # seconds between looks at local files that are not as they were registered
+LOAD_AGAIN = 15.0  # seconds between attempts to load what is to be in memory
+MAX_REASONS = 5
+PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What every preparation of a service uses."""
+
+    settings: ModelSettings
+    registry: EngineRegistry
+    manager: ModelManager[Any]
+    store: ModelStore
+    shelf: Shelf
+    changed: Callable[[], None]  # called whenever a status may have changed
+
+
+@dataclass(slots=True, kw_only=True)
+class _Coming:
+    """A generation that does not serve yet."""
+
+    generation: int
+    state: State = "pending"
+    problem: AllmError | None = None
+    done: int = 0
+    total: int = 0
+
+    @property
+    def reason(self) -> str:
+        return self.problem.message if self.problem else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stand:
+    """What serves now."""
+
+    serving: Serving
+    plan: Plan
+    hold: Hold
+
+    @property
+    def key(self) -> ResidentKey:
+        return resident_key(self.serving.descriptor, self.serving.runtime)
+
+
+class Preparation:
+    """Brings a model to where it serves, and keeps it there. `after`: what must have ended before it begins."""
+
+    def __init__(self, desired: DesiredModel, means: Means, after: asyncio.Task[None] | None = None) -> None:
+        self.desired = desired
+        self._means = means
+        self._stand: _Stand | None = None
+        self._coming: _Coming | None = None
+        self._task = after
+        self._side_tasks: set[asyncio.Task[None]] = set()
+        self._loading = False
+        self._load_again = 0.0
+        self._prepare()
+
+    def update(self, desired: DesiredModel) -> None:
+        """Takes what has changed of the registration."""
+        old, self.desired = self.desired, desired
+        if desired.unloads > old.unloads:
+            self._beside(self._means.manager.retire(desired.id))
+        anew = (desired.generation, desired.manifest) != (old.generation, old.manifest)
+        if anew or (desired.runtime, desired.artifacts) != (old.runtime, old.artifacts):
+            self._prepare()
+        else:
+            self._tell()
+
+    def status(self) -> Status:
+        """How far it is."""
+        coming, stand = self._coming, self._stand
+        done, total = (coming.done, coming.total) if coming else (0, 0)
+        if stand is None:
+            now = coming or _Coming(generation=self.desired.generation)
+            return Status(
+                state=now.state, generation=now.generation, reason=now.reason, done_bytes=done, total_bytes=total
+            )
+        resident: Resident | None = self._means.manager.resident(stand.key)
+        problem = self._means.manager.problem(stand.key)
+        following = None
+        if coming:
+            following = NextStatus(generation=coming.generation, state=coming.state, reason=coming.reason)
+        return Status(
+            state="loaded" if resident else "failed" if problem else "ready",
+            generation=stand.serving.descriptor.generation,
+            reason=problem.message if problem and not resident else "",
+            runtime=stand.serving.runtime.name,
+            device=self._means.registry.device,
+            artifact=stand.plan.artifact,
+            done_bytes=done,
+            total_bytes=total,
+            peak_memory=resident.peak_memory if resident else 0,
+            next=following,
+        )
+
+    def keep(self) -> None:
+        """Loads the model if it is to be in memory and is not. Called now and then; failures are shown as its state."""
+        stand, now = self._stand, time.monotonic()
+        if not self.desired.keep_loaded or stand is None or self._loading or now < self._load_again:
+            return
+        if not self._means.manager.resident(stand.key):
+            self._loading, self._load_again = True, now + LOAD_AGAIN
+            self._beside(self._load(stand.serving))
+
+    async def close(self, *, forget: bool) -> None:
+        """Ends what goes on here. `forget`: the registration is gone, and with it what was fetched for it."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if forget:
+            await self._means.manager.retire(self.desired.id)
+        for task in self._side_tasks:
+            task.cancel()
+        await asyncio.gather(*self._side_tasks, return_exceptions=True)
+        if self._stand:
+            self._stand.hold.release()
+        if forget:
+            for manifest in self._manifests():
+                await self._discard(manifest)
+
+    # --- the way to a new stand
+
+    def _prepare(self) -> None:
+        before = self._task
+        if before and self._coming:
+            before.cancel()
+        self._coming = _Coming(generation=self.desired.generation)
+        self._tell()
+        self._task = asyncio.create_task(self._guarded(self._run(self.desired, self._coming, before)))
+
+    async def _run(self, desired: DesiredModel, coming: _Coming, before: asyncio.Task[None] | None) -> None:
+        if before:
+            await asyncio.gather(before, return_exceptions=True)
+        try:
+            plans = make_plans(desired, self._means.registry, self._means.settings)
+        except Unsupported as problem:
+            self._come(coming, "unsupported", problem)
+            return
+        reasons = []
+        for plan in plans:
+            try:
+                await self._follow(plan, desired, coming)
+            except AllmError as problem:
+                log.warning("a model cannot be had", extra={"model": desired.id, "reason": problem.message})
+                reasons.append(f"{plan.artifact}: {problem.message}" if plan.artifact else problem.message)
+            else:
+                return
+        self._come(coming, "failed", ModelInvalid("; ".join(reasons)))
+
+    async def _follow(self, plan: Plan, desired: DesiredModel, coming: _Coming) -> None:
+        if self._serves(plan, desired.generation):
+            self._coming = None
+            self._tell()
+            return
+        try:
+            # Before the files are there: else another replica that has done with them could remove them in between.
+            hold = await asyncio.to_thread(self._means.shelf.hold, desired.id, plan.manifest)
+        except OSError as error:
+            folder = self._means.settings.folder
+            raise ModelInvalid(f"{folder} (ALLM_MODELS_DIR) cannot be written: {error.strerror}") from error
+        try:
+            await self._take_over(desired, plan, await self._bring(desired, plan, coming), hold)
+        except BaseException:
+            hold.release()
+            raise
+
+    def _serves(self, plan: Plan, generation: int) -> bool:
+        """Whether the plan is what serves already."""
+        if self._stand is None:
+            return False
+        stand = self._stand
+        now = (stand.plan.manifest.digest, stand.plan.runtime, stand.serving.descriptor.generation)
+        return now == (plan.manifest.digest, plan.runtime, generation)
+
+    async def _bring(self, desired: DesiredModel, plan: Plan, coming: _Coming) -> Path:
+        """The folder with all files, verified; waits as long as that is a matter of time."""
+        if plan.manifest.folder:
+            return await self._look(desired, plan.manifest, coming)
+        shelf, pause = self._means.shelf, FIRST_PAUSE
+        while True:
+            try:
+                return await fetch(shelf, desired.id, plan.manifest, lambda progress: self._progress(coming, progress))
+            except FetchProblem as problem:
+                if problem.permanent:
+                    raise ModelInvalid(problem.message) from problem
+                wait = problem.retry_after or pause
+                log.warning("fetching goes on later", extra={"model": desired.id, "reason": problem.message})
+                waiting = ModelNotReady(f"{problem.message}; trying again in {wait:.0f} s", retry_after=wait)
+                self._come(coming, "downloading", waiting)
+            await asyncio.sleep(wait)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _look(self, desired: DesiredModel, manifest: Manifest, coming: _Coming) -> Path:
+        """Local files are used where they are. While they are not as they were registered, the model has failed."""
+        folder = self._means.shelf.place(desired.id, manifest)
+        while wrong := await asyncio.to_thread(self._means.shelf.whole, manifest, folder):
+            self._come(coming, "failed", ModelInvalid("; ".join(wrong[:MAX_REASONS])))
+            await asyncio.sleep(LOOK_AGAIN)
+        return folder
+
+    async def _take_over(self, desired: DesiredModel, plan: Plan, folder: Path, hold: Hold) -> None:
+        means, old = self._means, self._stand
+        descriptor = describe(plan.facts, desired.generation, plan.manifest, folder)
+        new = _Stand(serving=Serving(descriptor=descriptor, runtime=plan.runtime), plan=plan, hold=hold)
+        if old and means.manager.resident(old.key):
+            async with means.manager.lease(descriptor, plan.runtime):
+                pass  # in memory, before the old one goes
+        self._stand, self._coming, self._load_again = new, None, 0.0
+        self._tell()
+        self.keep()
+        log.info("model is ready", extra={"model": desired.id, "generation": desired.generation})
+        if old:
+            self._beside(self._retire(old, new))
+
+    async def _retire(self, old: _Stand, new: _Stand) -> None:
+        """Gives up what served before, once nobody uses it."""
+        await self._means.manager.retire(self.desired.id, keep=new.key)
+        old.hold.release()
+        if old.plan.manifest.digest != new.plan.manifest.digest:
+            await self._discard(old.plan.manifest)
+
+    async def _load(self, serving: Serving) -> None:
+        try:
+            with contextlib.suppress(AllmError):  # the manager remembers it, and it is shown as the model's state
+                async with self._means.manager.lease(serving.descriptor, serving.runtime):
+                    pass
+        finally:
+            self._loading = False
+
+    # --- what others see of it
+
+    def _progress(self, coming: _Coming, progress: Progress) -> None:
+        coming.done, coming.total = progress.done, progress.total
+        share = progress.done * PERCENT // progress.total if progress.total else PERCENT
+        self._come(coming, progress.stage, ModelNotReady(f"{self.desired.id} is {progress.stage}: {share} % done"))
+
+    def _come(self, coming: _Coming, state: State, problem: AllmError) -> None:
+        coming.state, coming.problem = state, problem
+        self._tell()
+
+    def _tell(self) -> None:
+        """Puts what can be done with the model now where requests look."""
+        serving = self._stand.serving if self._stand else None
+        problem = None
+        if serving is None:
+            waiting = ModelNotReady(f"{self.desired.id} is registered; its service has not begun with it yet")
+            problem = (self._coming.problem if self._coming else None) or waiting
+        self._means.store.put(StoredModel(desired=self.desired, serving=serving, problem=problem))
+        self._means.changed()
+
+    # --- tasks and files
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._guarded(work))
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """A mistake of ours in one model must not go unseen, nor harm the others."""
+        try:
+            await work
+        except Exception:
+            log.exception("unexpected error", extra={"model": self.desired.id})
+            if self._coming:
+                self._come(self._coming, "failed", ModelInvalid("internal error; the service's log has it"))
+
+    def _manifests(self) -> list[Manifest]:
+        found = [self.desired.manifest, *(artifact.manifest for artifact in self.desired.artifacts)]
+        if self._stand:
+            found.append(self._stand.plan.manifest)
+        return list({manifest.digest: manifest for manifest in found}.values())
+
+    async def _discard(self, manifest: Manifest) -> None:
+        if not manifest.folder:
+            await asyncio.to_thread(self._means.shelf.discard, self.desired.id, manifest)

@@ -1,0 +1,81 @@
+"""What a service starts to have its models: the follower, the supply and the reporter, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+
+from services.models.descriptor import Modality
+from services.models.registry import EngineRegistry
+from services.models.store import ModelStore
+from services.provision.follower import Follower
+from services.provision.preparation import Means
+from services.provision.reporter import Reporter
+from services.provision.shelf import Shelf
+from services.provision.supply import Supply
+from services.residency.manager import ModelManager
+from services.rpc.settings import ModelSettings
+
+SYNC_SECONDS = 5.0  # how long a start waits for the catalog; after that it begins without models
+# A catalog that comes back is found soon. Its pings are ours to send: a watch may be silent for days.
+CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", -1),
+)
+
+
+class Provision:
+    """A running provision. `store` is what requests look models up in."""
+
+    def __init__(
+        self, settings: ModelSettings, modality: Modality, registry: EngineRegistry, manager: ModelManager[Any]
+    ) -> None:
+        changed = asyncio.Event()
+        manager.on_change = changed.set
+        self.store = ModelStore(settings.replica)
+        shelf = Shelf(settings.folder)
+        means = Means(
+            settings=settings,
+            registry=registry,
+            manager=manager,
+            store=self.store,
+            shelf=shelf,
+            changed=changed.set,
+        )
+        self._supply = Supply(means)
+        self._channel = grpc.aio.insecure_channel(settings.catalog, options=CHANNEL_OPTIONS)
+        self._follower = Follower(self._channel, modality, self._supply, self.store)
+        self.store.ask = self._follower.ask
+        self._reporter = Reporter(self._channel, modality, registry, settings, self._supply, changed)
+        self._following: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins; returns once everything that is registered is known, or after SYNC_SECONDS."""
+        self._following = asyncio.create_task(self._follower.follow())
+        self._reporting = asyncio.create_task(self._reporter.report())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._follower.synced.wait(), SYNC_SECONDS)
+
+    async def leave(self) -> None:
+        """Tells the catalog that this replica takes no more requests."""
+        if self._reporting:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
+            self._reporting = None
+
+    async def close(self) -> None:
+        """Ends everything; files and registrations stay."""
+        await self.leave()
+        if self._following:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        await self._supply.close()
+        await self._channel.close()

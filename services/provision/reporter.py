@@ -1,0 +1,109 @@
+"""Reports to the catalog how far every model is here: at once when something changes, and regularly as a heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import grpc
+from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
+
+from services.models import wire
+from services.models.descriptor import FORMATS, Modality
+from services.models.registry import EngineRegistry, Runtime
+from services.models.status import Status
+from services.provision.supply import Supply
+from services.rpc.settings import ModelSettings
+
+log = logging.getLogger(__name__)
+
+REPORT_SECONDS = 2.0  # until the catalog says how often it wants to hear
+AWAY_SECONDS = 0.5  # between attempts while the catalog is away
+TIMEOUT = 5.0
+QUIET_SECONDS = 0.1  # changes that come so close together share one report
+
+
+class Reporter:
+    """Tells the catalog behind `channel` about a supply."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        modality: Modality,
+        registry: EngineRegistry,
+        settings: ModelSettings,
+        supply: Supply,
+        changed: asyncio.Event,
+    ) -> None:
+        self._catalog = model_service_pb2_grpc.ModelServiceStub(channel)
+        self._modality = modality
+        self._registry = registry
+        self._replica = settings.replica
+        self._supply = supply
+        self._changed = changed
+        self._complete = True
+        self._within = REPORT_SECONDS
+        self._told: dict[str, Status] = {}
+
+    async def report(self) -> None:
+        """Reports until it is cancelled, then says goodbye."""
+        try:
+            while True:
+                self._changed.clear()
+                self._supply.keep()
+                wait = self._within if await self._tell() else AWAY_SECONDS
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), wait)
+                    await asyncio.sleep(QUIET_SECONDS)
+        finally:
+            await self._leave()
+
+    async def _tell(self) -> bool:
+        """One report; tells whether the catalog has taken it."""
+        statuses = self._supply.statuses()
+        news = statuses if self._complete else {k: v for k, v in statuses.items() if self._told.get(k) != v}
+        request = model_service_pb2.ReportModelStatusRequest(
+            replica=self._replica,
+            modality=wire.MODALITIES[self._modality],
+            complete=self._complete,
+            statuses=[
+                model_service_pb2.ModelStatus(id=model_id, status=wire.status_message(self._replica, status))
+                for model_id, status in news.items()
+            ],
+        )
+        if self._complete:
+            request.device = self._registry.device
+            request.device_forced = self._registry.forced
+            request.runtimes.extend(map(_offer, self._registry.runtimes))
+        try:
+            reply = await self._catalog.ReportModelStatus(request, timeout=TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            log.debug("the catalog did not take a report", extra={"code": error.code().name})
+            self._complete = True
+            return False
+        self._told = statuses
+        # What has been removed since was in no report: the catalog forgets it with the registration.
+        self._complete = reply.send_complete
+        if seconds := reply.report_within.ToMilliseconds() / 1000:
+            self._within = seconds
+        if self._complete:
+            self._changed.set()
+        return True
+
+    async def _leave(self) -> None:
+        request = model_service_pb2.ReportModelStatusRequest(
+            replica=self._replica, modality=wire.MODALITIES[self._modality], leaving=True
+        )
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._catalog.ReportModelStatus(request, timeout=1.0)
+
+
+def _offer(runtime: Runtime) -> model_service_pb2.RuntimeOffer:
+    return model_service_pb2.RuntimeOffer(
+        name=runtime.name,
+        formats=[wire.FORMATS[known] for known in FORMATS if known in runtime.formats],
+        architectures=sorted(runtime.architectures),
+        capabilities=sorted(runtime.capabilities),
+        devices=sorted(runtime.devices),
+    )

@@ -1,0 +1,84 @@
+"""The folder that a model is fetched to before anybody sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.models.manifest import Manifest, ManifestFile
+
+SMALL = 16 * 1024 * 1024  # bytes
+
+
+def on_disk(manifest: Manifest, staging: Path) -> int:
+    """Bytes of the manifest's files that are there."""
+    total = 0
+    for file in manifest.files:
+        with contextlib.suppress(OSError):
+            total += min((staging / file.path).lstat().st_size, file.size)
+    return total
+
+
+def prune(manifest: Manifest, staging: Path) -> None:
+    """Removes what the manifest does not name, links, and what cannot be gone on with.
+
+    A small file without a hash is one of those: after a power cut it may have its size and not its content.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    _prune(staging, "", {file.path: file for file in manifest.files}, _folders(manifest))
+
+
+def sync(path: Path) -> None:
+    """Makes sure that a file's content, or a folder's list of names, outlives a power cut.
+
+    Raises:
+        OSError: the disk says that it does not.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(manifest: Manifest, staging: Path, place: Path) -> None:
+    """Makes the folder appear at its place, with one rename. Its files are synced already.
+
+    Raises:
+        OSError: it does not; then nothing is at the place.
+    """
+    for folder in sorted(_folders(manifest), reverse=True):
+        sync(staging / folder)
+    for attempt in (1, 2, 3):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staging.rename(place)
+            break
+        except FileNotFoundError:  # whoever discarded another generation just removed the empty parent
+            if attempt == 3:
+                raise
+    sync(place.parent)
+
+
+def _folders(manifest: Manifest) -> set[str]:
+    """Every folder with a file of the manifest below it; "" is the top."""
+    parts = [file.path.split("/")[:-1] for file in manifest.files]
+    return {"/".join(names[:depth]) for names in parts for depth in range(len(names) + 1)}
+
+
+def _prune(folder: Path, prefix: str, files: Mapping[str, ManifestFile], folders: set[str]) -> None:
+    for entry in list(folder.iterdir()):
+        path = prefix + entry.name
+        if entry.is_symlink() or not entry.is_dir():
+            file = files.get(path)
+            if entry.is_symlink() or not entry.is_file() or not file or (not file.sha256 and file.size <= SMALL):
+                entry.unlink()
+        elif path in folders:
+            _prune(entry, path + "/", files, folders)
+        else:
+            shutil.rmtree(entry)

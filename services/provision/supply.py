@@ -1,0 +1,80 @@
+"""All models of this replica: what the catalog wants, each on its own way to where it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from services.models.desired import DesiredModel
+from services.models.status import Status
+from services.provision.preparation import Means, Preparation
+
+log = logging.getLogger(__name__)
+
+
+class Supply:
+    """Follows what is desired. Every change may come twice, late, or after a pause in which others were missed."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._models: dict[str, Preparation] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+
+    def apply(self, desired: DesiredModel) -> None:
+        """Takes a registration, new or changed."""
+        known = self._models.get(desired.id)
+        if known and not _anew(known.desired, desired):
+            if known.desired != desired:
+                known.update(desired)
+            return
+        self.remove(desired.id)  # if it is there, it was removed and registered anew, unseen
+        self._models[desired.id] = Preparation(desired, self._means, after=self._leaving.get(desired.id))
+
+    def remove(self, model_id: str) -> None:
+        """Forgets a model; running requests end first, then its memory and files go."""
+        if known := self._models.pop(model_id, None):
+            self._means.store.remove(model_id)
+            task = asyncio.create_task(self._leave(model_id, known, self._leaving.get(model_id)))
+            self._leaving[model_id] = task
+            log.info("model removed", extra={"model": model_id})
+            self._means.changed()
+
+    def retain(self, model_ids: Collection[str]) -> None:
+        """Forgets every model but these."""
+        for model_id in self._models.keys() - set(model_ids):
+            self.remove(model_id)
+
+    def keep(self) -> None:
+        """Loads what is to be in memory and is not."""
+        for model in self._models.values():
+            model.keep()
+
+    def statuses(self) -> dict[str, Status]:
+        """How far every model is, by id."""
+        return {model_id: model.status() for model_id, model in self._models.items()}
+
+    async def close(self) -> None:
+        """Ends everything that goes on; files and registrations stay."""
+        leaving = list(self._leaving.values())
+        for task in leaving:
+            task.cancel()
+        models = [model.close(forget=False) for model in self._models.values()]
+        await asyncio.gather(*models, *leaving, return_exceptions=True)
+
+    async def _leave(self, model_id: str, model: Preparation, before: asyncio.Task[None] | None) -> None:
+        if before:
+            await asyncio.gather(before, return_exceptions=True)
+        try:
+            await model.close(forget=True)
+        except Exception:
+            log.exception("a removed model has left something behind", extra={"model": model_id})
+        finally:
+            if self._leaving.get(model_id) is asyncio.current_task():
+                del self._leaving[model_id]
+
+
+def _anew(old: DesiredModel, new: DesiredModel) -> bool:
+    """Whether the model was removed and registered again, possibly within the second that `created` counts."""
+    same_number = new.generation == old.generation and new.manifest != old.manifest
+    return new.created != old.created or new.generation < old.generation or same_number

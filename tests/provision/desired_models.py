@@ -1,0 +1,94 @@
+"""Registrations of small local files, and a manager whose models only remember."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from services.models.descriptor import ModelDescriptor, ModelFacts
+from services.models.desired import Artifact, DesiredModel
+from services.models.manifest import Manifest, ManifestFile
+from services.models.registry import Runtime
+from services.residency.manager import ModelManager
+from services.rpc.errors import AllmError
+
+
+def local_manifest(folder: Path, name: str = "m.gguf", content: bytes = b"weights") -> Manifest:
+    """Writes a file, and a manifest of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+    return Manifest(files=(ManifestFile(path=name, size=len(content)),), primary=name, folder=str(folder))
+
+
+def facts(model_id: str = "m", architecture: str = "llama", size: int = 7) -> ModelFacts:
+    return ModelFacts(
+        id=model_id,
+        modality="text",
+        format="gguf",
+        architecture=architecture,
+        capabilities=frozenset({"chat"}),
+        size=size,
+        context_tokens=2048,
+    )
+
+
+def registration(
+    manifest: Manifest,
+    model_id: str = "m",
+    generation: int = 1,
+    architecture: str = "llama",
+    keep_loaded: bool = False,
+    unloads: int = 0,
+    runtime: str = "",
+    created: int = 1,
+    artifacts: tuple[Artifact, ...] = (),
+) -> DesiredModel:
+    return DesiredModel(
+        facts=facts(model_id, architecture),
+        aliases=(),
+        source="file:///somewhere",
+        generation=generation,
+        manifest=manifest,
+        created=created,
+        updated=created,
+        keep_loaded=keep_loaded,
+        unloads=unloads,
+        runtime=runtime,
+        artifacts=artifacts,
+    )
+
+
+class Loaded:
+    """A resident that only remembers."""
+
+    def __init__(self, descriptor: ModelDescriptor) -> None:
+        self.descriptor = descriptor
+        self.alive = True
+        self.peak_memory = 4096
+
+    async def close(self) -> None:
+        self.alive = False
+
+
+class Loader:
+    """Loads at once, or fails as it is told, or waits while the gate is closed."""
+
+    def __init__(self) -> None:
+        self.failure: AllmError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.made: list[Loaded] = []
+
+    async def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Loaded:
+        await self.gate.wait()
+        if self.failure:
+            raise self.failure
+        self.made.append(Loaded(descriptor))
+        return self.made[-1]
+
+    @property
+    def alive(self) -> list[Loaded]:
+        return [loaded for loaded in self.made if loaded.alive]
+
+
+Manager = ModelManager[Loaded]

@@ -1,0 +1,32 @@
+"""Fetches in a process of its own, which can be killed: `python fetching_child.py MODELS_DIR MANIFEST_JSON`.
+
+Prints a line for every progress, and the folder at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from services.models.manifest import Manifest, ManifestFile
+from services.provision.fetch import Progress, fetch
+from services.provision.shelf import Shelf
+
+
+def written(manifest: Manifest) -> str:
+    """The manifest as an argument."""
+    return json.dumps(asdict(manifest))
+
+
+def told(progress: Progress) -> None:
+    """Prints a line."""
+    print(progress.stage, progress.done, progress.total, flush=True)
+
+
+if __name__ == "__main__":
+    fields = json.loads(sys.argv[2])
+    files = tuple(ManifestFile(**file) for file in fields.pop("files"))
+    print(asyncio.run(fetch(Shelf(Path(sys.argv[1])), "m", Manifest(files=files, **fields), told)), flush=True)

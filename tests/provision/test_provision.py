@@ -1,0 +1,199 @@
+"""A service and its catalog: what is followed, reported and asked, also while the catalog comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from allm.models.v1 import model_pb2, model_service_pb2
+from catalog_script import ScriptedCatalog
+from desired_models import Loader, Manager, local_manifest, registration
+
+from services.models.registry import RUNTIMES, EngineRegistry
+from services.provision import provision as provision_module
+from services.provision.provision import Provision
+from services.rpc.errors import InvalidRequest, ModelNotFound, ModelNotReady
+from services.rpc.settings import load_settings
+
+PATIENCE_SECONDS = 20
+POLL_SECONDS = 0.02
+
+
+@pytest_asyncio.fixture
+async def catalog() -> AsyncIterator[ScriptedCatalog]:
+    catalog = ScriptedCatalog()
+    await catalog.start()
+    yield catalog
+    await catalog.close()
+
+
+@pytest_asyncio.fixture
+async def provision(
+    catalog: ScriptedCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Provision]:
+    monkeypatch.setattr(provision_module, "SYNC_SECONDS", 0.2)
+    manager = Manager(Loader())
+    settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_CATALOG": catalog.address, "ALLM_REPLICA": "me"})
+    provision = Provision(settings.model, "text", EngineRegistry("cpu", forced=True), manager)
+    yield provision
+    await provision.close()
+    await manager.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - another process's state, in effect
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def states(catalog: ScriptedCatalog) -> dict[str, str]:
+    """The last that was reported of each model."""
+    found = {}
+    for report in catalog.reports:
+        for status in report.statuses:
+            found[status.id] = model_pb2.ModelState.Name(status.status.state).removeprefix("MODEL_STATE_").lower()
+    return found
+
+
+async def test_a_start_knows_everything_that_is_registered(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        catalog.tell(registration(local_manifest(tmp_path / name), model_id=name))
+    await provision.start()
+    assert [model.id for model in provision.store] == ["a", "b"]
+    assert catalog.watches == [model_service_pb2.WatchModelsRequest(modality=model_pb2.MODALITY_TEXT)]
+    await until(lambda: states(catalog) == {"a": "ready", "b": "ready"})
+
+
+async def test_the_first_report_is_complete_and_later_ones_tell_only_what_changed(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    catalog.tell(registration(local_manifest(tmp_path / "a"), model_id="a"))
+    await provision.start()
+    await until(lambda: states(catalog).get("a") == "ready")
+    first = catalog.reports[0]
+    assert first.complete
+    assert (first.replica, first.modality, first.device, first.device_forced) == (
+        "me",
+        model_pb2.MODALITY_TEXT,
+        "cpu",
+        True,
+    )
+    assert [runtime.name for runtime in first.runtimes] == [runtime.name for runtime in RUNTIMES]
+    assert set(first.runtimes[0].architectures) == RUNTIMES[0].architectures
+    count = len(catalog.reports)
+    await until(lambda: len(catalog.reports) >= count + 3)
+    for heartbeat in catalog.reports[count + 1 :]:
+        assert not heartbeat.complete
+        assert not heartbeat.statuses
+        assert not heartbeat.runtimes
+    catalog.tell(registration(local_manifest(tmp_path / "b"), model_id="b"))
+    await until(lambda: states(catalog).get("b") == "ready")
+    assert not any(status.id == "a" for report in catalog.reports[count + 1 :] for status in report.statuses)
+
+
+async def test_a_catalog_that_has_forgotten_gets_everything_again(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    catalog.tell(registration(local_manifest(tmp_path / "a"), model_id="a"))
+    await provision.start()
+    await until(lambda: states(catalog).get("a") == "ready")
+    count = len(catalog.reports)
+    catalog.send_complete = True
+    await until(lambda: any(report.complete for report in catalog.reports[count:]))
+    catalog.send_complete = False
+    (complete, *_) = [report for report in catalog.reports[count:] if report.complete]
+    assert [status.id for status in complete.statuses] == ["a"]
+
+
+async def test_while_the_catalog_is_away_the_service_goes_on_and_catches_up(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        catalog.tell(registration(local_manifest(tmp_path / name), model_id=name))
+    await provision.start()
+    await until(lambda: states(catalog) == {"a": "ready", "b": "ready"})
+    await catalog.stop()
+    assert provision.store.serveable(provision.store.get("a"))
+    with pytest.raises(ModelNotReady, match="catalog cannot be asked"):
+        await provision.store.find("unknown")
+    del catalog.models["a"]  # removed and added while nobody heard
+    catalog.models["c"] = registration(local_manifest(tmp_path / "c"), model_id="c")
+    catalog.reports.clear()
+    await catalog.start()
+    await until(lambda: [model.id for model in provision.store] == ["b", "c"])
+    await until(lambda: states(catalog).get("c") == "ready")
+    assert catalog.reports[0].complete
+
+
+async def test_without_a_catalog_a_service_starts_and_finds_it_later(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    await catalog.stop()
+    await provision.start()
+    assert list(provision.store) == []
+    catalog.models["a"] = registration(local_manifest(tmp_path / "a"), model_id="a")
+    await catalog.start()
+    await until(lambda: "a" in provision.store)
+
+
+async def test_removal_and_change_arrive(catalog: ScriptedCatalog, provision: Provision, tmp_path: Path) -> None:
+    wanted = registration(local_manifest(tmp_path / "a"), model_id="a")
+    catalog.tell(wanted)
+    await provision.start()
+    catalog.tell(dataclasses.replace(wanted, aliases=("gpt-4o",)))
+    await until(lambda: "gpt-4o" in provision.store)
+    catalog.tell_removed("a")
+    await until(lambda: "a" not in provision.store)
+
+
+async def test_a_registration_that_cannot_be_read_harms_no_other(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    hostile = local_manifest(tmp_path / "h")
+    files = (dataclasses.replace(hostile.files[0], path="../../etc/passwd"),)
+    catalog.tell(registration(dataclasses.replace(hostile, files=files, primary=""), model_id="hostile"))
+    catalog.tell(registration(local_manifest(tmp_path / "a"), model_id="a"))
+    await provision.start()
+    await until(lambda: states(catalog).get("a") == "ready")
+    assert [model.id for model in provision.store] == ["a"]
+
+
+async def test_a_name_that_was_registered_a_moment_ago_is_waited_for(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    await provision.start()
+    wanted = registration(local_manifest(tmp_path / "a"), model_id="a")
+    catalog.known["a"] = wanted
+    asking = asyncio.create_task(provision.store.find("a"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(asking), POLL_SECONDS)
+    catalog.tell(wanted)
+    assert (await asking).id == "a"
+
+
+async def test_names_that_are_not_for_this_service(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    await provision.start()
+    audio = registration(local_manifest(tmp_path / "a"), model_id="whisper")
+    catalog.known["whisper"] = dataclasses.replace(audio, facts=dataclasses.replace(audio.facts, modality="audio"))
+    with pytest.raises(InvalidRequest, match="of the modality audio"):
+        await provision.store.find("whisper")
+    with pytest.raises(ModelNotFound):
+        await provision.store.find("nothing")
+
+
+async def test_who_leaves_says_so(catalog: ScriptedCatalog, provision: Provision) -> None:
+    await provision.start()
+    await until(lambda: catalog.reports)
+    await provision.leave()
+    assert catalog.reports[-1].leaving
+    assert catalog.reports[-1].replica == "me"
+    await provision.leave()
+    assert [report.leaving for report in catalog.reports].count(True) == 1
