@@ -1,0 +1,46 @@
+"""The catalog service: `python -m services.catalog`."""
+
+from __future__ import annotations
+
+import grpc
+from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
+from allm.openai.v1 import models_service_pb2_grpc
+
+from services.catalog.api.models_facade import ModelsFacade
+from services.catalog.api.models_servicer import ModelServicer
+from services.catalog.catalog import Catalog
+from services.catalog.database import Database
+from services.catalog.migrations import MIGRATIONS
+from services.catalog.registrations import Registrations
+from services.models.artifacts import check_publishers, load_supported
+from services.rpc.server import Application, run
+from services.rpc.settings import Settings
+
+
+async def build(server: grpc.aio.Server, settings: Settings) -> Application:
+    """Puts the service together: database, registrations, core, and the two wire formats on top."""
+    check_publishers(settings.model.publishers)
+    supported = load_supported(settings.model.supported)
+    database = await Database.open(settings.home / "catalog.db", MIGRATIONS)
+    try:
+        registrations = await Registrations.load(database)
+    except BaseException:
+        await database.close()
+        raise
+    catalog = Catalog(registrations, settings.model, supported)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
+    models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)
+
+    async def close() -> None:
+        await catalog.close()
+        await database.close()
+
+    async def leave() -> None:
+        catalog.watchers.close()  # they never end by themselves, and would hold up the drain
+
+    name = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
+    return Application([name], close, leave)
+
+
+if __name__ == "__main__":
+    run(build)

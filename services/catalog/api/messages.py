@@ -1,0 +1,152 @@
+"""Views of models as protobuf, and replicas' reports out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
+
+from services.catalog.board import Report
+from services.catalog.catalog import Opinion
+from services.catalog.picture import View
+from services.models import wire
+from services.models.descriptor import Modality
+from services.models.registry import Runtime
+from services.models.status import Status
+from services.rpc.errors import Internal, InvalidRequest
+
+MAX_REPLICA = 128  # characters of a replica's name
+MAX_STATUSES = 10_000
+MAX_RUNTIMES = 64
+MAX_WORDS = 1000  # architectures, capabilities, devices of a runtime, each
+MAX_WORD = 128  # characters
+MAX_REASON = 1000
+DEVICES = ("cuda", "mps", "cpu")
+
+
+class ModelMessages:
+    """Messages of models, made once for each view."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[View, model_pb2.Model]] = {}
+
+    def of(self, view: View) -> model_pb2.Model:
+        """A model with everything that is known of it. Not to be changed."""
+        made = self._made.get(view.id)
+        if made is None or made[0] is not view:
+            made = self._made[view.id] = (view, model_message(view))
+        return made[1]
+
+    def of_all(self, views: list[View]) -> list[model_pb2.Model]:
+        """All models; what is kept of those that are gone is dropped."""
+        messages = [self.of(view) for view in views]
+        if len(self._made) > len(views):
+            there = {view.id for view in views}
+            self._made = {model_id: made for model_id, made in self._made.items() if model_id in there}
+        return messages
+
+
+def model_message(view: View, *, replicas: bool = True) -> model_pb2.Model:
+    """A model; `replicas`: with what each of them reports."""
+    message = wire.model_message(view.desired)
+    message.state = wire.STATES[view.state]
+    message.reason = view.reason
+    message.runtime = view.runtime
+    for benchmark, recorded in zip(message.benchmarks, view.registration.recorded, strict=True):
+        benchmark.record_time.seconds = recorded
+    if replicas:
+        message.replicas.extend(wire.status_message(name, status) for name, status in view.replicas)
+    return message
+
+
+def desired_message(view: View, *, replicas: bool) -> manifest_pb2.DesiredModel:
+    """A model as a watcher gets it."""
+    return wire.desired_message(view.desired, model_message(view, replicas=replicas))
+
+
+def resolution_message(opinion: Opinion) -> model_service_pb2.Resolution:
+    """What one replica thinks of its runtimes."""
+    return model_service_pb2.Resolution(
+        replica=opinion.replica,
+        device=opinion.device,
+        runtimes=[
+            model_service_pb2.RuntimeVerdict(
+                runtime=verdict.runtime.name, chosen=verdict.chosen, able=verdict.able, reason=verdict.reason
+            )
+            for verdict in opinion.verdicts
+        ],
+    )
+
+
+def read_modality(value: model_pb2.Modality.ValueType, param: str) -> Modality:
+    """A modality that must be one. Raises InvalidRequest."""
+    try:
+        return wire.word(wire.MODALITIES, value)
+    except Internal as error:
+        allowed = ", ".join(wire.MODALITIES)
+        raise InvalidRequest(f"'{param}' must be one of {allowed}", param=param) from error
+
+
+def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
+    """What a replica reports. Raises InvalidRequest, also where it is larger than a replica's can be."""
+    name = request.replica
+    if not 1 <= len(name) <= MAX_REPLICA or not name.isprintable():
+        raise InvalidRequest(f"'replica' must have 1 to {MAX_REPLICA} characters that can be printed", param="replica")
+    if len(request.statuses) > MAX_STATUSES:
+        raise InvalidRequest(f"a report may have {MAX_STATUSES} statuses", param="statuses")
+    modality = read_modality(request.modality, "modality")
+    complete = request.complete and not request.leaving
+    if complete and request.device not in DEVICES:
+        raise InvalidRequest(f"'device' must be one of {', '.join(DEVICES)}", param="device")
+    return Report(
+        replica=name,
+        modality=modality,
+        complete=complete,
+        device=request.device,
+        forced=request.device_forced,
+        runtimes=_runtimes(request.runtimes, modality) if complete else (),
+        statuses={one.id: _status(one.status) for one in request.statuses},
+        leaving=request.leaving,
+    )
+
+
+def _runtimes(offers: Iterable[model_service_pb2.RuntimeOffer], modality: Modality) -> tuple[Runtime, ...]:
+    runtimes = tuple(
+        Runtime(
+            name=_words("runtimes", [offer.name])[0],
+            modality=modality,
+            # Formats that a newer service reads and this catalog has never heard of cannot be registered here either.
+            formats=frozenset(word for word, value in wire.FORMATS.items() if value in offer.formats),
+            architectures=frozenset(_words("runtimes.architectures", offer.architectures)),
+            capabilities=frozenset(_words("runtimes.capabilities", offer.capabilities)),
+            devices=frozenset(_words("runtimes.devices", offer.devices)),
+        )
+        for offer in offers
+    )
+    if len(runtimes) > MAX_RUNTIMES or len({runtime.name for runtime in runtimes}) < len(runtimes):
+        raise InvalidRequest(f"there may be {MAX_RUNTIMES} runtimes, each of them once", param="runtimes")
+    return runtimes
+
+
+def _words(param: str, words: Iterable[str]) -> list[str]:
+    found = list(words)
+    if len(found) > MAX_WORDS or not all(1 <= len(word) <= MAX_WORD for word in found):
+        limits = f"at most {MAX_WORDS} names of 1 to {MAX_WORD} characters"
+        raise InvalidRequest(f"'{param}' must hold {limits}", param=param)
+    return found
+
+
+def _status(message: model_pb2.ReplicaStatus) -> Status:
+    """What is said of one model; kept in memory, so its texts are cut to what anybody would read."""
+    short = model_pb2.ReplicaStatus()
+    short.CopyFrom(message)
+    short.reason, short.next.reason = message.reason[:MAX_REASON], message.next.reason[:MAX_REASON]
+    for field in ("runtime", "device"):
+        setattr(short, field, getattr(message, field)[:MAX_WORD])
+    short.artifact = message.artifact[:MAX_REASON]
+    if not message.HasField("next"):
+        short.ClearField("next")
+    try:
+        return wire.read_status(short)
+    except Internal as error:
+        raise InvalidRequest(f"a status cannot be read: {error.message}", param="statuses") from error

@@ -1,0 +1,118 @@
+"""GET and DELETE of /v1/models in OpenAI's shape: what is ready, and on request the others with all that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
+from google.api import httpbody_pb2
+
+from services.catalog.catalog import Catalog
+from services.catalog.picture import View
+from services.models.status import Status
+from services.rpc.call import Call, facade
+from services.rpc.errors import InvalidRequest, ModelNotFound
+from services.rpc.openai.body import json_body
+
+SECONDS = 30.0
+
+
+class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
+    """OpenAI's model endpoints over the catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._ready: tuple[int, httpbody_pb2.HttpBody] | None = None  # the plain list, and the version it is of
+
+    @facade(SECONDS)
+    async def ListModels(  # noqa: N802
+        self, request: models_service_pb2.ListModelsRequest, call: Call
+    ) -> httpbody_pb2.HttpBody:
+        """All models that are ready, under their ids and aliases; with `state=all` all there are, under their ids."""
+        if request.state == "all":
+            return _list([_detailed(view) for view in self._catalog.picture.all()])
+        if request.state:
+            raise InvalidRequest(f"'state' must be 'all' or left out, not {request.state!r}", param="state")
+        version = self._catalog.picture.version
+        if self._ready is None or self._ready[0] != version:
+            ready = [view for view in self._catalog.picture.all() if view.serving]
+            models = [_plain(view, name) for view in ready for name in view.registration.names]
+            self._ready = (version, _list(models))
+        return self._ready[1]
+
+    @facade(SECONDS)
+    async def GetModel(  # noqa: N802
+        self, request: models_service_pb2.GetModelRequest, call: Call
+    ) -> httpbody_pb2.HttpBody:
+        """One model that is ready."""
+        view = self._catalog.picture.get(_id(request.id))
+        call.model = view.id
+        if not view.serving:
+            why = f": {view.reason}" if view.reason else ""
+            raise ModelNotFound(f"The model `{request.id}` cannot be used: it is {view.state}{why}", param="model")
+        return json_body(_plain(view, request.id))
+
+    @facade(SECONDS)
+    async def DeleteModel(  # noqa: N802
+        self, request: models_service_pb2.DeleteModelRequest, call: Call
+    ) -> httpbody_pb2.HttpBody:
+        """Forgets a model, named by its id."""
+        view = self._catalog.picture.get(_id(request.id))
+        if view.id != request.id:
+            what = f"`{request.id}` is an alias of the model `{view.id}`: to delete that model, name its id"
+            raise InvalidRequest(what, param="id")
+        await self._catalog.delete(view.id)
+        return json_body({"id": view.id, "object": "model", "deleted": True})
+
+
+def _id(name: str) -> str:
+    if not name:
+        raise InvalidRequest("Missing required parameter: 'id'.", param="id")
+    return name
+
+
+def _list(models: list[dict[str, Any]]) -> httpbody_pb2.HttpBody:
+    return json_body({"object": "list", "data": models})
+
+
+def _plain(view: View, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": view.desired.created, "owned_by": "allm"}
+
+
+def _detailed(view: View) -> dict[str, Any]:
+    facts = view.desired.facts
+    return _plain(view, view.id) | {
+        "aliases": view.desired.aliases,
+        "state": view.state,
+        "reason": view.reason,
+        "replicas": [_replica(name, status) for name, status in view.replicas],
+        "runtime": view.runtime,
+        "format": facts.format,
+        "modality": facts.modality,
+        "source": view.desired.source,
+        "size_bytes": facts.size,
+        "progress": _progress(view),
+    }
+
+
+def _replica(name: str, status: Status) -> dict[str, Any]:
+    return {
+        "replica": name,
+        "state": status.state,
+        "reason": status.reason,
+        "runtime": status.runtime,
+        "device": status.device,
+        "generation": status.generation,
+        "artifact": status.artifact,
+        "done_bytes": status.done_bytes,
+        "total_bytes": status.total_bytes,
+    }
+
+
+def _progress(view: View) -> dict[str, int] | None:
+    """Of the replica that is furthest; None where nothing is being fetched."""
+    under_way = [status for _, status in view.replicas if status.total_bytes > 0]
+    if not under_way:
+        return None
+    best = max(under_way, key=lambda status: status.done_bytes / status.total_bytes)
+    return {"done_bytes": best.done_bytes, "total_bytes": best.total_bytes}

@@ -1,0 +1,146 @@
+"""allm.models.v1.ModelService: protobuf around the catalog."""
+
+from __future__ import annotations
+
+from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from google.protobuf import duration_pb2
+
+from services.catalog.api import messages
+from services.catalog.board import REPORT_WITHIN
+from services.catalog.catalog import Catalog
+from services.catalog.picture import View
+from services.catalog.register import NewModel
+from services.catalog.watch import Changed, Removed
+from services.models import wire
+from services.rpc.call import Call, typed
+from services.rpc.errors import InvalidRequest
+
+REGISTER_SECONDS = 120.0  # a hub may be slow
+SECONDS = 30.0  # a disk may be, too
+
+
+class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
+    """The typed models API."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._messages = messages.ModelMessages()
+
+    @typed(REGISTER_SECONDS)
+    async def RegisterModel(  # noqa: N802
+        self, request: model_service_pb2.RegisterModelRequest, call: Call
+    ) -> model_service_pb2.RegisterModelResponse:
+        """Checks a source and registers it as a model."""
+        new = NewModel(
+            id=request.id,
+            source=request.source,
+            format=request.format,
+            modality=request.modality,
+            aliases=tuple(request.aliases),
+        )
+        return model_service_pb2.RegisterModelResponse(model=self._message(await self._catalog.register(new), call))
+
+    @typed(REGISTER_SECONDS)
+    async def UpdateModel(  # noqa: N802
+        self, request: model_service_pb2.UpdateModelRequest, call: Call
+    ) -> model_service_pb2.UpdateModelResponse:
+        """Gives a model another source or other aliases."""
+        aliases = tuple(request.aliases.names) if request.HasField("aliases") else None
+        view = await self._catalog.update(_id(request.id), request.source, aliases)
+        return model_service_pb2.UpdateModelResponse(model=self._message(view, call))
+
+    @typed(SECONDS)
+    async def GetModel(  # noqa: N802
+        self, request: model_service_pb2.GetModelRequest, call: Call
+    ) -> model_service_pb2.GetModelResponse:
+        """One model, whatever its state, and its files."""
+        view = self._catalog.picture.get(_id(request.id))
+        manifest = wire.manifest_message(view.desired.manifest)
+        return model_service_pb2.GetModelResponse(model=self._message(view, call), manifest=manifest)
+
+    @typed(SECONDS)
+    async def ListModels(  # noqa: N802
+        self, request: model_service_pb2.ListModelsRequest, call: Call
+    ) -> model_service_pb2.ListModelsResponse:
+        """All models, by id."""
+        return model_service_pb2.ListModelsResponse(models=self._messages.of_all(self._catalog.picture.all()))
+
+    @typed(SECONDS)
+    async def DeleteModel(  # noqa: N802
+        self, request: model_service_pb2.DeleteModelRequest, call: Call
+    ) -> model_service_pb2.DeleteModelResponse:
+        """Forgets a model."""
+        await self._catalog.delete(_id(request.id))
+        return model_service_pb2.DeleteModelResponse()
+
+    @typed(SECONDS)
+    async def LoadModel(  # noqa: N802
+        self, request: model_service_pb2.LoadModelRequest, call: Call
+    ) -> model_service_pb2.LoadModelResponse:
+        """Wants a model in memory."""
+        view = await self._catalog.load(_id(request.id), request.runtime)
+        return model_service_pb2.LoadModelResponse(model=self._message(view, call))
+
+    @typed(SECONDS)
+    async def UnloadModel(  # noqa: N802
+        self, request: model_service_pb2.UnloadModelRequest, call: Call
+    ) -> model_service_pb2.UnloadModelResponse:
+        """Gives a model's memory back."""
+        view = await self._catalog.unload(_id(request.id))
+        return model_service_pb2.UnloadModelResponse(model=self._message(view, call))
+
+    @typed()
+    async def WatchModels(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: model_service_pb2.WatchModelsRequest, call: Call
+    ) -> None:
+        """All models, a mark, then every change; for as long as the caller wants."""
+        response = model_service_pb2.WatchModelsResponse
+        modality = messages.read_modality(request.modality, "modality") if request.modality else None
+        with self._catalog.watchers.watch(modality, statuses=request.statuses) as watch:
+            while event := await watch.next():
+                if isinstance(event, Changed):
+                    desired = messages.desired_message(event.view, replicas=request.statuses)
+                    await call.send(response(changed=desired))
+                elif isinstance(event, Removed):
+                    await call.send(response(removed_id=event.model_id))
+                else:
+                    await call.send(response(synced=model_service_pb2.Synced()))
+
+    @typed(SECONDS, quiet=True)
+    async def ReportModelStatus(  # noqa: N802
+        self, request: model_service_pb2.ReportModelStatusRequest, call: Call
+    ) -> model_service_pb2.ReportModelStatusResponse:
+        """A replica's heartbeat."""
+        known = self._catalog.report(messages.read_report(request))
+        within = duration_pb2.Duration()
+        within.FromMilliseconds(round(REPORT_WITHIN * 1000))
+        return model_service_pb2.ReportModelStatusResponse(send_complete=not known, report_within=within)
+
+    @typed(SECONDS)
+    async def ExplainModel(  # noqa: N802
+        self, request: model_service_pb2.ExplainModelRequest, call: Call
+    ) -> model_service_pb2.ExplainModelResponse:
+        """How every live replica resolves a model."""
+        view, opinions = self._catalog.explain(_id(request.id))
+        return model_service_pb2.ExplainModelResponse(
+            model=self._message(view, call), resolutions=map(messages.resolution_message, opinions)
+        )
+
+    @typed(SECONDS)
+    async def RecordBenchmark(  # noqa: N802
+        self, request: model_service_pb2.RecordBenchmarkRequest, call: Call
+    ) -> model_service_pb2.RecordBenchmarkResponse:
+        """Notes a measurement."""
+        (measurement,) = wire.read_measurements([request.benchmark])
+        await self._catalog.record(_id(request.id), measurement)
+        return model_service_pb2.RecordBenchmarkResponse()
+
+    def _message(self, view: View, call: Call) -> model_pb2.Model:
+        call.model = view.id
+        return self._messages.of(view)
+
+
+def _id(name: str) -> str:
+    if not name:
+        raise InvalidRequest("Missing required parameter: 'id'.", param="id")
+    return name

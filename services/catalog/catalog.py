@@ -1,0 +1,182 @@
+"""The catalog: what is registered, what is ready where, and what operators may do about it.
+
+It speaks of registrations, reports and views; what they look like on the wire is for `api`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from services.catalog.board import REPORT_WITHIN, Board, Report
+from services.catalog.picture import Picture, View
+from services.catalog.register import NewModel, Registrar
+from services.catalog.registration import Registration
+from services.catalog.registrations import Registrations
+from services.catalog.resolution import explain
+from services.catalog.survey import Surveyor
+from services.catalog.watch import Watchers
+from services.models.artifacts import SupportedModels
+from services.models.registry import Measurement, Verdict
+from services.rpc.errors import InvalidRequest
+from services.rpc.settings import ModelSettings
+
+log = logging.getLogger(__name__)
+
+ROLL_CALL_SECONDS = REPORT_WITHIN / 4  # how often silent replicas are looked for
+MAX_SECONDS = 1e9
+MAX_RATE = 1e12
+MAX_BYTES = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opinion:
+    """What one replica thinks of every runtime that it has."""
+
+    replica: str
+    device: str
+    verdicts: list[Verdict]
+
+
+class Catalog:
+    """Everything that the two wire formats offer. It needs a running loop; close it."""
+
+    def __init__(
+        self,
+        registrations: Registrations,
+        settings: ModelSettings,
+        supported: SupportedModels,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._registrations = registrations
+        self._board = Board(clock)
+        self._surveyor = Surveyor(settings, supported)
+        self._registrar = Registrar(registrations, self._surveyor, settings)
+        self.picture = Picture(registrations, self._board, settings)
+        self.watchers = Watchers(self.picture)
+        registrations.on_change = self._registration_changed
+        self.picture.on_change = self.watchers.notify
+        self._roll_call = asyncio.create_task(self._call_the_roll())
+
+    async def register(self, new: NewModel) -> View:
+        """Registers a model. Raises what `Registrar.register` raises."""
+        return self._view(await self._registrar.register(new))
+
+    async def update(self, name: str, source: str, aliases: tuple[str, ...] | None) -> View:
+        """Changes a model's source or aliases. Raises what `Registrar.update` raises."""
+        return self._view(await self._registrar.update(name, source, aliases))
+
+    async def delete(self, name: str) -> None:
+        """Forgets a model. Raises ModelNotFound."""
+        found = self._registrations.get(name)
+        await self._registrations.remove(found)
+        log.info("model deleted", extra={"model": found.id})
+
+    async def load(self, name: str, runtime: str) -> View:
+        """Wants a model in memory, under a runtime (empty: the registry's choice).
+
+        Raises:
+            ModelNotFound: there is none of that name.
+            InvalidRequest: no live replica has that runtime; the message lists those there are.
+        """
+        found = self._registrations.get(name)
+        modality = found.desired.facts.modality
+        if runtime:
+            offered = {offer.name for one in self._board.live(modality) for offer in one.registry.runtimes}
+            if runtime not in offered:
+                there = ", ".join(sorted(offered)) or f"none, since no {modality} service is running"
+                raise InvalidRequest(
+                    f"no live service has the runtime {runtime!r}; there are: {there}", param="runtime"
+                )
+
+        def change(old: Registration) -> Registration:
+            return replace(old, desired=replace(old.desired, keep_loaded=True, runtime=runtime))
+
+        return self._view(await self._registrations.change(found, change))
+
+    async def unload(self, name: str) -> View:
+        """Gives a model's memory back, and no longer wants it there. Raises ModelNotFound."""
+
+        def change(old: Registration) -> Registration:
+            return replace(old, desired=replace(old.desired, keep_loaded=False, unloads=old.desired.unloads + 1))
+
+        return self._view(await self._registrations.change(self._registrations.get(name), change))
+
+    async def record(self, name: str, measurement: Measurement) -> None:
+        """Notes a measurement. Raises ModelNotFound, InvalidRequest."""
+        found = self._registrations.get(name)
+        check_measurement(measurement)
+        await self._registrations.record(found, measurement)
+
+    def explain(self, name: str) -> tuple[View, list[Opinion]]:
+        """How every live replica resolves a model, by name. Raises ModelNotFound."""
+        view = self.picture.get(name)
+        return view, [
+            Opinion(replica=one.name, device=one.registry.device, verdicts=explain(one, view.desired))
+            for one in self._board.live(view.desired.facts.modality)
+        ]
+
+    def report(self, report: Report) -> bool:
+        """Takes in what a replica says; gives whether the catalog now knows all of it. Raises Overloaded."""
+        heard = self._board.report(report, lambda model_id: self.picture.has(model_id, report.modality))
+        for modality in heard.rosters:
+            self.picture.roster_changed(modality)
+        self.picture.changed(heard.models)
+        return heard.known
+
+    def expire(self) -> None:
+        """Stops counting the replicas that have fallen silent."""
+        gone = self._board.expire()
+        for replica in gone:
+            log.warning("a replica has fallen silent", extra={"replica": replica.name})
+        for modality in {replica.modality for replica in gone}:
+            self.picture.roster_changed(modality)
+
+    async def close(self) -> None:
+        """Ends all watches, and waits for what is being written."""
+        self.watchers.close()
+        self._roll_call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._roll_call
+        self._surveyor.close()
+        await self._registrations.close()
+
+    def _view(self, registration: Registration) -> View:
+        return self.picture.get(registration.id)
+
+    def _registration_changed(self, model_id: str) -> None:
+        if not self.picture.has(model_id, None):
+            self._board.forget(model_id)
+        self.picture.changed([model_id])
+
+    async def _call_the_roll(self) -> None:
+        while True:
+            await asyncio.sleep(ROLL_CALL_SECONDS)
+            try:
+                self.expire()
+            except Exception:  # a bug in one round must not make the dead count for ever
+                log.exception("unexpected error in the roll call")
+
+
+def check_measurement(measurement: Measurement) -> None:
+    """Makes sure that a measurement can be one. Raises InvalidRequest with its parameter."""
+    for name, limit in (("runtime", 64), ("device", 16)):
+        text = str(getattr(measurement, name))
+        if not text or len(text) > limit:
+            raise InvalidRequest(f"'benchmark.{name}' must have 1 to {limit} characters", param=f"benchmark.{name}")
+    figures = (
+        ("tokens_per_second", measurement.tokens_per_second, MAX_RATE),
+        ("first_token_seconds", measurement.first_token_seconds, MAX_SECONDS),
+    )
+    for name, figure, most in figures:
+        if not math.isfinite(figure) or not 0 < figure <= most:
+            param = f"benchmark.{name}"
+            raise InvalidRequest(f"'{param}' must be a number above 0, at most {most:g}", param=param)
+    if not 0 <= measurement.peak_memory <= MAX_BYTES:
+        param = "benchmark.peak_memory_bytes"
+        raise InvalidRequest(f"'{param}' must be a number of bytes, 0 where it is not known", param=param)

@@ -1,0 +1,165 @@
+"""The catalog's SQLite file: opened by one process at a time, migrated, and written in whole transactions.
+
+It knows no tables. All SQL runs in one thread of its own: a commit waits for the disk (synchronous=FULL), on a slow one
+for tens of milliseconds, in which the RPC loop has heartbeats to answer; one thread also means one writer, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from services.rpc.errors import Internal
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+APPLICATION_ID = 0x616C6C6D  # `allm`, in the file's header
+BUSY_MILLISECONDS = 5000  # how long a reader of the file, such as a backup, may hold up a write
+
+
+class DatabaseUnusable(OSError):
+    """The file cannot be used as it is; the message says what to do about it."""
+
+
+class Database:
+    """An open database. Close it."""
+
+    def __init__(self, path: Path, migrations: Sequence[str]) -> None:
+        self._path = path
+        self._migrations = tuple(migrations)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="catalog-database")
+        self._connection: sqlite3.Connection | None = None
+        self._lock = -1
+
+    @classmethod
+    async def open(cls, path: Path, migrations: Sequence[str]) -> Database:
+        """Opens or makes the file and brings it up to date.
+
+        Raises:
+            DatabaseUnusable: another process has it, it is damaged, it is not the catalog's, or a newer allm wrote it.
+        """
+        database = cls(path, migrations)
+        try:
+            await asyncio.get_running_loop().run_in_executor(database._thread, database._open)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def read(self, work: Work[T]) -> T:
+        """Runs queries. Raises what they raise, and Internal when the file cannot be read."""
+        return await self._run(work, "DEFERRED")
+
+    async def write(self, work: Work[T]) -> T:
+        """Runs changes as one transaction; once this returns they are on disk. If `work` raises there is no change.
+
+        Raises what `work` raises (sqlite3.IntegrityError too), and Internal when the file cannot be written.
+        """
+        return await self._run(work, "IMMEDIATE")
+
+    async def close(self) -> None:
+        """Ends what is still queued, closes the file and lets others have it."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown()
+
+    async def _run(self, work: Work[T], kind: str) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work, kind)
+
+    def _transaction(self, work: Work[T], kind: str) -> T:
+        connection = self._connection
+        if connection is None:
+            raise Internal(f"{self._path} is closed")
+        try:
+            connection.execute(f"BEGIN {kind}")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # a full disk ends it by itself
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise Internal(f"{self._path} cannot be used: {error}") from error
+        return result
+
+    # --- in the thread, at the start and at the end
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        try:
+            connection = sqlite3.connect(self._path, isolation_level=None)
+            self._connection = connection
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+            self._recognise(connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            self._migrate(connection)
+        except sqlite3.Error as error:
+            raise DatabaseUnusable(self._advice(f"cannot be read ({error})")) from error
+
+    def _take_lock(self) -> None:
+        """The lock goes with the process, however that ends."""
+        path = self._path.with_name(f"{self._path.name}.lock")
+        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise DatabaseUnusable(
+                f"{self._path} is in use by another catalog: stop that one, or set another ALLM_HOME"
+            ) from error
+
+    def _recognise(self, connection: sqlite3.Connection) -> None:
+        """Refuses what is damaged, not ours, or newer than this code, before anything is changed."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (owner,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if owner != APPLICATION_ID and (owner or version or tables):
+            raise DatabaseUnusable(f"{self._path} is not a catalog of allm: move it away, or set another ALLM_HOME")
+        if version > len(self._migrations):
+            raise DatabaseUnusable(
+                f"{self._path} was written by a newer allm (schema {version}; this one knows {len(self._migrations)}): "
+                "start that version, or set another ALLM_HOME"
+            )
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise DatabaseUnusable(self._advice(f"is damaged ({found})"))
+        if broken := connection.execute("PRAGMA foreign_key_check").fetchone():
+            raise DatabaseUnusable(
+                self._advice(f"is damaged (the table {broken[0]} points to rows that are not there)")
+            )
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        """Each step in a transaction of its own, with the number that says that it is done."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        for number, script in enumerate(self._migrations[version:], version + 1):
+            marks = f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID};"
+            try:
+                connection.executescript(f"BEGIN IMMEDIATE; {script}; {marks} COMMIT;")
+            except sqlite3.Error:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _advice(self, what: str) -> str:
+        return f"{self._path} {what}: put a backup in its place, or move it away and register the models again"
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)

@@ -1,0 +1,42 @@
+"""The steps from an empty database to the present one. One that was ever released is never changed, only followed."""
+
+from __future__ import annotations
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE models (
+        serial INTEGER PRIMARY KEY AUTOINCREMENT,  -- never given again: tells a model from an earlier one of its id
+        id TEXT NOT NULL UNIQUE,
+        source TEXT NOT NULL,                      -- as registered
+        generation INTEGER NOT NULL CHECK (generation > 0),
+        facts TEXT NOT NULL,                       -- JSON, see registration.py; so are the next two
+        manifest TEXT NOT NULL,
+        artifacts TEXT NOT NULL,
+        fingerprint TEXT NOT NULL,                 -- of local files, to see that they were changed; empty for the hub
+        keep_loaded INTEGER NOT NULL CHECK (keep_loaded IN (0, 1)),
+        runtime TEXT NOT NULL,                     -- asked for by an operator, or empty
+        unloads INTEGER NOT NULL CHECK (unloads >= 0),
+        created INTEGER NOT NULL,                  -- seconds since the epoch; so is the next
+        updated INTEGER NOT NULL
+    ) STRICT;
+
+    -- Ids and aliases in one table, so that the database itself refuses a name that is taken, whatever it is taken as.
+    CREATE TABLE names (
+        name TEXT NOT NULL PRIMARY KEY,
+        model INTEGER NOT NULL REFERENCES models (serial) ON DELETE CASCADE,
+        place INTEGER NOT NULL CHECK (place >= 0), -- 0: the id; aliases in their order
+        UNIQUE (model, place)
+    ) STRICT, WITHOUT ROWID;
+
+    CREATE TABLE benchmarks (
+        model INTEGER NOT NULL REFERENCES models (serial) ON DELETE CASCADE,
+        runtime TEXT NOT NULL,
+        device TEXT NOT NULL,
+        tokens_per_second REAL NOT NULL,
+        first_token_seconds REAL NOT NULL,
+        peak_memory INTEGER NOT NULL,              -- bytes; 0: not known
+        recorded INTEGER NOT NULL,                 -- seconds since the epoch
+        PRIMARY KEY (model, runtime, device)
+    ) STRICT, WITHOUT ROWID;
+    """,
+)

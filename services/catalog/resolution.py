@@ -1,0 +1,66 @@
+"""How a replica would run a model, told from what the replica offers: by the rules that the replica itself follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from services.catalog.board import Replica
+from services.models.desired import Artifact, DesiredModel
+from services.models.registry import Runtime, Verdict
+from services.models.status import State
+from services.rpc.errors import Unsupported
+
+
+def outlook(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
+    """What is to be expected of a replica that has not said anything of a model yet: its state, and why."""
+    if next(_fitting(replica, desired), None):
+        return "pending", f"{replica.name} has not begun with it yet"
+    try:
+        replica.registry.resolve(desired.facts, desired.measured, desired.runtime)
+    except Unsupported as refusal:
+        return "unsupported", refusal.message
+    return "pending", f"{replica.name} has not begun with it yet"
+
+
+def explain(replica: Replica, desired: DesiredModel) -> list[Verdict]:
+    """What a replica thinks of every runtime it has, best first; one that fits an execution cache comes before all."""
+    verdicts = replica.registry.explain(desired.facts, desired.measured, desired.runtime)
+    caches: dict[str, list[str]] = {}
+    runtimes: dict[str, Runtime] = {}
+    for artifact, runtime in _fitting(replica, desired):
+        caches.setdefault(runtime.name, []).append(artifact.name)
+        runtimes[runtime.name] = runtime
+    if not caches:
+        return verdicts
+    first = next(iter(caches))
+    with_cache = [
+        Verdict(runtime=runtimes[name], able=True, chosen=name == first, reason=_cache_reason(found, name == first))
+        for name, found in caches.items()
+    ]
+    return with_cache + [_behind(verdict) for verdict in verdicts if verdict.runtime.name not in caches]
+
+
+def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact, Runtime]]:
+    """The execution caches that device and runtime of a replica match, in order."""
+    for artifact in desired.artifacts:
+        if replica.registry.device not in artifact.devices or desired.runtime not in ("", artifact.runtime):
+            continue
+        try:
+            yield artifact, replica.registry.resolve(artifact.facts, asked=artifact.runtime)
+        except Unsupported:
+            continue
+
+
+def _cache_reason(names: list[str], chosen: bool) -> str:
+    caches = ", ".join(names)
+    if chosen:
+        return f"an official execution cache fits device and runtime: {caches}"
+    return f"it could run an official execution cache ({caches}); another is preferred"
+
+
+def _behind(verdict: Verdict) -> Verdict:
+    if not verdict.chosen:
+        return verdict
+    reason = "it could run the model's own files; an official execution cache is preferred"
+    return replace(verdict, chosen=False, reason=reason)

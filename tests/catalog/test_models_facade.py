@@ -1,0 +1,154 @@
+"""/v1/models: OpenAI's shape for what is ready, and everything on request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+from allm.openai.v1 import error_pb2, models_service_pb2
+from catalog_service import DOWNLOADING, FAILED, LOADED, READY, Service, running, status
+
+
+async def listing(service: Service, state: str = "") -> Any:
+    body = await service.facade.ListModels(models_service_pb2.ListModelsRequest(state=state))
+    assert body.content_type == "application/json"
+    return json.loads(body.data)
+
+
+async def ids(service: Service) -> list[str]:
+    return [model["id"] for model in (await listing(service))["data"]]
+
+
+async def got(service: Service, model_id: str) -> Any:
+    body = await service.facade.GetModel(models_service_pb2.GetModelRequest(id=model_id))
+    return json.loads(body.data)
+
+
+async def refused(call: Any) -> tuple[str, dict[str, Any]]:
+    """The HTTP status and OpenAI's error object."""
+    try:
+        answer = await call
+    except grpc.aio.AioRpcError as error:
+        trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
+        told = error_pb2.ErrorStatus.FromString(trailers["grpc-status-details-bin"]).error
+        values = {"message": told.message, "param": told.param.string_value, "code": told.code.string_value}
+        return trailers["x-http-status"], values
+    raise AssertionError(f"no error but {answer}")
+
+
+async def test_what_is_ready_in_openais_exact_shape_under_ids_and_aliases(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        assert await listing(service) == {"object": "list", "data": []}
+        created = (await service.register("org/b", aliases=["z", "y"])).create_time.seconds
+        for name in ("a", "c", "d"):
+            await service.register(name)
+        assert await ids(service) == []
+        statuses = [status("org/b", LOADED), status("a", READY), status("c", DOWNLOADING), status("d", FAILED)]
+        await service.report(complete=True, statuses=statuses)
+        assert await ids(service) == ["a", "org/b", "z", "y"]
+        assert (await listing(service))["data"][1] == {
+            "id": "org/b",
+            "object": "model",
+            "created": created,
+            "owned_by": "allm",
+        }
+
+
+async def test_the_list_follows_every_change(tmp_path: Path) -> None:
+    """It is kept between requests; it must not be kept too long."""
+    async with running(tmp_path) as service:
+        await service.register("m")
+        await service.report(complete=True, statuses=[status("m")])
+        assert await ids(service) == ["m"]
+        await service.register("n")
+        await service.report(statuses=[status("n")])
+        assert await ids(service) == ["m", "n"]
+        await service.report(statuses=[status("m", FAILED)])
+        assert await ids(service) == ["n"]
+        await service.facade.DeleteModel(models_service_pb2.DeleteModelRequest(id="n"))
+        assert await ids(service) == []
+        await service.report(statuses=[status("m")])
+        assert await ids(service) == ["m"]
+        await service.report(leaving=True)
+        assert await ids(service) == []
+
+
+async def test_all_of_them_with_all_that_is_known(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        model = await service.register("m", aliases=["a"])
+        await service.register("n")
+        said = status("m", DOWNLOADING, done_bytes=1, total_bytes=4, reason="25 % done")
+        await service.report("text-1", complete=True, statuses=[said])
+        further = status("m", DOWNLOADING, done_bytes=2, total_bytes=4, artifact="nvidia/m@1", runtime="llama_cpp")
+        await service.report("text-2", complete=True, statuses=[further])
+        first, second = (await listing(service, "all"))["data"]
+        replicas = first.pop("replicas")
+        assert first == {
+            "id": "m",
+            "object": "model",
+            "created": model.create_time.seconds,
+            "owned_by": "allm",
+            "aliases": ["a"],
+            "state": "downloading",
+            "reason": "25 % done",
+            "runtime": "",
+            "format": "gguf",
+            "modality": "text",
+            "source": model.source,
+            "size_bytes": model.size_bytes,
+            "progress": {"done_bytes": 2, "total_bytes": 4},
+        }
+        assert [replica["replica"] for replica in replicas] == ["text-1", "text-2"]
+        assert replicas[1] == {
+            "replica": "text-2",
+            "state": "downloading",
+            "reason": "",
+            "runtime": "llama_cpp",
+            "device": "cpu",
+            "generation": 1,
+            "artifact": "nvidia/m@1",
+            "done_bytes": 2,
+            "total_bytes": 4,
+        }
+        assert (second["id"], second["state"], second["progress"], second["replicas"]) == ("n", "pending", None, [])
+
+
+async def test_another_state_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        code, told = await refused(listing(service, "ready"))
+        assert (code, told["param"]) == ("400", "state")
+        assert "'ready'" in told["message"]
+
+
+async def test_one_model(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        model = await service.register("org/m", aliases=["a"])
+        code, told = await refused(got(service, "org/m"))
+        assert (code, told["code"]) == ("404", "model_not_found")
+        assert told["message"].endswith("it is unsupported: no text service is running")
+        await service.report(complete=True, statuses=[status("org/m")])
+        expected = {"object": "model", "created": model.create_time.seconds, "owned_by": "allm"}
+        assert await got(service, "org/m") == {"id": "org/m"} | expected
+        assert await got(service, "a") == {"id": "a"} | expected
+        code, told = await refused(got(service, "none"))
+        assert (code, told["code"], told["message"]) == ("404", "model_not_found", "The model `none` does not exist.")
+        code, told = await refused(got(service, ""))
+        assert (code, told["param"]) == ("400", "id")
+
+
+async def test_delete(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+
+        async def delete(model_id: str) -> Any:
+            body = await service.facade.DeleteModel(models_service_pb2.DeleteModelRequest(id=model_id))
+            return json.loads(body.data)
+
+        await service.register("org/m", aliases=["a"])
+        code, told = await refused(delete("a"))
+        assert (code, told["param"]) == ("400", "id")
+        assert "`org/m`" in told["message"]
+        assert (await refused(delete("none")))[0] == "404"
+        assert await delete("org/m") == {"id": "org/m", "object": "model", "deleted": True}
+        assert (await refused(delete("org/m")))[0] == "404"

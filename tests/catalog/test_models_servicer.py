@@ -1,0 +1,357 @@
+"""The typed API around the catalog: states, replicas, watches, loading, measurements, explanations."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from allm.models.v1 import model_pb2, model_service_pb2
+from catalog_service import (
+    AUDIO,
+    DOWNLOADING,
+    FAILED,
+    LOADED,
+    PENDING,
+    READY,
+    TEXT,
+    UNSUPPORTED,
+    Service,
+    event,
+    ids,
+    llama_cpp,
+    refusal,
+    running,
+    snapshot,
+    status,
+    torch,
+)
+from model_files import gguf
+from prometheus_client import REGISTRY
+
+Code = grpc.StatusCode
+BENCHMARK: dict[str, Any] = {
+    "runtime": "llama_cpp",
+    "device": "cpu",
+    "tokens_per_second": 20.0,
+    "first_token_seconds": 0.5,
+    "peak_memory_bytes": 1000,
+}
+
+
+def load(service: Service, model_id: str, runtime: str = ""):
+    return service.models.LoadModel(model_service_pb2.LoadModelRequest(id=model_id, runtime=runtime))
+
+
+def record(service: Service, model_id: str, **changes: Any):
+    benchmark = model_pb2.Benchmark(**(BENCHMARK | changes))
+    return service.models.RecordBenchmark(model_service_pb2.RecordBenchmarkRequest(id=model_id, benchmark=benchmark))
+
+
+async def explained(service: Service, model_id: str):
+    answer = await service.models.ExplainModel(model_service_pb2.ExplainModelRequest(id=model_id))
+    return answer.resolutions
+
+
+# --- states
+
+
+async def test_a_model_is_what_its_best_replica_says(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        model = await service.register("m")
+        assert (model.state, model.reason) == (UNSUPPORTED, "no text service is running")
+        await service.report("text-1", complete=True)
+        model = await service.get("m")
+        assert (model.state, model.reason) == (PENDING, "text-1 has not begun with it yet")
+        assert list(model.replicas) == [], "it has not said anything of it"
+        await service.report("text-2", complete=True, statuses=[status("m", FAILED, reason="a file is missing")])
+        assert (await service.get("m")).state == PENDING, "the other one may still do it"
+        await service.report("text-1", statuses=[status("m", FAILED, reason="the disk is full")])
+        model = await service.get("m")
+        assert (model.state, model.reason) == (FAILED, "the disk is full")
+        await service.report("text-2", statuses=[status("m", DOWNLOADING, done_bytes=3, total_bytes=9)])
+        await service.report("text-1", statuses=[status("m", READY, runtime="llama_cpp")])
+        model = await service.get("m")
+        assert (model.state, model.reason, model.runtime) == (READY, "", "llama_cpp")
+        assert [(one.replica, one.state, one.done_bytes) for one in model.replicas] == [
+            ("text-1", READY, 0),
+            ("text-2", DOWNLOADING, 3),
+        ]
+        await service.report("text-2", statuses=[status("m", LOADED)])
+        assert (await service.get("m")).state == LOADED
+
+
+async def test_a_replica_falls_silent_and_no_longer_counts(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m")
+        for name in ("text-1", "text-2"):
+            await service.report(name, complete=True, statuses=[status("m")])
+        watch = service.watch()
+        (model,) = await snapshot(watch)
+        assert list(model.ready_replicas) == ["text-1", "text-2"]
+        service.clock.now = 5.0
+        await service.report("text-2")
+        service.clock.now = 7.0
+        assert list((await event(watch)).changed.ready_replicas) == ["text-2"], "and watchers are told"
+        assert (await service.get("m")).state == READY
+        await service.report("text-2", leaving=True)
+        assert list((await event(watch)).changed.ready_replicas) == []
+        assert (await service.get("m")).reason == "no text service is running"
+
+
+async def test_an_architecture_that_no_runtime_knows_is_unsupported(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        gguf(service.files / "m.gguf", architecture="strange")
+        await service.report(complete=True)
+        model = await service.register("m")
+        assert model.state == UNSUPPORTED
+        assert "'strange' is not supported by llama_cpp" in model.reason
+        await service.report("text-2", complete=True, runtimes=[llama_cpp(architectures=["strange"])])
+        assert (await service.get("m")).state == PENDING, "another service can"
+
+
+async def test_replicas_of_another_modality_do_not_count(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m")
+        await service.report("audio-1", complete=True, modality=AUDIO, statuses=[status("m")])
+        assert (await service.get("m")).reason == "no text service is running"
+
+
+async def test_a_restarted_catalog_asks_for_everything(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        before = await service.register("m", aliases=["a"])
+        assert await service.report(), "it knows nothing of this replica"
+        assert not await service.report(complete=True, statuses=[status("m")])
+        assert not await service.report()
+    async with running(tmp_path) as service:
+        assert await service.get("a") == before
+        assert await service.report(statuses=[status("m")])
+        assert (await service.get("m")).state == UNSUPPORTED
+        assert not await service.report(complete=True, statuses=[status("m")])
+        assert (await service.get("m")).state == READY
+
+
+async def test_a_later_model_of_the_same_id_inherits_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m")
+        await service.report(complete=True, statuses=[status("m")])
+        await service.models.DeleteModel(model_service_pb2.DeleteModelRequest(id="m"))
+        await service.report(statuses=[status("m")])  # it has not heard of that yet
+        model = await service.register("m")
+        assert (model.state, list(model.replicas)) == (PENDING, [])
+
+
+async def test_everything_a_replica_says_comes_through(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m")
+        said = model_pb2.ReplicaStatus(
+            replica="ignored",
+            state=LOADED,
+            generation=1,
+            runtime="llama_cpp",
+            device="cuda",
+            artifact="nvidia/m@1",
+            done_bytes=5,
+            total_bytes=10,
+            peak_memory_bytes=77,
+            next=model_pb2.NextGeneration(generation=2, state=FAILED, reason="no room"),
+        )
+        await service.report(complete=True, statuses=[model_service_pb2.ModelStatus(id="m", status=said)])
+        (found,) = (await service.get("m")).replicas
+        said.replica = "text-1"
+        assert found == said
+        said.reason, said.state, said.next.reason = "x" * 5000, FAILED, "y" * 5000
+        await service.report(statuses=[model_service_pb2.ModelStatus(id="m", status=said)])
+        (found,) = (await service.get("m")).replicas
+        assert (len(found.reason), len(found.next.reason)) == (1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("report", "param"),
+    [
+        ({"replica": ""}, "replica"),
+        ({"replica": "x" * 129}, "replica"),
+        ({"replica": "a\nb"}, "replica"),
+        ({"modality": 0}, "modality"),
+        ({"modality": 9}, "modality"),
+        ({"complete": True, "device": "tpu"}, "device"),
+        ({"complete": True, "runtimes": [llama_cpp(), llama_cpp()]}, "runtimes"),
+        ({"complete": True, "runtimes": [llama_cpp(name="")]}, "runtimes"),
+        ({"complete": True, "runtimes": [llama_cpp(architectures=["x"] * 1001)]}, "runtimes.architectures"),
+        ({"statuses": [status("m", 0)]}, "statuses"),
+        ({"statuses": [status("m", 99)]}, "statuses"),
+        ({"statuses": [status("m")] * 10_001}, "statuses"),
+    ],
+)
+async def test_reports_that_cannot_be(tmp_path: Path, report: dict[str, Any], param: str) -> None:
+    async with running(tmp_path) as service:
+        told = await refusal(service.report(**({"replica": "text-1"} | report)))
+        assert (told.code, told.param) == (Code.INVALID_ARGUMENT, param)
+
+
+async def test_how_soon_the_next_report_must_come(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        request = model_service_pb2.ReportModelStatusRequest(replica="r", modality=TEXT)
+        answer = await service.models.ReportModelStatus(request)
+        assert answer.report_within.ToSeconds() == 2
+
+
+# --- the list, and who is not there
+
+
+async def test_the_list_is_by_id_and_kept_in_step(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+
+        async def listed() -> list[Any]:
+            answer = await service.models.ListModels(model_service_pb2.ListModelsRequest())
+            return list(answer.models)
+
+        assert await listed() == []
+        for name in ("b", "c", "a"):
+            await service.register(name)
+        assert ids(await listed()) == ["a", "b", "c"]
+        assert REGISTRY.get_sample_value("allm_models_registered") == 3
+        await service.report(complete=True, statuses=[status("b")])
+        assert [one.state for one in await listed()] == [PENDING, READY, PENDING]
+        await service.models.DeleteModel(model_service_pb2.DeleteModelRequest(id="b"))
+        assert await listed() == [await service.get("a"), await service.get("c")]
+
+
+@pytest.mark.parametrize(
+    "rpc", ["GetModel", "UpdateModel", "DeleteModel", "LoadModel", "UnloadModel", "ExplainModel", "RecordBenchmark"]
+)
+async def test_a_name_that_is_missing_or_unknown(tmp_path: Path, rpc: str) -> None:
+    async with running(tmp_path) as service:
+        request = getattr(model_service_pb2, f"{rpc}Request")
+        told = await refusal(getattr(service.models, rpc)(request()))
+        assert (told.code, told.param) == (Code.INVALID_ARGUMENT, "id")
+        told = await refusal(getattr(service.models, rpc)(request(id="org/none")))
+        assert (told.code, told.reason) == (Code.NOT_FOUND, "MODEL_NOT_FOUND")
+        assert "`org/none`" in told.message
+
+
+async def test_delete_takes_an_alias_too_and_leaves_local_files(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m", aliases=["a"])
+        watch = service.watch()
+        await snapshot(watch)
+        await service.models.DeleteModel(model_service_pb2.DeleteModelRequest(id="a"))
+        assert (await event(watch)).removed_id == "m"
+        assert (await refusal(service.get("m"))).code == Code.NOT_FOUND
+        assert (service.files / "m.gguf").exists()
+
+
+# --- watches
+
+
+async def test_a_watch_over_the_wire(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m", aliases=["a"])
+        await service.report(complete=True, statuses=[status("m", DOWNLOADING)])
+        plain, full = service.watch(modality=TEXT), service.watch(modality=TEXT, statuses=True)
+        audio = service.watch(modality=AUDIO)
+        ((first,), (second,)) = (await snapshot(plain), await snapshot(full))
+        assert await snapshot(audio) == []
+        assert first.manifest.primary == "m.gguf"
+        assert (list(first.model.replicas), len(second.model.replicas)) == ([], 1)
+        assert list(first.ready_replicas) == []
+        await service.report(statuses=[status("m", DOWNLOADING, done_bytes=1, total_bytes=2)])
+        assert (await event(full)).changed.model.replicas[0].done_bytes == 1
+        await load(service, "m", "llama_cpp")
+        for watch in (plain, full):
+            changed = (await event(watch)).changed
+            assert (changed.model.keep_loaded, changed.runtime) == (True, "llama_cpp")
+        await service.models.UnloadModel(model_service_pb2.UnloadModelRequest(id="a"))
+        changed = (await event(plain)).changed
+        assert (changed.model.keep_loaded, changed.unloads) == (False, 1)
+
+
+async def test_a_watch_of_an_unknown_modality_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.watch(modality=42).read()
+        assert caught.value.code() == Code.INVALID_ARGUMENT
+
+
+# --- load, unload
+
+
+async def test_load_and_unload_survive_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m")
+        await service.report(complete=True)
+        assert (await load(service, "m", "llama_cpp")).model.keep_loaded
+        for _ in range(2):
+            answer = await service.models.UnloadModel(model_service_pb2.UnloadModelRequest(id="m"))
+            assert not answer.model.keep_loaded
+        assert (await load(service, "m")).model.keep_loaded
+    async with running(tmp_path) as service:
+        (model,) = await snapshot(service.watch())
+        assert (model.model.keep_loaded, model.runtime, model.unloads) == (True, "", 2)
+
+
+async def test_a_runtime_that_nobody_has_is_refused_and_those_there_are_are_named(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m")
+        told = await refusal(load(service, "m", "llama_cpp"))
+        assert (told.code, told.param) == (Code.INVALID_ARGUMENT, "runtime")
+        assert "no text service is running" in told.message
+        await service.report(complete=True, runtimes=[torch(), llama_cpp()])
+        told = await refusal(load(service, "m", "vllm"))
+        assert "'vllm'; there are: llama_cpp, torch" in told.message
+        assert not (await service.get("m")).keep_loaded
+
+
+# --- measurements and explanations
+
+
+async def test_a_measurement_is_kept_and_decides(tmp_path: Path) -> None:
+    other = llama_cpp(name="other")
+    async with running(tmp_path) as service:
+        await service.register("m")
+        await service.report("text-2", complete=True, runtimes=[llama_cpp(), other])
+        await service.report("text-1", complete=True, device="cuda", runtimes=[llama_cpp(), other])
+        cuda, cpu = await explained(service, "m")
+        assert [(one.replica, one.device) for one in (cuda, cpu)] == [("text-1", "cuda"), ("text-2", "cpu")]
+        assert [(one.runtime, one.chosen, one.able) for one in cpu.runtimes] == [
+            ("llama_cpp", True, True),
+            ("other", False, True),
+        ]
+        assert all(one.reason for one in cpu.runtimes)
+        await record(service, "m", runtime="other", tokens_per_second=10.0)
+        await record(service, "m", runtime="other", tokens_per_second=30.0)
+        await record(service, "m")
+        cuda, cpu = await explained(service, "m")
+        assert [one.runtime for one in cpu.runtimes if one.chosen] == ["other"]
+        assert [one.runtime for one in cuda.runtimes if one.chosen] == ["llama_cpp"], "that was not measured there"
+    async with running(tmp_path) as service:
+        found = {one.runtime: one for one in (await service.get("m")).benchmarks}
+        assert found["other"].tokens_per_second == 30.0
+        assert found["other"].record_time.seconds > 1_700_000_000
+        assert (found["llama_cpp"].first_token_seconds, found["llama_cpp"].peak_memory_bytes) == (0.5, 1000)
+        assert list(await explained(service, "m")) == [], "nobody is running"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"runtime": ""},
+        {"device": ""},
+        {"runtime": "x" * 65},
+        {"tokens_per_second": 0.0},
+        {"tokens_per_second": -1.0},
+        {"tokens_per_second": math.inf},
+        {"tokens_per_second": math.nan},
+        {"first_token_seconds": 0.0},
+        {"first_token_seconds": math.nan},
+        {"peak_memory_bytes": -1},
+    ],
+)
+async def test_measurements_that_cannot_be(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m")
+        told = await refusal(record(service, "m", **wrong))
+        assert (told.code, told.param) == (Code.INVALID_ARGUMENT, f"benchmark.{next(iter(wrong))}")
+        assert list((await service.get("m")).benchmarks) == []

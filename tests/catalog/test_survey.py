@@ -1,0 +1,184 @@
+"""hf:// sources and their execution caches, from a hub on loopback: what is listed, and what is never asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from allm.models.v1 import model_service_pb2
+from catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, snapshot, torch
+from huggingface_hub import close_session, constants
+from loopback_hub import LISTING, LoopbackHub
+from model_files import gguf, safetensors
+
+Code = grpc.StatusCode
+CACHE = {"repository": "nvidia/m-gguf", "format": "gguf", "runtime": "llama_cpp", "devices": ["cpu"]}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with LoopbackHub() as served:
+        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
+        yield served
+    close_session()
+
+
+@pytest.fixture
+def commits(hub: LoopbackHub, tmp_path: Path) -> dict[str, str]:
+    """A model, and its execution cache of an official publisher and of another."""
+    cache = gguf(tmp_path / "cache" / "m.gguf").parent
+    return {
+        "org/m": hub.add("org/m", safetensors(tmp_path / "own")),
+        "nvidia/m-gguf": hub.add("nvidia/m-gguf", cache),
+        "stranger/m-gguf": hub.add("stranger/m-gguf", cache),
+    }
+
+
+def supported(folder: Path, *artifacts: dict[str, Any]) -> str:
+    path = folder / "supported.json"
+    path.write_text(json.dumps({"models": [{"source": "org/m", "artifacts": list(artifacts)}]}))
+    return str(path)
+
+
+async def registered(service: Service, **more: str):
+    """Registers the model; gives it as services get it."""
+    request = {"id": "m", "source": "hf://org/m", "format": "safetensors"} | more
+    await service.models.RegisterModel(model_service_pb2.RegisterModelRequest(**request))
+    (desired,) = await snapshot(service.watch())
+    return desired
+
+
+def asked_for(hub: LoopbackHub, repository: str) -> list[str]:
+    return [request.path for request in hub.requests if repository in request.path]
+
+
+async def test_a_model_is_pinned_and_no_weight_is_fetched(
+    tmp_path: Path, hub: LoopbackHub, commits: dict[str, str]
+) -> None:
+    async with running(tmp_path) as service:
+        desired = await registered(service)
+        assert (desired.model.source, desired.model.revision) == ("hf://org/m", commits["org/m"])
+        assert (desired.manifest.repository, desired.manifest.revision) == ("org/m", commits["org/m"])
+        hashes = {file.path: file.sha256 for file in desired.manifest.files}
+        assert set(hashes) == {"config.json", "model.safetensors", "tokenizer.json"}
+        assert len(hashes["model.safetensors"]) == 64
+        assert list(desired.artifacts) == []
+
+
+async def test_update_pins_what_the_branch_is_now(tmp_path: Path, hub: LoopbackHub, commits: dict[str, str]) -> None:
+    async with running(tmp_path) as service:
+        await registered(service)
+        request = model_service_pb2.UpdateModelRequest(id="m")
+        assert (await service.models.UpdateModel(request)).model.generation == 1
+        newer = hub.add("org/m", safetensors(tmp_path / "own", architecture="qwen3"))
+        model = (await service.models.UpdateModel(request)).model
+        assert (model.generation, model.revision, model.architecture) == (2, newer, "qwen3")
+
+
+async def test_a_hub_that_fails(tmp_path: Path, hub: LoopbackHub, commits: dict[str, str]) -> None:
+    async with running(tmp_path) as service:
+        told = await refusal(registered(service, source="hf://org/none"))
+        assert (told.code, "hf://org/none" in told.message) == (Code.FAILED_PRECONDITION, True)
+        hub.status(LISTING, 429, times=2, headers={"retry-after": "7"})
+        assert (await refusal(registered(service))).code == Code.RESOURCE_EXHAUSTED
+        assert (await refusal(service.get("m"))).code == Code.NOT_FOUND
+        hub.heal()
+        assert (await registered(service)).model.id == "m", "nothing of the attempts is left"
+
+
+async def test_an_official_cache_is_kept_with_the_model(
+    tmp_path: Path, hub: LoopbackHub, commits: dict[str, str]
+) -> None:
+    async with running(tmp_path, ALLM_SUPPORTED_MODELS=supported(tmp_path, CACHE)) as service:
+        desired = await registered(service)
+        (artifact,) = desired.artifacts
+        assert (artifact.runtime, list(artifact.devices), artifact.architecture) == ("llama_cpp", ["cpu"], "llama")
+        assert (artifact.manifest.repository, artifact.manifest.revision) == (
+            "nvidia/m-gguf",
+            commits["nvidia/m-gguf"],
+        )
+        assert [file.path for file in artifact.manifest.files] == ["m.gguf"]
+        assert desired.model.format != artifact.format, "the registered format never changes"
+        await service.report(complete=True, device="mps")
+        assert (await service.get("m")).state == UNSUPPORTED
+        await service.report(complete=True)
+        assert (await service.get("m")).state == PENDING
+        await service.report(complete=True, runtimes=[torch(), llama_cpp()])
+        request = model_service_pb2.ExplainModelRequest(id="m")
+        (resolution,) = (await service.models.ExplainModel(request)).resolutions
+        assert [(one.runtime, one.chosen) for one in resolution.runtimes] == [("llama_cpp", True), ("torch", False)]
+        assert f"nvidia/m-gguf@{commits['nvidia/m-gguf']}" in resolution.runtimes[0].reason
+    async with running(tmp_path) as service:  # from the database, whatever the file says now
+        (again,) = await snapshot(service.watch())
+        assert list(again.artifacts) == [artifact]
+
+
+@pytest.mark.parametrize(
+    ("environ", "repository"),
+    [
+        ({}, "stranger/m-gguf"),
+        ({"ALLM_ARTIFACT_PUBLISHERS": "openai/*"}, "nvidia/m-gguf"),
+        ({"ALLM_ARTIFACT_PUBLISHERS": "nvidia/other"}, "nvidia/m-gguf"),
+        ({"ALLM_ARTIFACTS": "off"}, "nvidia/m-gguf"),
+    ],
+)
+async def test_what_may_not_be_used_is_not_even_asked_for(
+    tmp_path: Path,
+    hub: LoopbackHub,
+    commits: dict[str, str],
+    environ: dict[str, str],
+    repository: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = supported(tmp_path, CACHE | {"repository": repository})
+    with caplog.at_level(logging.WARNING):
+        async with running(tmp_path, ALLM_SUPPORTED_MODELS=path, **environ) as service:
+            assert list((await registered(service)).artifacts) == []
+    assert asked_for(hub, repository) == []
+    assert asked_for(hub, "org/m") != []
+    assert [record.artifact for record in caplog.records if "skipped" in record.getMessage()] == [repository]
+
+
+@pytest.mark.parametrize("environ", [{"ALLM_ARTIFACTS": "off"}, {"ALLM_ARTIFACT_PUBLISHERS": "openai/*"}])
+async def test_a_cache_of_earlier_is_not_handed_out_once_it_is_not_allowed(
+    tmp_path: Path, hub: LoopbackHub, commits: dict[str, str], environ: dict[str, str]
+) -> None:
+    async with running(tmp_path, ALLM_SUPPORTED_MODELS=supported(tmp_path, CACHE)) as service:
+        assert len((await registered(service)).artifacts) == 1
+    async with running(tmp_path, **environ) as service:
+        (desired,) = await snapshot(service.watch())
+        assert list(desired.artifacts) == []
+        await service.models.UnloadModel(model_service_pb2.UnloadModelRequest(id="m"))
+    async with running(tmp_path) as service:
+        (desired,) = await snapshot(service.watch())
+        assert len(desired.artifacts) == 1, "it was hidden, not lost"
+
+
+async def test_a_cache_that_cannot_be_had_does_not_harm_the_model(
+    tmp_path: Path, hub: LoopbackHub, commits: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "m.gguf").write_bytes(b"GGUF is what it says")
+    hub.add("nvidia/broken", tmp_path / "broken")
+    wanted = [CACHE | {"repository": name} for name in ("nvidia/none", "nvidia/broken")] + [CACHE]
+    async with running(tmp_path, ALLM_SUPPORTED_MODELS=supported(tmp_path, *wanted)) as service:
+        desired = await registered(service)
+        assert [artifact.manifest.repository for artifact in desired.artifacts] == ["nvidia/m-gguf"]
+    skipped = [record.artifact for record in caplog.records if "skipped" in record.getMessage()]
+    assert skipped == ["nvidia/none", "nvidia/broken"]
+
+
+async def test_caches_belong_to_safetensors_of_the_hub(
+    tmp_path: Path, hub: LoopbackHub, commits: dict[str, str]
+) -> None:
+    path = supported(tmp_path, CACHE)
+    hub.add("org/m", gguf(tmp_path / "gguf" / "m.gguf").parent)
+    async with running(tmp_path, ALLM_SUPPORTED_MODELS=path) as service:
+        assert list((await registered(service, format="gguf")).artifacts) == []
+        assert asked_for(hub, "nvidia/m-gguf") == []
