@@ -1,4 +1,4 @@
-"""The descriptor set from which Envoy's transcoder learns the REST facade.
+"""The descriptor set from which Envoy's transcoder learns REST: the facade, and the verbs that manage models.
 
 It is built from the checked-in stubs, so it cannot fall behind them and nothing has to run protoc. One file in it is
 not the published one: see `_status_shadow`.
@@ -12,35 +12,39 @@ from allm.models.v1 import model_service_pb2
 from allm.openai.v1 import error_pb2, models_service_pb2, text_service_pb2
 from allm.text.v1 import chat_service_pb2
 from google.protobuf.descriptor import FileDescriptor
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import (
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 
 FACADES = (
     text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
     models_service_pb2.DESCRIPTOR.services_by_name["ModelsService"],
 )
-TYPED = (
-    chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"],
-    model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
-)
+CHAT = chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"]
+MODELS = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]
+# OpenAI's bytes are the facade's; managing models is ours alone, so plain JSON of the typed messages does.
+TRANSCODED = (*FACADES, MODELS)
 
 
-def facade_names() -> list[str]:
-    """Full names of the services that REST requests are transcoded to."""
-    return [service.full_name for service in FACADES]
+def transcoded_names() -> list[str]:
+    """Full names of the services that REST requests are transcoded to; of their methods, those with a path."""
+    return [service.full_name for service in TRANSCODED]
 
 
 def method_names() -> list[dict[str, Any]]:
     """All methods that the gateway counts one by one, as Envoy's `GrpcMethodList`."""
     return [
         {"name": service.full_name, "method_names": [method.name for method in service.methods]}
-        for service in FACADES + TYPED
+        for service in (*FACADES, CHAT, MODELS)
     ]
 
 
-def facade_descriptors() -> FileDescriptorSet:
-    """All files that the facade needs, each after the files that it imports."""
+def transcoded_descriptors() -> FileDescriptorSet:
+    """All files that the transcoder needs, each after the files that it imports."""
     found: dict[str, FileDescriptorProto] = {}
-    for service in FACADES:
+    for service in TRANSCODED:
         _add(service.file, found)
     _add(error_pb2.DESCRIPTOR, found)
     shadow = _status_shadow()

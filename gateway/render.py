@@ -6,10 +6,11 @@ import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gateway.address import envoy_address, listen_address, needs_dns
 from gateway.admission import host_pattern, listed_origins_pattern
-from gateway.descriptor import facade_descriptors, facade_names, method_names
+from gateway.descriptor import method_names, transcoded_descriptors, transcoded_names
 from services.rpc.settings import GatewaySettings
 
 TEMPLATE = Path(__file__).with_name("envoy.template.yaml")
@@ -39,7 +40,16 @@ CORS_REQUEST_HEADERS = (
 # What the transcoder wraps around a body; so the body limit above it is the one that counts, to the byte.
 FRAMING_BYTES = 65536
 CONFIG_NAME = "envoy.yaml"
-DESCRIPTOR_NAME = "facade.pb"
+DESCRIPTOR_NAME = "transcoded.pb"
+# What may be tried again without a servicer ever having seen it; with other replicas, also what one refused.
+UNSEEN = "connect-failure,refused-stream,reset-before-request"
+REFUSED = f"{UNSEEN},unavailable"
+# Beyond so many a request has waited long enough; behind a name there may be any number of replicas.
+MOST_RETRIES = 15
+RETRIES_BEHIND_NAMES = 4
+# The balancer takes the less busy of two hosts drawn at random. So the only one of n that is new is found by a draw in
+# n * n at worst; after 16 times as many it has been missed with a probability of e**-16.
+DRAWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +57,23 @@ class Gateway:
     """One gateway process: what its configuration depends on."""
 
     settings: GatewaySettings
-    text: str  # where the text service listens: `unix:/path` or `host:port`
+    text: tuple[str, ...]  # where the text service's replicas listen, one at least: `unix:/path` or `host:port`
+    catalog: str  # where the catalog listens, in the same way
     admin: str  # where Envoy's admin interface listens: a Unix socket, or a loopback port; it has no login
     folder: Path  # where the rendered files go
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the replicas' addresses cannot be those of one cluster."""
+        if not self.text:
+            raise ValueError("the gateway needs the address of one text replica at least")
+        if _discovery(self.text) == "STRICT_DNS" and any(address.startswith("unix:") for address in self.text):
+            raise ValueError(f"Unix sockets and names cannot be replicas of one service: {', '.join(self.text)}")
 
 
 def write_config(gateway: Gateway) -> Path:
     """Writes the descriptor set and the configuration into the gateway's folder; returns the configuration's path."""
     descriptor = gateway.folder / DESCRIPTOR_NAME
-    descriptor.write_bytes(facade_descriptors().SerializeToString())
+    descriptor.write_bytes(transcoded_descriptors().SerializeToString())
     config = gateway.folder / CONFIG_NAME
     config.write_text(render(gateway, descriptor), encoding="utf-8")
     return config
@@ -75,10 +93,30 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "transcoder_body_bytes": settings.max_body_bytes + FRAMING_BYTES,
         "fallback_path": str(FALLBACK),
         "descriptor_path": str(descriptor),
-        "facade_names": facade_names(),
+        "transcoded_names": transcoded_names(),
         "method_names": method_names(),
-        "text_address": envoy_address(gateway.text),
-        "text_discovery": "STRICT_DNS" if needs_dns(gateway.text) else "STATIC",
+        "text_discovery": _discovery(gateway.text),
+        "text_endpoints": _endpoints(gateway.text),
+        "text_retry_on": UNSEEN if _text_retries(gateway.text) == 0 else REFUSED,
+        "text_retries": max(1, _text_retries(gateway.text)),
+        "text_draws": DRAWS * (_text_retries(gateway.text) + 1) ** 2,
+        "catalog_discovery": _discovery((gateway.catalog,)),
+        "catalog_endpoints": _endpoints((gateway.catalog,)),
     }
     template = string.Template(TEMPLATE.read_text(encoding="utf-8"))
     return template.substitute({name: json.dumps(value) for name, value in values.items()})
+
+
+def _discovery(addresses: tuple[str, ...]) -> str:
+    return "STRICT_DNS" if any(map(needs_dns, addresses)) else "STATIC"
+
+
+def _endpoints(addresses: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [{"endpoint": {"address": envoy_address(address)}} for address in addresses]
+
+
+def _text_retries(addresses: tuple[str, ...]) -> int:
+    """How many other replicas a request may be tried on. The only replica is not asked again for what it refused."""
+    if _discovery(addresses) == "STRICT_DNS":
+        return RETRIES_BEHIND_NAMES
+    return min(len(addresses) - 1, MOST_RETRIES)

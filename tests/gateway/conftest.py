@@ -1,15 +1,17 @@
-"""One Envoy with one scripted upstream for all tests of the gateway that need no other."""
+"""One Envoy with one scripted text service and one scripted catalog for all tests of the gateway that need no other."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from envoy_process import LISTED_HOST, LISTED_ORIGIN, RunningGateway, gateway_settings, running_gateway
-from upstream import Upstream, two_events
+from scripted_catalog import ScriptedCatalog
+from upstream import Upstream
 
 
 @pytest.fixture(scope="session")
@@ -19,27 +21,43 @@ def socket_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """An Envoy and what is behind it."""
+
+    gateway: RunningGateway
+    upstream: Upstream
+    catalog: ScriptedCatalog
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared(socket_folder: Path) -> AsyncIterator[tuple[RunningGateway, Upstream]]:
-    upstream = Upstream()
-    address = f"unix:{socket_folder / 'text.sock'}"
-    await upstream.start(address)
+async def shared(socket_folder: Path) -> AsyncIterator[Shared]:
+    upstream, catalog = Upstream(), ScriptedCatalog()
+    await upstream.start(text := f"unix:{socket_folder / 'text.sock'}")
+    await catalog.start(models := f"unix:{socket_folder / 'catalog.sock'}")
     settings = gateway_settings(allowed_hosts=(LISTED_HOST,), cors_origins=(LISTED_ORIGIN,))
-    async with running_gateway(socket_folder, address, settings) as gateway:
-        yield gateway, upstream
-    await upstream.stop()
+    try:
+        async with running_gateway(socket_folder, (text,), models, settings) as gateway:
+            yield Shared(gateway, upstream, catalog)
+    finally:
+        await upstream.stop()
+        await catalog.stop()
 
 
 @pytest.fixture
-def gateway(shared: tuple[RunningGateway, Upstream]) -> RunningGateway:
-    return shared[0]
+def gateway(shared: Shared) -> RunningGateway:
+    return shared.gateway
 
 
 @pytest.fixture
-def upstream(shared: tuple[RunningGateway, Upstream]) -> Upstream:
+def upstream(shared: Shared) -> Upstream:
     """The upstream, as if nobody had called it before."""
-    upstream = shared[1]
-    upstream.chat = two_events
-    upstream.metadata.clear()
-    upstream.bodies.clear()
-    return upstream
+    shared.upstream.forget()
+    return shared.upstream
+
+
+@pytest.fixture
+def catalog(shared: Shared) -> ScriptedCatalog:
+    """The catalog, as if nobody had called it before."""
+    shared.catalog.forget()
+    return shared.catalog

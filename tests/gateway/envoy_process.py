@@ -17,6 +17,7 @@ from services.rpc.settings import GatewaySettings
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound in the tests that use it
 START_SECONDS = 30
+NOWHERE = "unix:/nowhere/catalog.sock"  # for gateways whose catalog nobody asks
 LISTED_ORIGIN = "http://app.example:3000"
 LISTED_HOST = "allm.example.org"
 
@@ -50,8 +51,10 @@ class RunningGateway:
 
 
 @asynccontextmanager
-async def running_gateway(folder: Path, text: str, settings: GatewaySettings) -> AsyncIterator[RunningGateway]:
-    """Runs Envoy in front of `text`, on a free port."""
+async def running_gateway(
+    folder: Path, text: tuple[str, ...], catalog: str, settings: GatewaySettings
+) -> AsyncIterator[RunningGateway]:
+    """Runs Envoy in front of the replicas `text` and of `catalog`, on a free port."""
     port = free_port()
     settings = gateway_settings(
         port=port,
@@ -60,7 +63,7 @@ async def running_gateway(folder: Path, text: str, settings: GatewaySettings) ->
         max_body_bytes=settings.max_body_bytes,
     )
     admin = EnvoyAdmin(folder / "admin.sock")
-    config = write_config(Gateway(settings, text=text, admin=f"unix:{admin.socket}", folder=folder))
+    config = write_config(Gateway(settings, text, catalog, f"unix:{admin.socket}", folder))
     log = folder / "gateway.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*envoy_command(config, cores=1), stdout=output, stderr=output)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envoy_process import RunningGateway, gateway_settings, running_gateway
+from envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
 from google.api.httpbody_pb2 import HttpBody
 from upstream import Upstream, event
 from wire import posting, send
@@ -46,7 +46,7 @@ async def test_a_drain_lets_running_requests_end(
     folder = socket_folder / "drained"
     folder.mkdir()
     text = f"unix:{socket_folder / 'text.sock'}"
-    async with asyncio.timeout(60), running_gateway(folder, text, gateway_settings()) as drained:
+    async with asyncio.timeout(60), running_gateway(folder, (text,), NOWHERE, gateway_settings()) as drained:
         async with posting(drained.port, CHAT, b"{}") as reader:
             await reader.readuntil(b'data: "first"\n\n')
             assert await drained.admin.active_requests() == 1

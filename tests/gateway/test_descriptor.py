@@ -5,27 +5,46 @@ from __future__ import annotations
 import json
 
 from allm.openai.v1 import error_pb2
+from google.api.annotations_pb2 import http as HTTP  # noqa: N812 - an extension, not a module
 from google.protobuf import json_format
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from upstream import error_details
 
-from gateway.descriptor import facade_descriptors, facade_names, method_names
+from gateway.descriptor import method_names, transcoded_descriptors, transcoded_names
 
 
 def pool() -> DescriptorPool:
     """The set as a reader sees it that knows nothing else, such as Envoy."""
     pool = DescriptorPool()
-    for file in facade_descriptors().file:
+    for file in transcoded_descriptors().file:
         pool.Add(file)  # fails where a file comes before what it imports
     return pool
 
 
-def test_it_holds_every_facade_service_whole() -> None:
-    for name in facade_names():
+def test_it_holds_every_transcoded_service_whole() -> None:
+    for name in transcoded_names():
         service = pool().FindServiceByName(name)
         assert service.methods
         assert all(method.GetOptions().IsInitialized() for method in service.methods)
+
+
+def test_models_are_managed_by_four_verbs_and_nothing_else() -> None:
+    """What has no annotation is for gRPC alone: deleting is the facade's, reports are the services' own."""
+    paths = {}
+    for name in ("RegisterModel", "UpdateModel", "LoadModel", "UnloadModel"):
+        rule = pool().FindMethodByName(f"allm.models.v1.ModelService.{name}").GetOptions().Extensions[HTTP]
+        paths[name] = rule.post
+        assert rule.body == "*"
+        assert not rule.response_body, "Envoy would not start"
+    assert paths == {
+        "RegisterModel": "/v1/models",
+        "UpdateModel": "/v1/models/{id=**}:update",
+        "LoadModel": "/v1/models/{id=**}:load",
+        "UnloadModel": "/v1/models/{id=**}:unload",
+    }
+    service = pool().FindServiceByName("allm.models.v1.ModelService")
+    assert {method.name for method in service.methods if method.GetOptions().HasExtension(HTTP)} == set(paths)
 
 
 def test_a_failed_call_prints_as_openai_error() -> None:
@@ -46,3 +65,5 @@ def test_method_names_cover_typed_and_facade_services() -> None:
     names = {(service["name"], method) for service in method_names() for method in service["method_names"]}
     assert ("allm.text.v1.ChatService", "StreamChatCompletion") in names
     assert ("allm.openai.v1.TextService", "CreateChatCompletion") in names
+    assert ("allm.models.v1.ModelService", "WatchModels") in names
+    assert ("allm.openai.v1.ModelsService", "DeleteModel") in names

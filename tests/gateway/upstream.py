@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
-from allm.openai.v1 import error_pb2, models_service_pb2, models_service_pb2_grpc, text_service_pb2_grpc
+from allm.openai.v1 import error_pb2, text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
 from google.protobuf.struct_pb2 import NULL_VALUE
@@ -52,6 +51,15 @@ async def two_events(request: HttpBody, context: Context) -> AsyncIterator[HttpB
     yield event(2)
 
 
+async def serve(server: grpc.aio.Server, address: str) -> None:
+    """Starts a server that reports itself healthy."""
+    status = health.aio.HealthServicer()
+    await status.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    server.add_insecure_port(address)
+    await server.start()
+
+
 @dataclass
 class Upstream:
     """All services of a text service in one object; `chat` is the script of the chat facade."""
@@ -60,23 +68,22 @@ class Upstream:
     metadata: list[dict[str, str]] = field(default_factory=list)  # of every call, in order
     bodies: list[bytes] = field(default_factory=list)  # of every chat request
     server: grpc.aio.Server | None = None
-    health: health.aio.HealthServicer = field(default_factory=health.aio.HealthServicer)
+
+    def forget(self) -> None:
+        """As if nobody had called it before."""
+        self.chat = two_events
+        self.metadata.clear()
+        self.bodies.clear()
 
     def seen(self, context: Context) -> None:
         self.metadata.append(dict(context.invocation_metadata()))
 
     async def start(self, address: str) -> None:
         """Serves on `address` and reports itself healthy."""
-        self.health = health.aio.HealthServicer()
-        await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
         self.server = grpc.aio.server(options=OPTIONS)
         text_service_pb2_grpc.add_TextServiceServicer_to_server(_TextFacade(self), self.server)
-        models_service_pb2_grpc.add_ModelsServiceServicer_to_server(_ModelsFacade(self), self.server)
         chat_service_pb2_grpc.add_ChatServiceServicer_to_server(_Chat(self), self.server)
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self.server)
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
-        self.server.add_insecure_port(address)
-        await self.server.start()
+        await serve(self.server, address)
 
     async def stop(self) -> None:
         if self.server:
@@ -96,22 +103,6 @@ class _TextFacade(text_service_pb2_grpc.TextServiceServicer):
 
 
 @dataclass
-class _ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
-    upstream: Upstream
-
-    async def ListModels(self, request: models_service_pb2.ListModelsRequest, context: Context) -> HttpBody:
-        self.upstream.seen(context)
-        return HttpBody(content_type="application/json", data=b'{"object":"list","data":[]}')
-
-    async def GetModel(self, request: models_service_pb2.GetModelRequest, context: Context) -> HttpBody:
-        self.upstream.seen(context)
-        if request.id == "nothing":
-            details = error_details("The model 'nothing' does not exist.", "invalid_request_error", "model_not_found")
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such model", (details,))
-        return HttpBody(content_type="application/json", data=json.dumps({"id": request.id}).encode())
-
-
-@dataclass
 class _Chat(chat_service_pb2_grpc.ChatServiceServicer):
     upstream: Upstream
 
@@ -126,14 +117,3 @@ class _Chat(chat_service_pb2_grpc.ChatServiceServicer):
         for text in ("Hel", "lo"):
             yield reply(delta=chat_service_pb2.ChatDelta(text=text))
         yield reply(finished=chat_service_pb2.ChatFinished())
-
-
-@dataclass
-class _Models(model_service_pb2_grpc.ModelServiceServicer):
-    upstream: Upstream
-
-    async def ListModels(
-        self, request: model_service_pb2.ListModelsRequest, context: Context
-    ) -> model_service_pb2.ListModelsResponse:
-        self.upstream.seen(context)
-        return model_service_pb2.ListModelsResponse(models=[model_pb2.Model(id="org/scripted")])

@@ -1,0 +1,45 @@
+"""A text replica as a process of its own, which can be killed: `python replica.py ADDRESS NAME`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from google.api.httpbody_pb2 import HttpBody
+from upstream import Context, Upstream, event
+
+START_SECONDS = 30
+
+
+@asynccontextmanager
+async def replica_process(socket: Path, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs a replica on a Unix socket, whose every answer is its name; yields it once it serves."""
+    command = (sys.executable, __file__, f"unix:{socket}", name)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            assert process.stdout
+            assert await process.stdout.readline() == b"serving\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def main(address: str, name: str) -> None:
+    """Serves until it is killed."""
+
+    async def chat(request: HttpBody, context: Context) -> AsyncIterator[HttpBody]:
+        yield event(name)
+
+    await Upstream(chat).start(address)
+    print("serving", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
