@@ -1,0 +1,215 @@
+"""Measures a text model under its runtimes through the gateway, as one client sees it, and records what it finds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+
+from services.cli.models.catalog import Catalog
+from services.cli.models.connection import told
+from services.cli.models.stage import loaded
+from services.cli.models.waiting import wait_until
+from services.cli.models.words import modality_word
+from services.cli.problem import Problem
+
+ROUND_SECONDS = 600.0
+LOAD_SECONDS = 3600.0
+# One token each in about every vocabulary; they come around again in longer prompts.
+WORDS = [
+    "the",
+    "sea",
+    "was",
+    "calm",
+    "and",
+    "the",
+    "small",
+    "boat",
+    "moved",
+    "slowly",
+    "to",
+    "the",
+    "far",
+    "side",
+    "of",
+    "the",
+    "bay",
+    "where",
+    "a",
+    "light",
+    "was",
+    "on",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured."""
+
+    tokens: int  # of each answer, at least 2
+    rounds: int  # beside the one that warms up
+    prompt_tokens: int  # about
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One request: seconds to its first token, and tokens per second after that."""
+
+    first_token: float
+    rate: float
+
+
+class Bench:
+    """Measures models. `say` is told what is going on."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        chat: chat_service_pb2_grpc.ChatServiceStub,
+        plan: Plan,
+        say: Callable[[str], None],
+    ) -> None:
+        self._catalog = catalog
+        self._chat = chat
+        self._plan = plan
+        self._say = say
+
+    def run(self, model_id: str, runtime: str = "") -> list[model_pb2.Benchmark]:
+        """Measures and records a model under one runtime, or under each that can run it; leaves it as it was.
+
+        Raises:
+            Problem: it is no text model, no runtime can run it, or a request fails.
+        """
+        explained = self._catalog.explain(model_id)
+        model = explained.model
+        if model.modality != model_pb2.MODALITY_TEXT:
+            kind = modality_word(model.modality)
+            raise Problem(f"{model.id} is a model for {kind}: `allm models bench` is only for text models so far")
+        if "chat" not in model.capabilities:
+            raise Problem(f"{model.id} cannot chat: `allm models bench` is only for models that can so far")
+        names = able_runtimes(explained, runtime)
+        with self._as_it_was(model.id):
+            return [self._measure(model, name) for name in names]
+
+    def _measure(self, model: model_pb2.Model, runtime: str) -> model_pb2.Benchmark:
+        self._say(f"loading {model.id} with {runtime}")
+        wanted = self._catalog.load(model.id, runtime)
+        current, reached = wait_until(self._catalog, wanted, loaded(runtime, everywhere=True), LOAD_SECONDS)
+        if reached.state != "loaded":
+            raise Problem(f"{model.id} cannot be loaded with {runtime}: {reached.state}: {reached.reason}")
+        device = _device(current, runtime)
+        rounds: list[Round] = []
+        for number in range(self._plan.rounds + 1):
+            what = f"round {number} of {self._plan.rounds}" if number else "warming up"
+            self._say(f"{runtime} on {device}: {what}")
+            measured = self._round(model.id)
+            if number:
+                rounds.append(measured)
+        benchmark = model_pb2.Benchmark(
+            runtime=runtime,
+            device=device,
+            tokens_per_second=statistics.median(each.rate for each in rounds),
+            first_token_seconds=statistics.median(each.first_token for each in rounds),
+            peak_memory_bytes=_peak(self._catalog.get(model.id).model, runtime),
+        )
+        self._catalog.record(model.id, benchmark)
+        return benchmark
+
+    def _round(self, model_id: str) -> Round:
+        request = chat_service_pb2.StreamChatCompletionRequest(
+            model=model_id,
+            messages=[
+                chat_pb2.ChatMessage(
+                    role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=prompt(self._plan.prompt_tokens))]
+                )
+            ],
+            sampling=chat_pb2.SamplingParameters(temperature=0, max_tokens=self._plan.tokens, ignore_eos=True),
+        )
+        began = time.perf_counter()
+        first = last = 0.0
+        generated = 0
+        with told():
+            for event in self._chat.StreamChatCompletion(request, timeout=ROUND_SECONDS):
+                if event.HasField("delta"):
+                    first = first or time.perf_counter()
+                elif event.HasField("finished"):
+                    last = time.perf_counter()
+                    generated = event.finished.usage.completion_tokens
+        if not first or generated < 2 or last <= first:
+            raise Problem(
+                f"{model_id} answered with {generated} tokens, which is too little to measure: raise --tokens"
+            )
+        return Round(first - began, (generated - 1) / (last - first))
+
+    @contextmanager
+    def _as_it_was(self, model_id: str) -> Iterator[None]:
+        """Puts back afterwards what an operator had asked for: the runtime, and whether the model stays in memory."""
+        before = self._desired(model_id)
+        try:
+            yield
+        finally:
+            self._say(f"putting {model_id} back as it was")
+            if before.model.keep_loaded:
+                self._catalog.load(model_id, before.runtime)
+            else:
+                self._catalog.unload(model_id)
+                if self._desired(model_id).runtime != before.runtime:
+                    self._catalog.load(model_id, before.runtime)
+                    self._catalog.unload(model_id)
+
+    def _desired(self, model_id: str) -> manifest_pb2.DesiredModel:
+        for desired in self._catalog.snapshot():
+            if desired.model.id == model_id:
+                return desired
+        raise Problem(f"{model_id} was removed")
+
+
+def able_runtimes(explained: model_service_pb2.ExplainModelResponse, asked: str) -> list[str]:
+    """Names of the runtimes to measure, the chosen one first.
+
+    Raises:
+        Problem: no replica is there, or none can run the model, or none with the runtime that was asked for.
+    """
+    model = explained.model
+    verdicts = [verdict for resolution in explained.resolutions for verdict in resolution.runtimes]
+    if not explained.resolutions:
+        raise Problem(f"no service for {modality_word(model.modality)} models is running")
+    able = list(dict.fromkeys(verdict.runtime for verdict in verdicts if verdict.able))
+    wanted = [name for name in able if not asked or name == asked]
+    if wanted:
+        return wanted
+    reasons = [f"{verdict.runtime}: {verdict.reason}" for verdict in verdicts if not asked or verdict.runtime == asked]
+    if not reasons:
+        reasons = [f"there is no runtime {asked}; there are {', '.join(_names(verdicts)) or 'none'}"]
+    raise Problem(f"{model.id} cannot be measured: {'; '.join(dict.fromkeys(reasons))}")
+
+
+def prompt(tokens: int) -> str:
+    """A text of about so many tokens, which begins like no other, so that no cache knows it."""
+    words = [WORDS[at % len(WORDS)] for at in range(max(0, tokens - 12))]  # about 12 are the number's
+    return f"{uuid.uuid4().hex[:8]}: {' '.join(words)}"
+
+
+def _names(verdicts: Sequence[model_service_pb2.RuntimeVerdict]) -> list[str]:
+    return sorted({verdict.runtime for verdict in verdicts})
+
+
+def _device(model: model_pb2.Model, runtime: str) -> str:
+    """The device of the replicas that serve with `runtime`. Raises Problem when there is more than one kind."""
+    devices = sorted({replica.device for replica in model.replicas if replica.runtime == runtime})
+    if len(devices) != 1:
+        raise Problem(
+            f"{model.id} runs on {' and '.join(devices) or 'no device'}: nobody could tell which of them a measurement "
+            "through the gateway is of"
+        )
+    return devices[0]
+
+
+def _peak(model: model_pb2.Model, runtime: str) -> int:
+    return max((replica.peak_memory_bytes for replica in model.replicas if replica.runtime == runtime), default=0)

@@ -1,0 +1,167 @@
+"""Registers what an existing folder of models holds; changes nothing in it, and believes no metadata file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from services.cli.models.catalog import Catalog
+from services.cli.models.connection import Refused
+from services.cli.problem import Problem
+from services.models.inspection.guess import guess
+from services.models.tree import LocalTree
+from services.rpc.errors import AllmError
+
+MAX_ENTRIES = 10_000
+MAX_ID = 128  # characters
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9._:@+/-]+")
+_START = re.compile(r"^[^A-Za-z0-9]+")
+_SHARD = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+ROOTS = "ALLM_MODEL_ROOTS"
+
+Outcome = Literal["taken", "would take", "refused", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An entry that could be a model. Exactly one of `format` and `reason` is set."""
+
+    id: str
+    path: Path  # what would be registered
+    format: str = ""
+    reason: str = ""  # why it cannot be told what it is
+    refused: bool = False  # whether that is worth an operator's attention
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What has become of a candidate."""
+
+    candidate: Candidate
+    outcome: Outcome
+    reason: str = ""
+
+    def line(self) -> str:
+        """For people."""
+        what = f"{self.candidate.id} ({self.candidate.format})" if self.candidate.format else str(self.candidate.path)
+        return f"{self.outcome} {what}{': ' if self.reason else ''}{self.reason}"
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "path": str(self.candidate.path),
+            "id": self.candidate.id,
+            "format": self.candidate.format,
+            "outcome": self.outcome.replace(" ", "_"),
+            "reason": self.reason,
+        }
+
+
+def import_folder(
+    folder: Path, roots: Sequence[Path], catalog: Catalog | None, tell: Callable[[Entry], None]
+) -> list[Entry]:
+    """Registers every model that `folder` holds, and tells of each at once; without a catalog it only looks.
+
+    Raises:
+        Problem: it is no folder that can be read, or the catalog does not answer.
+    """
+    entries: list[Entry] = []
+    for candidate in _candidates(folder.absolute(), roots):
+        entry = _register(candidate, catalog)
+        tell(entry)
+        entries.append(entry)
+    return entries
+
+
+def summary(entries: Sequence[Entry]) -> str:
+    """`2 taken, 1 refused, 0 skipped`, and how to let the catalog in where it was not allowed to look."""
+    counts = {outcome: sum(entry.outcome == outcome for entry in entries) for outcome in OUTCOMES}
+    told = [f"{count} {outcome}" for outcome, count in counts.items() if count]
+    return ", ".join(told) or "there is nothing in it"
+
+
+def hint(entries: Sequence[Entry], folder: Path) -> str:
+    """What to do when the catalog may not look into the folder; empty otherwise."""
+    if not any(ROOTS in entry.reason for entry in entries):
+        return ""
+    return (
+        f"allm registers files only from below {ROOTS}: start it with {ROOTS}={folder.absolute()} "
+        "(comma-separated, if there are others), and import again"
+    )
+
+
+def model_name(name: str) -> str:
+    """A valid id of a folder's or a file's name: what ids may not hold becomes `-`."""
+    if shard := _SHARD.fullmatch(name):
+        name = shard["name"]
+    elif name.lower().endswith(".gguf"):
+        name = name[: -len(".gguf")]
+    return _START.sub("", _FORBIDDEN.sub("-", name))[:MAX_ID].rstrip("-") or "model"
+
+
+def _register(candidate: Candidate, catalog: Catalog | None) -> Entry:
+    if candidate.reason:
+        return Entry(candidate, "refused" if candidate.refused else "skipped", candidate.reason)
+    if catalog is None:
+        return Entry(candidate, "would take")
+    try:
+        model = catalog.register(candidate.id, candidate.path.as_uri(), candidate.format)
+    except Refused as refusal:
+        return Entry(candidate, "refused", str(refusal))
+    return Entry(candidate, "taken", model.reason)
+
+
+def _candidates(folder: Path, roots: Sequence[Path]) -> Iterator[Candidate]:
+    for entry in _entries(folder):
+        if not entry.is_dir():
+            if file := _file(entry, model_name(entry.name)):
+                yield file
+            continue
+        found = _folder(entry, model_name(entry.name), roots, nested=False)
+        inner = [] if found.format or found.refused else [_inner(entry, each, roots) for each in _entries(entry)]
+        # A folder that is no model but holds some is an organisation's: org/name.
+        models = [each for each in inner if each and (each.format or each.refused)]
+        yield from models or [found]
+
+
+def _inner(parent: Path, entry: Path, roots: Sequence[Path]) -> Candidate | None:
+    name = model_name(f"{parent.name}/{entry.name}")
+    return _folder(entry, name, roots, nested=True) if entry.is_dir() else None
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise Problem(f"{folder}: {error.strerror}") from error
+    if len(entries) > MAX_ENTRIES:
+        raise Problem(f"{folder} has {len(entries)} entries; {MAX_ENTRIES} are allowed")
+    return entries
+
+
+def _file(path: Path, name: str) -> Candidate | None:
+    """A file beside the folders: a GGUF is a model, of a split one the first part; anything else is no matter."""
+    if path.suffix.lower() != ".gguf":
+        return Candidate(name, path, reason="neither a folder nor a .gguf file")
+    shard = _SHARD.fullmatch(path.name)
+    return Candidate(name, path, "gguf") if shard is None or int(shard["number"]) == 1 else None
+
+
+def _folder(path: Path, name: str, roots: Sequence[Path], *, nested: bool) -> Candidate:
+    """A folder. Unless `nested`, files in the folders below make those the models."""
+    try:
+        formats = guess(LocalTree(path, [path, *roots]))
+    except AllmError as error:
+        return Candidate(name, path, reason=str(error), refused=True)
+    if not formats or (not nested and all("/" in file for _, file in formats)):
+        return Candidate(name, path, reason="no model of a known format in it")
+    if len(formats) > 1:
+        told = ", ".join(f"{format} ({file})" if file else format for format, file in formats)
+        reason = f"ambiguous, it could be {told}: register it with `allm models add --format`"
+        return Candidate(name, path, reason=reason, refused=True)
+    ((format, file),) = formats
+    return Candidate(name, path / file if file else path, format)

@@ -1,0 +1,157 @@
+"""Models as people read them: the list of all, and everything about one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from allm.models.v1 import manifest_pb2, model_pb2
+from google.protobuf import timestamp_pb2
+
+from services.cli.models.page import Page
+from services.cli.models.stage import of_replica, stage
+from services.cli.models.words import bytes_word, format_word, modality_word, state_word
+
+HEADERS = ("ID", "STATE", "FORMAT", "SIZE", "RUNTIME", "REPLICAS", "ALIASES", "DETAIL")
+REPLICA_HEADERS = ("REPLICA", "STATE", "GENERATION", "RUNTIME", "DEVICE", "PEAK MEMORY", "ARTIFACT", "DETAIL")
+BENCHMARK_HEADERS = ("RECORDED", "RUNTIME", "DEVICE", "TOKENS/S", "FIRST TOKEN", "PEAK MEMORY")
+FILE_HEADERS = ("SIZE", "SHA-256", "FILE")
+FIRST_FILES = 20
+NONE_YET = "no models yet: register one with `allm models add ID SOURCE --format FORMAT`"
+
+
+def show_models(page: Page, models: Sequence[model_pb2.Model]) -> None:
+    """All models, one line each."""
+    if not models:
+        page.say(NONE_YET)
+        return
+    page.table(HEADERS, [_row(model) for model in models], right=frozenset({"SIZE", "REPLICAS"}))
+
+
+def show_model(page: Page, model: model_pb2.Model, manifest: manifest_pb2.Manifest, *, all_files: bool) -> None:
+    """Everything about one model."""
+    page.pairs(
+        [
+            ("id", model.id),
+            ("aliases", ", ".join(model.aliases)),
+            ("state", state_word(model.state)),
+            ("reason", model.reason),
+            ("modality", modality_word(model.modality)),
+            ("format", format_word(model.format)),
+            ("architecture", model.architecture),
+            ("capabilities", ", ".join(model.capabilities)),
+            ("runtime", model.runtime),
+            ("context", f"{model.context_tokens:,} tokens" if model.context_tokens else ""),
+            ("size", f"{bytes_word(model.size_bytes)} ({model.size_bytes:,} bytes)"),
+            ("source", model.source),
+            ("revision", model.revision),
+            ("generation", str(model.generation)),
+            ("kept in memory", "yes" if model.keep_loaded else "no"),
+            ("registered", time_word(model.create_time)),
+            ("changed", time_word(model.update_time)),
+        ]
+    )
+    if model.replicas:
+        page.heading("Replicas")
+        page.table(REPLICA_HEADERS, [_replica_row(replica) for replica in model.replicas])
+    if model.benchmarks:
+        page.heading("Benchmarks")
+        show_benchmarks(page, model.benchmarks)
+    _show_files(page, manifest, all_files)
+
+
+def show_benchmarks(page: Page, benchmarks: Sequence[model_pb2.Benchmark]) -> None:
+    """Measurements, one line each."""
+    rows = [
+        (
+            time_word(each.record_time) or "now",
+            each.runtime,
+            each.device,
+            f"{each.tokens_per_second:,.1f}",
+            f"{each.first_token_seconds * 1000:,.0f} ms",
+            bytes_word(each.peak_memory_bytes) if each.peak_memory_bytes else "not known",
+        )
+        for each in benchmarks
+    ]
+    page.table(BENCHMARK_HEADERS, rows, right=frozenset({"TOKENS/S", "FIRST TOKEN", "PEAK MEMORY"}))
+
+
+def detail(model: model_pb2.Model) -> str:
+    """What is under way, or why the model does not serve; empty when there is nothing to tell."""
+    for replica in model.replicas:
+        if replica.HasField("next"):
+            return _coming(replica)
+    reached = stage(model, model.generation)
+    if state_word(model.state) == "downloading":
+        return _share(reached.done, reached.total, model.reason).lstrip(": ")
+    return model.reason
+
+
+def time_word(moment: timestamp_pb2.Timestamp) -> str:
+    """A moment in the time zone of this machine; empty for none."""
+    if not moment.seconds:
+        return ""
+    return datetime.fromtimestamp(moment.seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _row(model: model_pb2.Model) -> tuple[str, ...]:
+    serving = sum(of_replica(replica, 0).serving for replica in model.replicas)
+    return (
+        model.id,
+        state_word(model.state),
+        format_word(model.format),
+        bytes_word(model.size_bytes),
+        model.runtime or "-",
+        f"{serving}/{len(model.replicas)}",
+        ", ".join(model.aliases) or "-",
+        detail(model),
+    )
+
+
+def _replica_row(replica: model_pb2.ReplicaStatus) -> tuple[str, ...]:
+    told = replica.reason
+    if replica.HasField("next"):
+        told = _coming(replica)
+    elif state_word(replica.state) == "downloading":
+        told = _share(replica.done_bytes, replica.total_bytes, replica.reason).lstrip(": ")
+    return (
+        replica.replica,
+        state_word(replica.state),
+        str(replica.generation),
+        replica.runtime or "-",
+        replica.device or "-",
+        bytes_word(replica.peak_memory_bytes) if replica.peak_memory_bytes else "-",
+        replica.artifact or "-",
+        told,
+    )
+
+
+def _coming(replica: model_pb2.ReplicaStatus) -> str:
+    """The generation that a replica prepares beside the one that serves."""
+    share = _share(replica.done_bytes, replica.total_bytes, replica.next.reason)
+    return f"generation {replica.next.generation} {state_word(replica.next.state)}{share}"
+
+
+def _share(done: int, total: int, reason: str) -> str:
+    if reason:
+        return f": {reason}"
+    return f": {100 * done // total}% of {bytes_word(total)}" if total else ""
+
+
+def _show_files(page: Page, manifest: manifest_pb2.Manifest, all_files: bool) -> None:
+    files = manifest.files
+    shown = files if all_files else files[:FIRST_FILES]
+    if not files:
+        return
+    page.heading(f"Files of {manifest.folder or manifest.repository}")
+    page.table(
+        FILE_HEADERS,
+        [(bytes_word(file.size_bytes), file.sha256[:12] or "-", _name(manifest, file.path)) for file in shown],
+        right=frozenset({"SIZE"}),
+    )
+    if len(shown) < len(files):
+        page.say(f"and {len(files) - len(shown)} more; --files shows all")
+
+
+def _name(manifest: manifest_pb2.Manifest, path: str) -> str:
+    return f"{path} (opened)" if path == manifest.primary else path

@@ -1,0 +1,69 @@
+"""What the commands print: tables and colours on a terminal, aligned text elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.models.words import one_line, shorten
+
+GAP = "  "
+NOTHING = ("", "-")
+LEAST_ROOM = 24  # characters for the last column, however narrow the terminal is
+
+
+class Page:
+    """Writes to a console. Everything is shown as it is: no markup, nothing that a terminal would obey."""
+
+    def __init__(self, console: Console | None = None, *, error: bool = False) -> None:
+        self._console = console or Console(highlight=False, stderr=error)
+
+    def say(self, line: str) -> None:
+        """One line."""
+        self._console.print(Text(one_line(line)), soft_wrap=True)
+
+    def heading(self, line: str) -> None:
+        """One line above a table, after an empty one."""
+        self._console.print()
+        self._console.print(Text(one_line(line), style="bold"), soft_wrap=True)
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Names and what belongs to them; those with nothing are left out."""
+        width = max((len(name) for name, _ in pairs), default=0)
+        for name, value in pairs:
+            if value:
+                line = Text.assemble((name.ljust(width) + GAP, "bold"), one_line(value))
+                self._console.print(line, soft_wrap=True)
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> None:
+        """Rows under headers; the columns named in `right` are numbers. The last one is shortened to the terminal."""
+        cells = [[one_line(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+        if not self._console.is_terminal:
+            for row in (headers, *cells):
+                parts = [_aligned(*each) for each in zip(row, widths, (name in right for name in headers), strict=True)]
+                self._console.print(Text(GAP.join(parts).rstrip()), soft_wrap=True)
+            return
+        self._draw(headers, cells, widths, right)
+
+    def _draw(
+        self, headers: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], right: frozenset[str]
+    ) -> None:
+        """On a terminal columns without content only take room from the others."""
+        used = [at for at in range(len(headers)) if at == 0 or any(row[at] not in NOTHING for row in cells)]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, len(GAP), 0, 0), show_edge=False)
+        for at in used:
+            table.add_column(headers[at], justify="right" if headers[at] in right else "left", overflow="fold")
+        last = len(headers) - 1
+        room = self._console.width - sum(widths[at] + len(GAP) for at in used if at != last) - len(GAP)
+        for row in cells:
+            table.add_row(*(Text(shorten(row[at], max(LEAST_ROOM, room)) if at == last else row[at]) for at in used))
+        self._console.print(table)
+
+
+def _aligned(text: str, width: int, right: bool) -> str:
+    return text.rjust(width) if right else text.ljust(width)

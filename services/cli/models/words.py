@@ -1,0 +1,67 @@
+"""What is told of models, in words that fit on a line: states, sizes, times."""
+
+from __future__ import annotations
+
+import re
+
+from allm.models.v1 import model_pb2
+from google.protobuf.descriptor import EnumDescriptor
+
+UNITS = ("KiB", "MiB", "GiB", "TiB")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+def enum_word(kind: EnumDescriptor, value: int) -> str:
+    """`MODEL_STATE_READY` as `ready`; a value that this version does not know as its number."""
+    known = kind.values_by_number.get(value)
+    if known is None:
+        return str(value)
+    prefix = _CAPITAL.sub("_", kind.name).upper() + "_"
+    return known.name.removeprefix(prefix).lower()
+
+
+def state_word(state: int) -> str:
+    """A state, such as `ready`."""
+    return enum_word(model_pb2.ModelState.DESCRIPTOR, state)
+
+
+def format_word(format: int) -> str:
+    """A format, such as `gguf`."""
+    return enum_word(model_pb2.Format.DESCRIPTOR, format)
+
+
+def modality_word(modality: int) -> str:
+    """A modality, such as `text`."""
+    return enum_word(model_pb2.Modality.DESCRIPTOR, modality)
+
+
+def one_line(text: str) -> str:
+    """Text on one line, without anything that a terminal would obey."""
+    return _CONTROL.sub(" ", text).strip()
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters of a text, with dots where some are left out."""
+    return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
+
+
+def bytes_word(count: float) -> str:
+    """`144810464` as `138 MiB`: three digits at most before a point, one after it below ten."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in UNITS:
+        count /= 1024
+        if count < 999.5 or unit == UNITS[-1]:
+            break
+    return f"{count:.1f} {unit}" if count < 9.95 else f"{count:,.0f} {unit}"
+
+
+def seconds_word(seconds: float) -> str:
+    """`3725` as `1 h 2 min`, `75` as `1 min 15 s`, `8.2` as `8 s`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,83 @@
+"""Where `allm models` looks for the running allm, and what it says when nobody is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from catalog_stand_in import LONG, Commands, allm_models, desired
+from ports import free_port
+from stack import environment
+
+from services.cli.models.connection import find_address
+from services.cli.problem import Problem
+from services.rpc.settings import load_settings
+
+
+def test_the_address_asked_for_comes_first_then_the_running_stack_then_the_settings(tmp_path: Path) -> None:
+    environ = {"ALLM_HOME": str(tmp_path), "ALLM_HOST": "0.0.0.0", "ALLM_PORT": "8123"}  # noqa: S104 (not bound)
+    settings = load_settings(environ)
+    assert find_address("", settings) == "127.0.0.1:8123"
+    (tmp_path / "run.json").write_text(json.dumps({"grpc": "127.0.0.1:9999"}))
+    assert find_address("", settings) == "127.0.0.1:9999"
+    assert find_address("far.example:443", settings) == "far.example:443"
+    assert find_address("unix:/run/allm.sock", settings) == "unix:/run/allm.sock"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"grpc": 7}'])
+def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    assert find_address("", load_settings({"ALLM_HOME": str(tmp_path)})) == "127.0.0.1:8080"
+
+
+@pytest.mark.parametrize("address", ["example.org", "example.org:http", ":80"])
+def test_an_address_has_a_host_and_a_port(tmp_path: Path, address: str) -> None:
+    with pytest.raises(Problem, match="host:port"):
+        find_address(address, load_settings({"ALLM_HOME": str(tmp_path)}))
+
+
+def test_the_running_stack_is_found(models: Commands) -> None:
+    models.catalog.models = {"m": desired("m")}
+    (models.home / "run.json").write_text(json.dumps({"grpc": models.address}))
+    done = allm_models(models.home, "show", "m")
+    assert done.status == 0
+    assert "hf://org/m" in done.stdout
+
+
+@pytest.mark.parametrize("command", [("list",), ("list", "--json"), ("add", "m", "hf://o/n", "--format", "gguf")])
+def test_nobody_there(tmp_path: Path, command: tuple[str, ...]) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    done = allm_models(tmp_path, *command, "--address", address)
+    assert (done.status, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"allm: allm does not answer on {address}: start it with `allm serve`, or say where it is with --address\n"
+    )
+
+
+def test_a_wrong_setting_is_told_as_everywhere(tmp_path: Path) -> None:
+    done = allm_models(tmp_path, "list", ALLM_PORT="http")
+    assert done.status == 2
+    assert done.stderr.startswith("allm: ALLM_PORT=")
+
+
+def test_the_command_itself_as_a_user_meets_it(models: Commands) -> None:
+    models.catalog.models = {"m": desired("m")}
+    command = [sys.executable, "-m", "services.cli", "models"]
+    environ = {**environment(models.home), "COLUMNS": "120", "NO_COLOR": "1"}
+
+    def allm(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *arguments], env=environ, capture_output=True, text=True, check=False, timeout=LONG
+        )
+
+    shown = allm("--help").stdout
+    for name in ("add", "list", "show", "update", "remove", "load", "unload", "why", "bench", "check", "import"):
+        assert f" {name} " in shown
+    listed = allm("list", "--json", "--address", models.address)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert json.loads(listed.stdout)["models"][0]["id"] == "m"
+    refused = allm("show", "nobody", "--address", models.address)
+    assert (refused.returncode, refused.stdout, refused.stderr) == (1, "", "allm: there is no model 'nobody'\n")
