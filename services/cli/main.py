@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from services.cli.models.app import models_app
 from services.cli.problem import Problem
 from services.cli.screen import Screen
 from services.cli.serve import serve as serve_stack
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
 )
+app.add_typer(models_app, name="models")
 
 
 def run() -> None:

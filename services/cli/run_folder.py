@@ -27,9 +27,10 @@ class RunNote:
     pid: int  # the supervisor
     base_url: str  # for OpenAI clients
     grpc: str  # `host:port` for gRPC clients
-    metrics_url: str
+    metrics: dict[str, str]  # where each service tells its Prometheus metrics, by its name
     folder: str  # of sockets and rendered files
     children: dict[str, int]  # process ids by name
+    ready: bool  # whether the models that the settings name are registered
 
     def write(self, home: Path) -> None:
         """Puts the note in place of an older one, whole."""

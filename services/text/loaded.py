@@ -91,6 +91,11 @@ class LoadedTextModel:
         """The worker's process id."""
         return self._worker.pid
 
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that the worker has held, in bytes."""
+        return self._worker.peak_memory
+
     @asynccontextmanager
     async def generate(self, client: str, prompt: str, sampling: SamplingParams) -> AsyncIterator[Answer]:
         """Runs a request as long as the block runs; leaving it early cancels the request.

@@ -13,7 +13,8 @@ from services.cli.run_folder import RunNote, run_folder
 
 
 def note(folder: Path) -> RunNote:
-    return RunNote(1, "http://127.0.0.1:1/v1", "127.0.0.1:1", "http://127.0.0.1:2/metrics", str(folder), {"text": 2})
+    metrics = {"text": "http://127.0.0.1:2/metrics"}
+    return RunNote(1, "http://127.0.0.1:1/v1", "127.0.0.1:1", metrics, str(folder), {"text": 2}, ready=True)
 
 
 def test_it_is_private_short_and_gone_afterwards(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_one_table_and_one_line_to_try(stack: Stack) -> None:
     while "Ctrl-C" not in (shown := output.read_text()):  # its last line
         assert time.monotonic() < deadline, shown
         time.sleep(POLL_SECONDS)
-    for expected in (stack.base_url, stack.grpc_address, stack.note["metrics_url"], MODEL, "ready"):
+    for expected in (stack.base_url, stack.grpc_address, stack.note["metrics"]["text"], MODEL, "ready"):
         assert expected in shown
     (curl,) = [line for line in shown.splitlines() if line.startswith("curl ")]
     assert f"{stack.base_url}/chat/completions" in curl
@@ -101,7 +101,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             wait_all_gone(children)
 
 
-@pytest.mark.parametrize("child", ["text", "gateway"])
+@pytest.mark.parametrize("child", ["text", "gateway", "catalog"])
 def test_a_killed_child_comes_back_on_the_same_port(tmp_path: Path, child: str) -> None:
     with running_stack(tmp_path) as stack:
         old = stack.note["children"][child]

@@ -173,7 +173,7 @@ def typed_error(stack: Stack, request: chat_service_pb2.StreamChatCompletionRequ
 
 def counter(stack: Stack, name: str) -> float:
     """One of the runtime's counters of the demo model, as /metrics tells it; 0 before the model is loaded."""
-    with urllib.request.urlopen(stack.note["metrics_url"], timeout=PATIENCE_SECONDS) as reply:
+    with urllib.request.urlopen(stack.note["metrics"]["text"], timeout=PATIENCE_SECONDS) as reply:
         found = re.search(rf'^{name}{{model="{MODEL}"}} (\S+)$', reply.read().decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
 

@@ -194,13 +194,12 @@ def test_what_cannot_be_served_is_not_listed(own: Stack) -> None:
     assert sorted(listed(own)) == sorted([MODEL, ALIAS, HOLLOW])
 
 
-def test_a_broken_file_fails_and_is_named(own: Stack) -> None:
-    model = typed_model(own, BROKEN)
-    assert model.state == model_pb2.MODEL_STATE_FAILED
-    assert f"{BROKEN}.gguf" in model.reason
+def test_a_broken_file_is_refused_by_name_and_the_others_are_served(own: Stack) -> None:
+    said = (own.home / "output.txt").read_text()
+    assert f"{BROKEN} was not registered: " in said
+    assert f"{BROKEN}.gguf" in said
     reply = ask(own, BROKEN)
-    assert (reply.status, reply.error["type"], reply.error["code"]) == (400, "invalid_request_error", "model_invalid")
-    assert reply.error["message"] == model.reason
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 
 
 def test_an_unknown_architecture_is_unsupported_and_named(own: Stack) -> None:

@@ -26,7 +26,7 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     ) -> None:
         """One JSON body, or server-sent events when the request says `stream`."""
         asked, chat_request = read_request(request)
-        call.model = self._chat.model_id(chat_request.model)
+        call.model = await self._chat.model_id(chat_request.model)
         async with self._chat.complete(chat_request, call.client) as completion:
             head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
             if asked.stream:

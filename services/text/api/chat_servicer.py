@@ -42,7 +42,7 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     ) -> chat_service_pb2.CreateChatCompletionResponse:
         """Answers with the whole message at once."""
         chat_request = read_request(request)
-        call.model = self._chat.model_id(chat_request.model)
+        call.model = await self._chat.model_id(chat_request.model)
         async with self._chat.complete(chat_request, call.client) as completion:
             text = await completion.whole()
         message = chat_pb2.ChatMessage(
@@ -62,7 +62,7 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     ) -> None:
         """Answers token by token."""
         chat_request = read_request(request)
-        call.model = self._chat.model_id(chat_request.model)
+        call.model = await self._chat.model_id(chat_request.model)
         event = chat_service_pb2.StreamChatCompletionResponse
         async with self._chat.complete(chat_request, call.client) as completion:
             texts = await completion.ready()

@@ -1,0 +1,107 @@
+"""What `allm serve` registers by itself, through the same door as everybody: ALLM_MODELS, or the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+
+from services.cli.problem import Problem
+from services.models.demo import DEMO_ID, DemoError, install_demo
+from services.rpc.settings import Settings
+
+SETTLE_SECONDS = 30.0
+POLL_SECONDS = 0.05
+CALL_SECONDS = 150.0
+# Local files are soon there or not; downloads may take hours, and nobody waits for them at the start.
+ON_ITS_WAY = (model_pb2.MODEL_STATE_PENDING, model_pb2.MODEL_STATE_VERIFYING)
+
+
+class Registrar:
+    """Registers models with the catalog behind `address`. What cannot be registered is said, and the rest goes on."""
+
+    def __init__(self, address: str, settings: Settings, say: Callable[[str], None]) -> None:
+        self._address = address
+        self._settings = settings
+        self._say = say
+
+    async def register(self) -> list[model_pb2.Model]:
+        """Registers what the settings name, and gives all models once their states have settled.
+
+        Raises:
+            Problem: the catalog does not answer, or the demo model cannot be made.
+        """
+        options = (("grpc.max_receive_message_length", -1),)
+        async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+            catalog = model_service_pb2_grpc.ModelServiceStub(channel)
+            try:
+                for model_id, path in self._settings.models:
+                    await self._offer(catalog, model_id, path)
+                if not self._settings.models and not await _listed(catalog):
+                    await self._demo(catalog)
+                for alias, model_id in self._settings.aliases:
+                    await self._alias(catalog, alias, model_id)
+                return await _settled(catalog)
+            except grpc.aio.AioRpcError as error:
+                raise Problem(f"the catalog does not answer: {error.details()}") from error
+
+    async def _demo(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> None:
+        try:
+            path = await asyncio.to_thread(install_demo, self._settings.model.folder, self._say)
+        except DemoError as error:
+            raise Problem(str(error)) from error
+        if path:
+            await self._offer(catalog, DEMO_ID, path)
+
+    async def _offer(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, model_id: str, path: Path) -> None:
+        """Registers a GGUF file, or brings an older registration of that id up to date."""
+        source = _url(path)
+        try:
+            try:
+                new = model_service_pb2.RegisterModelRequest(id=model_id, source=source, format="gguf")
+                await catalog.RegisterModel(new, timeout=CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.ALREADY_EXISTS:
+                    raise
+                change = model_service_pb2.UpdateModelRequest(id=model_id, source=source)
+                await catalog.UpdateModel(change, timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise
+            self._say(f"{model_id} was not registered: {error.details()}")
+
+    async def _alias(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, alias: str, model_id: str) -> None:
+        try:
+            reply = await catalog.GetModel(model_service_pb2.GetModelRequest(id=model_id), timeout=CALL_SECONDS)
+            if alias in reply.model.aliases:
+                return
+            names = model_service_pb2.AliasList(names=[*reply.model.aliases, alias])
+            change = model_service_pb2.UpdateModelRequest(id=model_id, aliases=names)
+            await catalog.UpdateModel(change, timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise
+            self._say(f"ALLM_ALIASES: {alias} does not stand for {model_id}: {error.details()}")
+
+
+def _url(path: Path) -> str:
+    return path.expanduser().absolute().as_uri()
+
+
+async def _listed(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:
+    reply = await catalog.ListModels(model_service_pb2.ListModelsRequest(), timeout=CALL_SECONDS)
+    return list(reply.models)
+
+
+async def _settled(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:
+    """All models, once none of them is about to be ready, or after a while."""
+    deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
+    while True:
+        models = await _listed(catalog)
+        settled = not any(model.state in ON_ITS_WAY for model in models)
+        if settled or asyncio.get_running_loop().time() > deadline:
+            return models
+        await asyncio.sleep(POLL_SECONDS)

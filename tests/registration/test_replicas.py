@@ -1,0 +1,137 @@
+"""Two text services behind one gateway: what is ready on both, on one, and what clients see when one dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from demo_model import demo_model
+from loopback_hub import LoopbackHub
+from operator_side import Operator, Reply, operating
+from stack import MODEL
+
+WEIGHTS = "demo.gguf"
+
+
+@pytest.fixture(scope="module")
+def two(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with operating(tmp_path_factory.mktemp("two"), session_hub, ALLM_TEXT_REPLICAS="2", ALLM_THREADS="1") as operator:
+        yield operator
+
+
+def replicas(operator: Operator, model_id: str) -> dict[str, str]:
+    """The state of a model on each replica."""
+    return {replica["replica"]: replica["state"] for replica in operator.all()[model_id]["replicas"]}
+
+
+def until_ready_on(operator: Operator, model_id: str, *names: str) -> None:
+    def is_so() -> bool:
+        states = replicas(operator, model_id)
+        return {name for name, state in states.items() if state in ("ready", "loaded")} == set(names)
+
+    operator.until(is_so)
+
+
+class Clients:
+    """Asks again and again from several threads, without retries, until the block ends."""
+
+    def __init__(self, operator: Operator, model_id: str, count: int = 3) -> None:
+        self.replies: list[Reply] = []
+        self._operator = operator
+        self._model = model_id
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(count)]
+
+    def __enter__(self) -> Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            self.replies.append(self._operator.chat(self._model, "Hi.", max_tokens=2))
+
+    def more(self, count: int) -> None:
+        """Waits until so many more have been answered."""
+        until = len(self.replies) + count
+        self._operator.until(lambda: len(self.replies) >= until)
+
+    @property
+    def failed(self) -> list[Reply]:
+        return [reply for reply in self.replies if reply.status != 200]
+
+
+def test_a_registered_model_becomes_ready_on_both_with_one_download(
+    two: Operator, hub: LoopbackHub, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    shutil.copy(demo_model(), folder / WEIGHTS)
+    hub.add("org/both", folder)
+    two.taken("both", "hf://org/both", "gguf")
+    until_ready_on(two, "both", "text-1", "text-2")
+    size = demo_model().stat().st_size
+    assert size <= hub.sent < 1.5 * size, "they share the folder"
+    two.delete("both")
+    models = two.stack.home / "models"
+    two.until(lambda: not [path for path in models.rglob(WEIGHTS) if ".partial" not in path.parts])
+
+
+def test_one_dies_and_requests_go_on(two: Operator) -> None:
+    until_ready_on(two, MODEL, "text-1", "text-2")
+    with Clients(two, MODEL) as clients:
+        clients.more(20)  # both have loaded it by now
+        pid = two.stack.note["children"]["text-1"]
+        os.kill(pid, signal.SIGKILL)
+        cut = len(clients.replies) + 3  # those that ran on it have lost their answer; each client had at most one
+        clients.more(40)
+        two.until(lambda: two.stack.note["children"]["text-1"] != pid)
+        clients.more(20)
+    lost = clients.failed
+    assert len(lost) <= 3, lost
+    assert all(reply.status == 503 for reply in lost), lost
+    assert not [reply for reply in clients.replies[cut:] if reply.status != 200], clients.failed
+    until_ready_on(two, MODEL, "text-1", "text-2")
+
+
+def test_a_replica_that_goes_away_stops_counting_within_seconds(two: Operator) -> None:
+    until_ready_on(two, MODEL, "text-1", "text-2")
+    pid = two.stack.note["children"]["text-2"]
+    os.kill(pid, signal.SIGSTOP)  # neither dead nor alive: it just says nothing any more
+    try:
+        two.until(lambda: set(replicas(two, MODEL)) == {"text-1"})
+        assert MODEL in two.ready()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until_ready_on(two, MODEL, "text-1", "text-2")
+
+
+def test_what_is_ready_on_one_of_two_never_gives_a_client_an_error(two: Operator) -> None:
+    folder = two.root / "half"
+    folder.mkdir()
+    path = folder / WEIGHTS
+    shutil.copy(demo_model(), path)
+    two.taken("half", path, "gguf")
+    until_ready_on(two, "half", "text-1", "text-2")
+    two.verb("half", "load")
+    two.until(lambda: replicas(two, "half") == {"text-1": "loaded", "text-2": "loaded"})
+    # text-1 has it in memory; text-2 starts anew and does not find the file.
+    path.unlink()
+    os.kill(two.stack.note["children"]["text-2"], signal.SIGKILL)
+    two.until(lambda: replicas(two, "half").get("text-2") == "failed")
+    assert replicas(two, "half")["text-1"] in ("ready", "loaded")
+    assert "half" in two.ready()
+    with Clients(two, "half") as clients:
+        clients.more(30)
+    assert clients.failed == []
+    two.delete("half")
