@@ -27,7 +27,9 @@ gen: .venv/.dev ## Generate the stubs in gen/ from protos/
 	@rm -rf gen/allm && mv gen.partial/allm gen/allm && rmdir gen.partial
 	@echo "gen/ is up to date"
 
-bench: .venv/.dev ## Compare with llama-server, side by side (builds it first, takes long)
+bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by side (builds it first, takes long)
+	@$(BIN)/python -m bench.headers
+	@$(BIN)/python -m bench.listing
 	@exec $(BIN)/python -m bench.run
 
 clean: ## Remove everything that make has made, .venv included
