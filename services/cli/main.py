@@ -20,7 +20,7 @@ EXIT_BAD_SETTING = 2
 
 app = typer.Typer(
     name="allm",
-    help="Serves text models on your own machine: OpenAI's REST API and typed, streaming gRPC on one port.",
+    help="Serves models on your own machine: OpenAI's REST API and typed, streaming gRPC on one port.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -57,12 +57,12 @@ def _main(
 
 @app.command()
 def serve() -> None:
-    """Start the text service and the gateway, and keep them running until Ctrl-C.
+    """Start the catalog, the text service and the gateway, and keep them running until Ctrl-C.
 
     Without further settings it serves a small demo model on http://127.0.0.1:8080/v1. Settings are environment
     variables; the ones most often used:
 
-    * `ALLM_MODELS` - models to serve, as `id=/path/to/model.gguf`, comma-separated
+    * `ALLM_MODELS` - models to register, as `id=/path/to/model.gguf`, comma-separated; see also `allm models add`
     * `ALLM_HOST`, `ALLM_PORT` - where to listen (127.0.0.1, 8080)
     * `ALLM_ALLOWED_HOSTS` - names besides localhost under which clients reach it
     * `ALLM_CORS_ORIGINS` - origins whose web pages may call it

@@ -59,19 +59,32 @@ class Registrar:
     async def _offer(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, model_id: str, path: Path) -> None:
         """Registers a GGUF file, or brings an older registration of that id up to date."""
         source = _url(path)
+        new = model_service_pb2.RegisterModelRequest(id=model_id, source=source, format="gguf")
         try:
-            try:
-                new = model_service_pb2.RegisterModelRequest(id=model_id, source=source, format="gguf")
-                await catalog.RegisterModel(new, timeout=CALL_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.ALREADY_EXISTS:
-                    raise
-                change = model_service_pb2.UpdateModelRequest(id=model_id, source=source)
-                await catalog.UpdateModel(change, timeout=CALL_SECONDS)
+            await catalog.RegisterModel(new, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE:
                 raise
-            self._say(f"{model_id} was not registered: {error.details()}")
+            taken = error.code() == grpc.StatusCode.ALREADY_EXISTS
+            if not (taken and await self._refresh(catalog, model_id, source)):
+                self._say(f"{model_id} was not registered: {error.details()}")
+
+    async def _refresh(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, model_id: str, source: str) -> bool:
+        """Has the files of a registered model looked at again, now from `source`; False if it only is an alias."""
+        reply = await catalog.GetModel(model_service_pb2.GetModelRequest(id=model_id), timeout=CALL_SECONDS)
+        if reply.model.id != model_id:  # nobody asked for the other model to be changed
+            return False
+        change = model_service_pb2.UpdateModelRequest(id=model_id, source=source)
+        try:
+            await catalog.UpdateModel(change, timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise
+            self._say(f"{model_id} stays as it was registered: {error.details()}")
+        else:
+            if source != reply.model.source:
+                self._say(f"{model_id} is now {source}, no longer {reply.model.source}")
+        return True
 
     async def _alias(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, alias: str, model_id: str) -> None:
         try:
@@ -96,12 +109,21 @@ async def _listed(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list
     return list(reply.models)
 
 
+def _on_its_way(model: model_pb2.Model) -> bool:
+    """Whether its state is about to change, which is also so while a replica only tells of an older generation."""
+    return model.state in ON_ITS_WAY or any(
+        replica.generation < model.generation
+        and (replica.next.generation < model.generation or replica.next.state in ON_ITS_WAY)
+        for replica in model.replicas
+    )
+
+
 async def _settled(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:
     """All models, once none of them is about to be ready, or after a while."""
     deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
     while True:
         models = await _listed(catalog)
-        settled = not any(model.state in ON_ITS_WAY for model in models)
+        settled = not any(map(_on_its_way, models))
         if settled or asyncio.get_running_loop().time() > deadline:
             return models
         await asyncio.sleep(POLL_SECONDS)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.address import is_loopback
+from services.cli.models.words import reason_word
 from services.cli.stack import Stack
 
 OPEN = "Mind: there are no API keys; whoever reaches this machine's address may use the models."
@@ -74,7 +75,7 @@ def _describe(model: model_pb2.Model) -> str:
     if model.context_tokens:
         facts.append(f"{model.context_tokens:,} tokens")
     if model.reason:
-        facts = [model.reason]
+        facts = [reason_word(model.reason, model.id)]
     return f"{model.id} - {state} ({', '.join(facts)})"
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from services.cli.ports import choose_port
@@ -14,6 +15,7 @@ from services.cli.run_folder import RunNote, run_folder
 from services.cli.screen import Screen
 from services.cli.stack import CATALOG, Stack, text_names, with_port
 from services.cli.supervisor import Supervisor
+from services.models.demo import DEMO_ID
 from services.rpc.settings import Settings, load_settings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -29,9 +31,18 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
     settings = load_settings(environ)
     with run_folder(settings.home) as folder:
         gateway = settings.gateway
-        settings = with_port(settings, choose_port(gateway.host, gateway.port, "ALLM_PORT"))
+        settings = _with_demo(with_port(settings, choose_port(gateway.host, gateway.port, "ALLM_PORT")))
         stack = Stack(settings, folder, environ, _metrics_ports(settings), screen.say)
         asyncio.run(_Run(stack, version, screen).until_stopped())
+
+
+def _with_demo(settings: Settings) -> Settings:
+    """With the demo's folder below one of the roots, also where ALLM_MODEL_ROOTS leaves it out."""
+    model = settings.model
+    folder = model.folder / DEMO_ID
+    if settings.models or any(folder.is_relative_to(root) for root in model.roots):
+        return settings
+    return replace(settings, model=replace(model, roots=(*model.roots, folder)))
 
 
 def _metrics_ports(settings: Settings) -> dict[str, int]:

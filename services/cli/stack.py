@@ -71,8 +71,8 @@ class Stack:
 
     def _service(self, module: str, name: str) -> Service:
         address = self._socket(name)
-        # Files that ALLM_MODELS names are the operator's own word: they may be registered wherever they are.
-        named = dict.fromkeys(str(path.expanduser().resolve().parent) for _, path in self.settings.models)
+        # Files that ALLM_MODELS names are the operator's own word: they may be registered wherever they are, they alone.
+        named = [str(path.expanduser().absolute()) for _, path in self.settings.models]
         roots = [*map(str, self.settings.model.roots), *named]
         environ = {
             **self.environ,

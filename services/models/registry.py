@@ -181,7 +181,7 @@ class EngineRegistry:
         return sorted(able, key=rank)  # stable
 
     def _reason(self, figure: Measurement | None, chosen: bool, asked: str) -> str:
-        what = f"{figure.tokens_per_second:.1f} tokens/s measured" if figure else "not measured"
+        what = f"{figure.tokens_per_second:.1f} tokens/s" if figure else "not measured"
         if not chosen:
             return f"it could run it ({what}); another is preferred"
         if asked:

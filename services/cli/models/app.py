@@ -24,7 +24,7 @@ from services.cli.models.import_folder import Entry, hint, import_folder, summar
 from services.cli.models.page import Page
 from services.cli.models.stage import Goal, Stage, loaded, served
 from services.cli.models.waiting import Interrupted, wait_until
-from services.cli.models.words import bytes_word
+from services.cli.models.words import bytes_word, reason_word
 from services.cli.problem import Problem
 from services.models.descriptor import Format, Modality
 from services.rpc.settings import SettingError, Settings, load_settings
@@ -251,11 +251,8 @@ def check(
 ) -> None:
     """Compare the files of models on this machine (`ALLM_MODELS_DIR`) with their manifests."""
     with _session(address) as session:
-        if model_id:
-            reply = session.catalog.get(model_id)
-            models = [(reply.model.id, reply.manifest)]
-        else:
-            models = [(desired.model.id, desired.manifest) for desired in session.catalog.snapshot()]
+        named = session.catalog.get(model_id).model.id if model_id else ""
+        models = [desired for desired in session.catalog.snapshot() if not named or desired.model.id == named]
         page, reports = Page(), []
         for report in check_files(models, session.settings.model.folder, deep=deep, console=Console(stderr=True)):
             reports.append(report)
@@ -331,7 +328,8 @@ def _finish(session: _Session, model: model_pb2.Model, goal: Goal | None, timeou
     if as_json:
         print_document(document(model))
     if reached and not reached.serving:
-        raise Problem(f"{model.id} is {reached.state}: {reached.reason or 'no reason is known'}")
+        reason = reason_word(reached.reason, model.id) or "no reason is known"
+        raise Problem(f"{model.id} is {reached.state}: {reason}")
     if reached and not as_json:
         means = " on ".join(part for part in (reached.runtime, reached.device) if part)
         Page().say(f"{model.id} is {reached.state}{f' ({means})' if means else ''}")

@@ -77,9 +77,9 @@ class Catalog:
             )
 
     def snapshot(self) -> list[manifest_pb2.DesiredModel]:
-        """All models with everything that the services are told of them, by id."""
+        """All models with everything that the services are told of them, and their replicas, by id."""
         found = []
-        for event in self._events(ANSWER_SECONDS, statuses=False):
+        for event in self._events(ANSWER_SECONDS, statuses=True):
             if event.HasField("synced"):
                 break
             found.append(event.changed)

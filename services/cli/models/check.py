@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allm.models.v1 import manifest_pb2
+from allm.models.v1 import manifest_pb2, model_pb2
 from rich.console import Console
 
 from services.cli.models.progress import byte_progress
-from services.cli.models.words import bytes_word, one_line
+from services.cli.models.stage import HOPELESS, of_replica
+from services.cli.models.words import bytes_word, one_line, state_word
 from services.models.manifest import Manifest
+from services.models.status import SERVING
 from services.models.wire import read_manifest
 from services.provision.shelf import Shelf
 from services.rpc.errors import AllmError
@@ -21,9 +23,13 @@ from services.rpc.errors import AllmError
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found of one model."""
+    """What was found of one model, or of an execution cache of its."""
 
     id: str
+    state: str  # what requests find now, such as `ready`
+    generation: int
+    artifact: str  # repository of the execution cache; empty: the model's own files
+    fetched: bool  # whether its files are, or should be, on this machine; if not, there is nothing to compare
     folder: str  # where its files are, or should be
     files: int
     size_bytes: int
@@ -34,34 +40,44 @@ class Report:
         """As JSON."""
         return {
             "id": self.id,
+            "artifact": self.artifact,
+            "fetched": self.fetched,
             "folder": self.folder,
             "files": self.files,
             "size_bytes": self.size_bytes,
             "hashed": self.hashed,
-            "whole": not self.problems,
+            "whole": self.fetched and not self.problems,
             "problems": list(self.problems),
         }
 
     def lines(self) -> list[str]:
         """For people."""
-        if not self.problems:
-            what = f"{count_word(self.files, 'file')}, {bytes_word(self.size_bytes)} in {self.folder}"
-            how = "compared by size"
-            if self.hashed:
-                how = f"{self.hashed} compared by SHA-256{', the others by size' * (self.hashed < self.files)}"
-            return [f"{self.id}: ok, {what} ({how})"]
-        return [f"{self.id}: {problem}" for problem in self.problems]
+        name = f"{self.id} ({self.artifact})" if self.artifact else self.id
+        if self.problems:
+            return [f"{name}: {problem}" for problem in self.problems]
+        if not self.fetched:
+            what = f"its generation {self.generation}" if self.state in SERVING else "it"
+            return [f"{name}: {self.state}, nothing of {what} is fetched here{' yet' * (self.state not in HOPELESS)}"]
+        what = f"{count_word(self.files, 'file')}, {bytes_word(self.size_bytes)} in {self.folder}"
+        how = "compared by size"
+        if self.hashed:
+            how = f"{self.hashed} compared by SHA-256{', the others by size' * (self.hashed < self.files)}"
+        return [f"{name}: ok, {what} ({how})"]
 
 
 def check(
-    models: Iterable[tuple[str, manifest_pb2.Manifest]], folder: Path, *, deep: bool, console: Console
+    models: Iterable[manifest_pb2.DesiredModel], folder: Path, *, deep: bool, console: Console
 ) -> Iterator[Report]:
     """Looks at the files of models below `folder` (ALLM_MODELS_DIR): their sizes, and if `deep` their hashes.
 
+    Each model has one report, or one for each set of files that is here: its own, and its execution caches.
     `console` shows how far a deep one is.
     """
-    for model_id, message in models:
-        yield _check(model_id, message, Shelf(folder), deep, console)
+    shelf = Shelf(folder)
+    for desired in models:
+        sets = [("", desired.manifest), *((each.manifest.repository, each.manifest) for each in desired.artifacts)]
+        found = [_check(desired.model, artifact, message, shelf, deep, console) for artifact, message in sets]
+        yield from [report for report in found if report.fetched] or found[:1]
 
 
 def count_word(count: int, noun: str) -> str:
@@ -69,20 +85,42 @@ def count_word(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _check(model_id: str, message: manifest_pb2.Manifest, shelf: Shelf, deep: bool, console: Console) -> Report:
-    size = sum(file.size_bytes for file in message.files)
-    place = ""
+def _check(
+    model: model_pb2.Model, artifact: str, message: manifest_pb2.Manifest, shelf: Shelf, deep: bool, console: Console
+) -> Report:
+    place, fetched, problems = "", True, []
     try:
         manifest = read_manifest(message)
-        place = str(shelf.place(model_id, manifest))
-        if deep:
-            problems = _verify(shelf, model_id, manifest, Path(place), console)
-        else:
-            problems = shelf.whole(manifest, Path(place))
+        folder = shelf.place(model.id, manifest)
+        place = str(folder)
+        name = f"{artifact}@{manifest.revision}" if artifact else ""
+        fetched = not manifest.repository or folder.exists() or _in_use(model, name)
+        if fetched and deep:
+            problems = _verify(shelf, model.id, manifest, folder, console)
+        elif fetched:
+            problems = shelf.whole(manifest, folder)
     except (AllmError, OSError) as error:
         problems = [str(error)]
-    hashed = sum(bool(file.sha256) for file in message.files) if deep else 0
-    return Report(model_id, place, len(message.files), size, hashed, tuple(problems))
+    return Report(
+        id=model.id,
+        state=state_word(model.state),
+        generation=model.generation,
+        artifact=artifact,
+        fetched=fetched,
+        folder=place,
+        files=len(message.files),
+        size_bytes=sum(file.size_bytes for file in message.files),
+        hashed=sum(bool(file.sha256) for file in message.files) if deep and fetched else 0,
+        problems=tuple(problems),
+    )
+
+
+def _in_use(model: model_pb2.Model, artifact: str) -> bool:
+    """Whether a replica serves the newest generation from its own files, or from this execution cache."""
+    return any(
+        replica.generation >= model.generation and replica.artifact == artifact and of_replica(replica, 0).serving
+        for replica in model.replicas
+    )
 
 
 def _verify(shelf: Shelf, model_id: str, manifest: Manifest, place: Path, console: Console) -> list[str]:

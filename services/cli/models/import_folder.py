@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 
 from services.cli.models.catalog import Catalog
 from services.cli.models.connection import Refused
+from services.cli.models.stage import HOPELESS
+from services.cli.models.words import reason_word, state_word
 from services.cli.problem import Problem
 from services.models.inspection.guess import guess
 from services.models.tree import LocalTree
@@ -112,7 +114,9 @@ def _register(candidate: Candidate, catalog: Catalog | None) -> Entry:
         model = catalog.register(candidate.id, candidate.path.as_uri(), candidate.format)
     except Refused as refusal:
         return Entry(candidate, "refused", str(refusal))
-    return Entry(candidate, "taken", model.reason)
+    # Others are on their way: what they wait for at this moment is no news.
+    reason = reason_word(model.reason, model.id) if state_word(model.state) in HOPELESS else ""
+    return Entry(candidate, "taken", reason)
 
 
 def _candidates(folder: Path, roots: Sequence[Path]) -> Iterator[Candidate]:

@@ -10,7 +10,7 @@ from google.protobuf import timestamp_pb2
 
 from services.cli.models.page import Page
 from services.cli.models.stage import of_replica, stage
-from services.cli.models.words import bytes_word, format_word, modality_word, state_word
+from services.cli.models.words import bytes_word, format_word, modality_word, reason_word, state_word
 
 HEADERS = ("ID", "STATE", "FORMAT", "SIZE", "RUNTIME", "REPLICAS", "ALIASES", "DETAIL")
 REPLICA_HEADERS = ("REPLICA", "STATE", "GENERATION", "RUNTIME", "DEVICE", "PEAK MEMORY", "ARTIFACT", "DETAIL")
@@ -83,8 +83,8 @@ def detail(model: model_pb2.Model) -> str:
             return _coming(replica)
     reached = stage(model, model.generation)
     if state_word(model.state) == "downloading":
-        return _share(reached.done, reached.total, model.reason).lstrip(": ")
-    return model.reason
+        return _share(reached.done, reached.total, reached.reason).lstrip(": ")
+    return reason_word(model.reason, model.id)
 
 
 def time_word(moment: timestamp_pb2.Timestamp) -> str:

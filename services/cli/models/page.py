@@ -13,7 +13,7 @@ from services.cli.models.words import one_line, shorten
 
 GAP = "  "
 NOTHING = ("", "-")
-LEAST_ROOM = 24  # characters for the last column, however narrow the terminal is
+LEAST_ROOM = 24  # characters; where the terminal leaves the last column less, it comes below the table
 
 
 class Page:
@@ -55,14 +55,21 @@ class Page:
     ) -> None:
         """On a terminal columns without content only take room from the others."""
         used = [at for at in range(len(headers)) if at == 0 or any(row[at] not in NOTHING for row in cells)]
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, len(GAP), 0, 0), show_edge=False)
-        for at in used:
-            table.add_column(headers[at], justify="right" if headers[at] in right else "left", overflow="fold")
         last = len(headers) - 1
         room = self._console.width - sum(widths[at] + len(GAP) for at in used if at != last) - len(GAP)
+        below: list[Sequence[str]] = []  # rows whose last cell has no room in the table
+        if last in used and room < LEAST_ROOM:
+            used.remove(last)
+            below = [row for row in cells if row[last] not in NOTHING]
+        # The box itself puts one space between columns.
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, len(GAP) - 1, 0, 0), show_edge=False)
+        for at in used:
+            table.add_column(headers[at], justify="right" if headers[at] in right else "left", overflow="fold")
         for row in cells:
-            table.add_row(*(Text(shorten(row[at], max(LEAST_ROOM, room)) if at == last else row[at]) for at in used))
+            table.add_row(*(Text(shorten(row[at], room) if at == last else row[at]) for at in used))
         self._console.print(table)
+        for row in below:
+            self.say(f"{row[0]}: {row[last]}")
 
 
 def _aligned(text: str, width: int, right: bool) -> str:

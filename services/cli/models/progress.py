@@ -12,7 +12,7 @@ from rich.text import Text
 
 from services.cli.models.page import Page
 from services.cli.models.stage import Stage
-from services.cli.models.words import bytes_word, one_line, seconds_word, shorten
+from services.cli.models.words import bytes_word, one_line, reason_word, seconds_word, shorten
 
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 BAR_WIDTH = 30
@@ -81,7 +81,7 @@ class _Bar:
     def show(self, model_id: str, reached: Stage) -> None:
         what = f"{model_id} {reached.state}"
         if reached.reason and not reached.total:
-            what = shorten(one_line(f"{what}: {reached.reason}"), self._width // 2)
+            what = shorten(one_line(f"{what}: {reason_word(reached.reason, model_id)}"), self._width // 2)
         if self._task is None:
             self._task = self.progress.add_task(what, total=None)
         if reached.total and reached.total != self._total:
@@ -107,7 +107,7 @@ class _Lines:
             self._state, self._first = reached.state, (now, reached.done)
         elif now - self._last < LINE_SECONDS:
             return
-        words = reached.reason
+        words = reason_word(reached.reason, model_id)
         if reached.total and not reached.over:
             words = progress_words(reached, now - self._first[0], self._first[1])
         line = f"{model_id}: {reached.state}{': ' if words else ''}{words}"

@@ -36,6 +36,11 @@ def modality_word(modality: int) -> str:
     return enum_word(model_pb2.Modality.DESCRIPTOR, modality)
 
 
+def reason_word(reason: str, model_id: str) -> str:
+    """A reason without the model's name in front, where that has just been said."""
+    return reason.removeprefix(f"{model_id}: ")
+
+
 def one_line(text: str) -> str:
     """Text on one line, without anything that a terminal would obey."""
     return _CONTROL.sub(" ", text).strip()

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from allm.models.v1 import manifest_pb2
-from catalog_stand_in import Commands, desired
+from catalog_stand_in import Commands, desired, replica
 
 from services.models.wire import read_manifest
 from services.provision.shelf import Shelf
@@ -87,3 +87,55 @@ def test_a_manifest_that_leads_out_of_its_folder_is_not_followed(models: Command
 def test_nothing_registered_is_nothing_wrong(models: Commands) -> None:
     assert models("check").status == 0
     assert models("check", "--json").json == {"models": []}
+
+
+def test_what_nobody_has_fetched_is_nothing_wrong(models: Commands) -> None:
+    fetched(models, "there")
+    models.catalog.models["coming"] = desired("coming", "downloading", replicas=[replica("downloading")])
+    models.catalog.models["never"] = desired("never", "unsupported", replicas=[replica("unsupported")])
+    models.catalog.models["changing"] = desired("changing", "loaded", generation=2, replicas=[replica("loaded")])
+    done = models("check")
+    assert done.status == 0, done
+    lines = done.stdout.splitlines()
+    assert "coming: downloading, nothing of it is fetched here yet" in lines
+    assert "never: unsupported, nothing of it is fetched here" in lines
+    assert "changing: loaded, nothing of its generation 2 is fetched here yet" in lines
+    reports = {report["id"]: report for report in models("check", "--json").json["models"]}
+    assert {model_id: (each["fetched"], each["whole"]) for model_id, each in reports.items()} == {
+        "changing": (False, False),
+        "coming": (False, False),
+        "never": (False, False),
+        "there": (True, True),
+    }
+
+
+def test_a_model_that_serves_without_its_files_is_wrong(models: Commands) -> None:
+    models.catalog.models["m"] = desired("m", replicas=[replica("ready")])
+    done = models("check", "m")
+    assert done.status == 1
+    assert done.stdout.endswith("m.gguf is missing\n")
+
+
+def test_an_execution_cache_is_looked_at_in_place_of_the_weights(models: Commands) -> None:
+    registered = desired("m", replicas=[replica("ready", artifact="nvidia/m-gguf@c0ffee")])
+    file = manifest_pb2.ManifestFile(path="c.gguf", size_bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
+    cache = manifest_pb2.Manifest(repository="nvidia/m-gguf", revision="c0ffee", files=[file], primary="c.gguf")
+    unused = manifest_pb2.Manifest(repository="openai/m-gguf", revision="c0ffee", files=[file], primary="c.gguf")
+    for manifest in (cache, unused):
+        registered.artifacts.add(runtime="llama_cpp", devices=["cpu"], manifest=manifest)
+    models.catalog.models["m"] = registered
+    folder = Shelf(models.home / "models").place("m", read_manifest(cache))
+    folder.mkdir(parents=True)
+    (folder / "c.gguf").write_bytes(CONTENT)
+    done = models("check", "m")
+    assert (done.status, done.stdout) == (
+        0,
+        f"m (nvidia/m-gguf): ok, 1 file, 7.8 KiB in {folder} (1 compared by SHA-256)\n",
+    )
+    (folder / "c.gguf").unlink()
+    done = models("check", "m", "--json")
+    assert done.status == 1
+    (report,) = done.json["models"]
+    assert (report["id"], report["artifact"]) == ("m", "nvidia/m-gguf")
+    folder.rmdir()
+    assert models("check", "m").status == 1

@@ -128,3 +128,17 @@ def test_a_catalog_that_is_down_behind_the_gateway(models: Commands) -> None:
 def test_an_error_of_the_catalogs_own_is_told_as_it_is(models: Commands) -> None:
     models.catalog.refuse["ListModels"] = Refusal(grpc.StatusCode.UNAVAILABLE, "the catalog is just starting")
     assert models("list").stderr == "allm: the catalog is just starting\n"
+
+
+def test_a_download_is_told_in_bytes_and_a_reason_without_the_name(models: Commands) -> None:
+    coming = replica("downloading", done_bytes=69 * MIB, total_bytes=138 * MIB)
+    waiting = replica("downloading", total_bytes=138 * MIB, reason="the hub is busy")
+    models.catalog.models = {
+        "a": desired("a", "downloading", reason="a is downloading: 50 % done", replicas=[coming]),
+        "b": desired("b", "downloading", reason="b is downloading: 0 % done", replicas=[waiting]),
+        "c": desired("c", "unsupported", reason="c: no runtime here reads it"),
+    }
+    rows = {line.split()[0]: line for line in models("list").stdout.splitlines()}
+    assert rows["a"].endswith("  50% of 138 MiB")
+    assert rows["b"].endswith("  the hub is busy")
+    assert rows["c"].endswith("  no runtime here reads it")

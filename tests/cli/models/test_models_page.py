@@ -106,3 +106,26 @@ def test_enum_words_need_the_enums_own_prefix() -> None:
 
     assert enum_word(model_pb2.Modality.DESCRIPTOR, model_pb2.MODALITY_TEXT) == "text"
     assert enum_word(model_pb2.Format.DESCRIPTOR, 0) == "unspecified"
+
+
+def test_on_a_terminal_rows_that_fit_have_one_line_each() -> None:
+    file = io.StringIO()
+    shown = Page(Console(file=file, force_terminal=True, color_system=None, width=70))
+    rows = [("m" * 20, "unsupported", "why " * 30), ("n", "ready", "short")]
+    shown.table(("ID", "STATE", "DETAIL"), rows)
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 4, lines
+    assert lines[2].startswith(f"{'m' * 20}  unsupported  why why")
+    assert lines[2].rstrip().endswith("...")
+    assert len(lines[2].rstrip()) > 60
+
+
+def test_on_a_narrow_terminal_what_has_no_room_comes_below() -> None:
+    file = io.StringIO()
+    shown = Page(Console(file=file, force_terminal=True, color_system=None, width=40))
+    shown.table(("ID", "STATE", "DETAIL"), [("m" * 20, "unsupported", "why " * 30), ("n", "ready", "-")])
+    header, _, first, second, below = file.getvalue().splitlines()
+    assert header.split() == ["ID", "STATE"]
+    assert first.split() == ["m" * 20, "unsupported"]
+    assert second.split() == ["n", "ready"]
+    assert below == f"{'m' * 20}: {('why ' * 30).strip()}"

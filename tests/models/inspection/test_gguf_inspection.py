@@ -46,7 +46,7 @@ def test_several_models_are_ambiguous_until_one_is_named(tmp_path: Path) -> None
     write_split(tmp_path, "split")
     message = refusal(tmp_path, "gguf")
     assert "13 models is ambiguous: m-00.gguf, m-01.gguf" in message
-    assert "m-09.gguf and 3 more. Add `#file.gguf`" in message
+    assert "m-09.gguf and 3 more. Name the file in the source" in message
     assert "m-10" not in message
     assert inspect(local(tmp_path), "gguf", "m-07.gguf").architecture == "arch7"
     assert paths(inspect(local(tmp_path), "gguf", "split-00002-of-00003.gguf")) == [

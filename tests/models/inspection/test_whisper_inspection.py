@@ -58,7 +58,7 @@ def test_english_alone_is_not_translated(
 def test_several_checkpoints_are_ambiguous_until_one_is_named(tmp_path: Path) -> None:
     for name in ("base.pt", "tiny.pt"):
         (tmp_path / name).write_bytes(checkpoint())
-    assert "ambiguous: base.pt, tiny.pt. Add `#file.pt`" in refusal(tmp_path, "whisper")
+    assert "ambiguous: base.pt, tiny.pt. Name the file in the source" in refusal(tmp_path, "whisper")
     assert inspect(local(tmp_path), "whisper", "base.pt").primary == "base.pt"
 
 

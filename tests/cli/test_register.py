@@ -1,0 +1,131 @@
+"""What `allm serve` registers by itself, over several starts with one home."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from demo_model import demo_model
+from stack import POLL_SECONDS, Stack, running_stack
+
+from services.models.demo import DEMO_ID, bundled_model
+
+PATIENCE_SECONDS = 60
+
+
+@contextmanager
+def serving(home: Path, models: str = "", aliases: str = "", **settings: str) -> Iterator[Stack]:
+    """A stack with these models, or none, that has said what it has to say."""
+    with running_stack(home, ALLM_MODELS=models, ALLM_ALIASES=aliases, **settings) as stack:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "Ctrl-C" not in said(stack):  # its last line
+            assert time.monotonic() < deadline, stack.output()
+            time.sleep(POLL_SECONDS)
+        yield stack
+
+
+def said(stack: Stack) -> str:
+    """What a person has seen."""
+    return (stack.home / "output.txt").read_text()
+
+
+def row(stack: Stack, model_id: str) -> str:
+    """What the table says of a model."""
+    (found,) = [line for line in said(stack).splitlines() if f" {model_id} - " in line]
+    return found
+
+
+def registered(stack: Stack) -> dict[str, Any]:
+    """All models by id."""
+    with urllib.request.urlopen(f"{stack.base_url}/models?state=all", timeout=PATIENCE_SECONDS) as reply:
+        return {model["id"]: model for model in json.load(reply)["data"]}
+
+
+def generation(stack: Stack, model_id: str) -> int:
+    """The generation of a model that its only replica has."""
+    (replica,) = registered(stack)[model_id]["replicas"]
+    return int(replica["generation"])
+
+
+def put(path: Path, source: Path) -> Path:
+    """A link to a real model, in place of what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copy(source, path)
+    return path
+
+
+def bundled() -> Path:
+    source = bundled_model()
+    assert source is not None
+    return source
+
+
+def test_what_cannot_be_registered_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
+    good, gone = put(tmp_path / "own" / "good.gguf", demo_model()), tmp_path / "own" / "gone.gguf"
+    with serving(tmp_path / "home", f"gone={gone},good={good}", "x=nobody,nick=good,nick=good") as stack:
+        assert f"gone was not registered: {gone}" in said(stack)
+        assert "ALLM_ALIASES: x does not stand for nobody: " in said(stack)
+        assert "good - ready" in row(stack, "good")
+        assert set(registered(stack)) == {"good"}, "no demo beside models of one's own"
+        assert registered(stack)["good"]["aliases"] == ["nick"]
+
+
+def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tmp_path: Path) -> None:
+    home, path = tmp_path / "home", put(tmp_path / "own" / "m.gguf", demo_model())
+    with serving(home, f"m={path}", "nick=m") as stack:
+        assert "m - ready" in row(stack, "m")
+    with serving(home, f"m={path}", "nick=m") as stack:
+        assert generation(stack, "m") == 1, "the same file is no new generation"
+    put(path, bundled())
+    with serving(home) as stack:
+        assert set(registered(stack)) == {"m"}, "neither forgotten, nor joined by the demo"
+        assert "m - failed" in row(stack, "m")
+        assert str(path) in registered(stack)["m"]["reason"]
+    with serving(home, f"m={path}") as stack:
+        assert "m - ready (94 MiB" in row(stack, "m"), "what is shown is the new generation's state"
+        assert generation(stack, "m") == 2
+        assert registered(stack)["m"]["aliases"] == ["nick"]
+        assert "no longer" not in said(stack)
+
+
+def test_a_source_that_the_settings_replace_is_named(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    first, second = put(tmp_path / "a" / "m.gguf", demo_model()), put(tmp_path / "b" / "m.gguf", demo_model())
+    with serving(home, f"m={first}"):
+        pass
+    with serving(home, f"m={second}") as stack:
+        assert f"m is now {second.as_uri()}, no longer {first.as_uri()}" in said(stack)
+        assert registered(stack)["m"]["source"] == second.as_uri()
+
+
+def test_an_alias_of_another_model_is_no_id_to_register(tmp_path: Path) -> None:
+    first, second = put(tmp_path / "own" / "a.gguf", demo_model()), put(tmp_path / "own" / "b.gguf", demo_model())
+    with serving(tmp_path / "home", f"a={first}", "nick=a"):
+        pass
+    with serving(tmp_path / "home", f"nick={second}") as stack:
+        assert "nick was not registered: " in said(stack)
+        assert "alias of the model 'a'" in said(stack)
+        assert set(registered(stack)) == {"a"}
+        assert registered(stack)["a"]["source"] == first.as_uri(), "nothing is overwritten"
+
+
+def test_the_demo_comes_also_where_the_roots_are_elsewhere_and_only_to_an_empty_catalog(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    put(home / "models" / DEMO_ID / demo_model().name, demo_model())  # else it is made anew, which takes its time
+    roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
+    with serving(home, **roots) as stack:
+        assert f"{DEMO_ID} - ready" in row(stack, DEMO_ID)
+    with serving(home, **roots) as stack:
+        assert set(registered(stack)) == {DEMO_ID}
+        assert generation(stack, DEMO_ID) == 1
