@@ -23,6 +23,8 @@ Work = Callable[[sqlite3.Connection], T]
 
 APPLICATION_ID = 0x616C6C6D  # `allm`, in the file's header
 BUSY_MILLISECONDS = 5000  # how long a reader of the file, such as a backup, may hold up a write
+PRIMARY = 0xFF  # what remains of an extended error code of SQLite
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 class DatabaseUnusable(OSError):
@@ -107,6 +109,9 @@ class Database:
             connection.execute("PRAGMA foreign_keys = ON")
             self._migrate(connection)
         except sqlite3.Error as error:
+            # Without one of these codes the file may be as good as ever: a full disk is no reason to move it away.
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY not in DAMAGED:
+                raise DatabaseUnusable(f"{self._path} cannot be used: {error}; nothing in it was changed") from error
             raise DatabaseUnusable(self._advice(f"cannot be read ({error})")) from error
 
     def _take_lock(self) -> None:

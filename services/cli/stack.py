@@ -71,7 +71,7 @@ class Stack:
 
     def _service(self, module: str, name: str) -> Service:
         address = self._socket(name)
-        # Files that ALLM_MODELS names are the operator's own word: they may be registered wherever they are, they alone.
+        # Files that ALLM_MODELS names are the operator's own word: they, and they alone, may lie anywhere.
         named = [str(path.expanduser().absolute()) for _, path in self.settings.models]
         roots = [*map(str, self.settings.model.roots), *named]
         environ = {

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import httpx2
 
 READ_SECONDS = 10.0  # longest silence of a hub
+TREE_SECONDS = 100.0  # longest time for all that is read of a repository, after which its hub is too slow
 ANSWER_SECONDS = 14.0  # longest time for a listing or a piece of a file; asked for twice at most
 MAX_LISTING = 64 * 1024 * 1024  # bytes
 FIRST_READ = 64 * 1024  # bytes; what is read on and on is asked for in pieces twice as large each
@@ -37,7 +38,8 @@ MAX_SKIP = 16 * 1024 * 1024  # bytes thrown away of a hub that sends files from 
 MAX_RETRY_AFTER = 3600.0
 T = TypeVar("T")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18})", re.ASCII)
+_LENGTH = re.compile(r"\d{1,18}", re.ASCII)
 _DENIED, _MISSING = (401, 403), 404
 _BUSY, _PARTIAL, _PAST_END = 429, 206, 416
 
@@ -75,6 +77,7 @@ class HubTree:
         self.repository = repository
         self.revision = revision
         self.files = files
+        self._end = time.monotonic() + TREE_SECONDS
 
     @classmethod
     def open_repository(cls, source: HubSource) -> HubTree:
@@ -109,13 +112,16 @@ class HubTree:
             raise ModelInvalid(f"{self.repository}@{self.revision} has no file {path[:200]!r}")
         remote = Remote(self.repository, self.revision, path)
         # The small buffer serves the reads of a few bytes; what to ask of the hub is decided below it.
-        return cast(BinaryIO, io.BufferedReader(_RemoteFile(remote, self.files[path].size), io.DEFAULT_BUFFER_SIZE))
+        return cast(
+            BinaryIO, io.BufferedReader(_RemoteFile(remote, self.files[path].size, self._end), io.DEFAULT_BUFFER_SIZE)
+        )
 
 
 class _RemoteFile(io.RawIOBase):
     """A file on the hub, read in pieces with range requests."""
 
-    def __init__(self, remote: Remote, size: int) -> None:
+    def __init__(self, remote: Remote, size: int, end: float) -> None:
+        self._end = end  # by the monotonic clock
         self._remote = remote
         self._size = size
         self._position = 0
@@ -152,6 +158,8 @@ class _RemoteFile(io.RawIOBase):
         return len(data)
 
     def _turn_to(self, start: int, count: int) -> None:
+        if time.monotonic() > self._end:
+            raise ModelNotReady(f"{self._remote}: the hub at {shown_endpoint()} is too slow")
         goes_on = self._piece and start == self._start + len(self._piece)
         self._ahead = min(self._ahead * 2, LARGEST_READ) if goes_on else FIRST_READ
         stop = min(self._size, start + min(max(count, self._ahead), LARGEST_READ))
@@ -216,7 +224,7 @@ def starts_at(remote: Remote, response: httpx2.Response, start: int, size: int) 
         total = int(match[2])
     else:
         length = response.headers.get("content-length", "")
-        total, start = int(length) if length.isdecimal() and plain else size, 0
+        total, start = int(length) if _LENGTH.fullmatch(length) and plain else size, 0
     if total != size:
         raise Damaged(f"{remote}: the hub's file has {total} bytes, expected are {size}")
     return start

@@ -12,6 +12,7 @@ from services.rpc.errors import ModelInvalid
 
 MAX_FILES = 20_000
 MAX_PATH = 1000  # characters
+MAX_BYTES = 2**60  # of all files: what a hub says is sent on as numbers of 64 bits
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\:]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -67,6 +68,8 @@ class Manifest:
             if file.path.casefold() in seen:  # some filesystems do not tell them apart
                 raise ModelInvalid(f"the file {file.path!r} is listed twice")
             seen.add(file.path.casefold())
+        if self.size > MAX_BYTES:
+            raise ModelInvalid(f"the model has {self.size:,} bytes; {MAX_BYTES:,} are allowed")
         if self.primary and self.primary not in {file.path for file in self.files}:
             raise ModelInvalid(f"the file {self.primary!r} is not among the model's files")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from services.models.descriptor import ModelDescriptor
@@ -40,7 +40,9 @@ class ModelStore:
     def __init__(self, replica: str) -> None:
         self._replica = replica
         self._models: dict[str, StoredModel] = {}
-        self._names: dict[str, str] = {}  # alias -> id
+        # alias -> the ids that have it, in the order in which they got it. While one passes from a model to another,
+        # both may have it for a moment, and what is put again of the first must not take it from the second.
+        self._names: dict[str, dict[str, None]] = {}
         # Called for a name that is not known here: it may have been registered a moment ago. May raise an AllmError.
         self.ask: Callable[[str], Awaitable[None]] | None = None
 
@@ -54,20 +56,20 @@ class ModelStore:
 
     def put(self, model: StoredModel) -> None:
         """Takes a model, in place of what was known of it."""
-        self.remove(model.id)
+        known = self._models.get(model.id)
+        self._drop(model.id, set(known.desired.aliases if known else ()) - set(model.desired.aliases))
         self._models[model.id] = model
-        self._names |= dict.fromkeys(model.desired.aliases, model.id)
+        for alias in model.desired.aliases:
+            self._names.setdefault(alias, {}).setdefault(model.id)
 
     def remove(self, model_id: str) -> None:
         """Forgets a model, if it is there."""
         if known := self._models.pop(model_id, None):
-            for alias in known.desired.aliases:
-                if self._names.get(alias) == model_id:  # another model may have taken it over meanwhile
-                    del self._names[alias]
+            self._drop(model_id, known.desired.aliases)
 
     def get(self, name: str) -> StoredModel:
         """The model of that id or alias. Raises ModelNotFound."""
-        found = self._models.get(self._names.get(name, name))
+        found = self._models.get(next(reversed(self._names.get(name, {name: None}))))
         if found is None:
             raise ModelNotFound(f"The model `{name}` does not exist.", param="model")
         return found
@@ -95,3 +97,10 @@ class ModelStore:
         if model.desired.ready_replicas - {self._replica} and not isinstance(problem, ModelNotReady):
             return ModelNotReady(f"{model.id} is not ready on this replica: {problem.message}", retry_after=1)
         return problem
+
+    def _drop(self, model_id: str, aliases: Iterable[str]) -> None:
+        for alias in aliases:
+            owners = self._names[alias]
+            del owners[model_id]
+            if not owners:
+                del self._names[alias]

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from services.rpc.errors import Cancelled, ModelNotReady, Overloaded
 
 ATTEMPTS = 5  # in a row that bring nothing
 BACKOFF_SECONDS = 0.5  # before the second attempt; doubles with each
+SLOW_SECONDS = 30.0  # a connection that brings less than SLOW_BYTES in this time is given up; the next may be better
+SLOW_BYTES = 64 * 1024
 LONGEST_WAIT = 60.0  # seconds that a hub may ask for; for more, whoever fetches is told and comes back
 
 
@@ -70,6 +73,7 @@ def _receive(
         position = starts_at(remote, response, done, size)
         out.truncate(position)
         out.seek(position)
+        window, mark = time.monotonic(), position
         for chunk in response.iter_bytes():
             if position + len(chunk) > size:
                 out.truncate(0)
@@ -79,6 +83,10 @@ def _receive(
             progress(position)
             if stop.is_set():
                 raise _given_up(remote)
+            if time.monotonic() - window > SLOW_SECONDS:
+                if position - mark < SLOW_BYTES and position < size:
+                    raise ModelNotReady(f"{remote}: {position - mark} bytes in {SLOW_SECONDS:.0f} s is too slow")
+                window, mark = time.monotonic(), position
     if position < size:
         raise ModelNotReady(f"{remote}: the hub's answer ended at byte {position} of {size}")
 

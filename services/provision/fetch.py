@@ -7,7 +7,7 @@ import contextlib
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -25,10 +25,14 @@ __all__ = ["FetchProblem", "Progress", "fetch"]
 log = logging.getLogger(__name__)
 
 FILES_AT_ONCE = 4
+MODELS_AT_ONCE = 8  # in this process; the others wait
 MARGIN = 256 * 1024 * 1024  # bytes that a fetch leaves free
 LOCK_SECONDS = 0.5  # between two looks whether another process is done
 DISK_SECONDS = 60.0  # until space may have been made
 WAIT_SECONDS = 10.0  # until a hub or a disk that failed may work again
+
+
+_fetching = threading.BoundedSemaphore(MODELS_AT_ONCE)
 
 
 class FetchProblem(Exception):
@@ -107,11 +111,13 @@ class _Fetch:
         problems = self._shelf.whole(self._manifest, self._place)
         if problems and not self._manifest.repository:
             raise FetchProblem(_sentences(problems), permanent=True)
-        if not problems:
-            return
-        with self._alone():
-            problems = self._shelf.whole(self._manifest, self._place)
-            if problems:
+        with contextlib.ExitStack() as stack:
+            while problems and not self._may_begin(stack):
+                self._meter.elsewhere(on_disk(self._manifest, self._staging))
+                if self._stop.wait(LOCK_SECONDS):
+                    raise Cancelled(f"{self._id}: the fetch was stopped")
+                problems = self._shelf.whole(self._manifest, self._place)
+            if problems and (problems := self._shelf.whole(self._manifest, self._place)):
                 self._make_staging(problems)
                 self._check_space()
                 self._fetch_all()
@@ -120,18 +126,18 @@ class _Fetch:
                     raise FetchProblem(_sentences(missing), permanent=False, retry_after=WAIT_SECONDS)
                 publish(self._manifest, self._staging, self._place)
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keeps other processes from fetching the same; while one does, tells how far that is."""
-        lock = self._shelf.fetch_lock(self._id, self._manifest)
-        while not lock.take():
-            self._meter.elsewhere(on_disk(self._manifest, self._staging))
-            if self._stop.wait(LOCK_SECONDS):
-                raise Cancelled(f"{self._id}: the fetch was stopped")
-        try:
-            yield
-        finally:
-            lock.release()
+    def _may_begin(self, stack: contextlib.ExitStack) -> bool:
+        """Whether it is this fetch's turn, and no other process fetches the same; if so, until the stack ends."""
+        with contextlib.ExitStack() as turn:
+            if not _fetching.acquire(blocking=False):
+                return False
+            turn.callback(_fetching.release)
+            lock = self._shelf.fetch_lock(self._id, self._manifest)
+            if not lock.take():
+                return False
+            turn.callback(lock.release)
+            stack.push(turn.pop_all())
+        return True
 
     def _make_staging(self, problems: list[str]) -> None:
         """What is there: from an earlier attempt, or from a published folder that lost something since."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 
 import grpc
 from allm.models.v1 import manifest_pb2, model_service_pb2, model_service_pb2_grpc
 
 from services.models import wire
 from services.models.descriptor import Modality
+from services.models.desired import DesiredModel
 from services.models.store import ModelStore
 from services.provision.supply import Supply
 from services.rpc.errors import AllmError, InvalidRequest, ModelNotFound, ModelNotReady
@@ -37,7 +37,7 @@ class Follower:
         self._supply = supply
         self._store = store
         self._asking = 0
-        self._settled = 0.0
+        self._unsettled: dict[str, DesiredModel] | None = None  # as they came, while a catalog may be new
         self.synced = asyncio.Event()  # everything that is registered has been heard of, once
         self.heard = asyncio.Event()  # set at every message; whoever waits clears it
 
@@ -89,8 +89,15 @@ class Follower:
             raise ModelNotReady(f"The model `{name}` is registered; its service has not heard of it yet.") from None
 
     async def _watch(self) -> None:
+        self._unsettled = {}
+        settling = asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._settle)
+        try:
+            await self._hear()
+        finally:
+            settling.cancel()
+
+    async def _hear(self) -> None:
         seen: set[str] = set()
-        self._settled = time.monotonic() + SETTLE_SECONDS
         request = model_service_pb2.WatchModelsRequest(modality=wire.MODALITIES[self._modality])
         async for message in self._catalog.WatchModels(request):
             event = message.WhichOneof("event")
@@ -99,6 +106,8 @@ class Follower:
                 self._apply(message.changed)
             elif event == "removed_id":
                 seen.discard(message.removed_id)
+                if self._unsettled is not None:
+                    self._unsettled.pop(message.removed_id, None)
                 self._supply.remove(message.removed_id)
             elif event == "synced":
                 self._supply.retain(seen)
@@ -108,10 +117,17 @@ class Follower:
     def _apply(self, message: manifest_pb2.DesiredModel) -> None:
         try:
             desired = wire.read_desired(message)
-            if desired.id in self._store and time.monotonic() < self._settled:
+            if desired.id in self._store and self._unsettled is not None:
                 # A catalog that has just started has not heard of the other replicas yet: they are there all the same.
+                self._unsettled[desired.id] = desired
                 known = self._store.get(desired.id).desired.ready_replicas
                 desired = dataclasses.replace(desired, ready_replicas=desired.ready_replicas | known)
             self._supply.apply(desired)
         except AllmError as error:  # a catalog of another version; the other models are fine
             log.warning("a registration cannot be read", extra={"model": message.model.id, "reason": error.message})
+
+    def _settle(self) -> None:
+        """Who has not reported to the catalog by now is gone."""
+        unsettled, self._unsettled = self._unsettled or {}, None
+        for desired in unsettled.values():
+            self._supply.apply(desired)

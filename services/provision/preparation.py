@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 2.0  # seconds before a failed fetch is tried again; doubled each time
 LONGEST_PAUSE = 60.0
-LOOK_AGAIN = 15.0  # seconds between looks at local files that are not as they were registered
+LOOK_AGAIN = 15.0  # seconds between looks at a disk or at local files that are not as they must be
 LOAD_AGAIN = 15.0  # seconds between attempts to load what is to be in memory
 MAX_REASONS = 5
 PERCENT = 100
@@ -88,16 +88,23 @@ class Preparation:
         self._coming: _Coming | None = None
         self._task = after
         self._side_tasks: set[asyncio.Task[None]] = set()
-        self._loading = False
+        self._loading: asyncio.Task[None] | None = None
         self._load_again = 0.0
+        self._gone = False
+        self._examined: AllmError | None = None  # why loading last failed, when the files were looked at for it
         self._prepare()
 
     def update(self, desired: DesiredModel) -> None:
         """Takes what has changed of the registration."""
         old, self.desired = self.desired, desired
-        if desired.unloads > old.unloads:
+        unload, load = desired.unloads > old.unloads, desired.keep_loaded and not old.keep_loaded
+        if unload:
             self._beside(self._means.manager.retire(desired.id))
+        if load:
+            self._load_again = 0.0  # now, not when the next attempt would be due
         anew = (desired.generation, desired.manifest) != (old.generation, old.manifest)
+        # An operator who loads or unloads a model that could not be had wants it tried again.
+        anew |= (unload or load) and self._coming is not None and self._task is not None and self._task.done()
         if anew or (desired.runtime, desired.artifacts) != (old.runtime, old.artifacts):
             self._prepare()
         else:
@@ -133,27 +140,39 @@ class Preparation:
     def keep(self) -> None:
         """Loads the model if it is to be in memory and is not. Called now and then; failures are shown as its state."""
         stand, now = self._stand, time.monotonic()
-        if not self.desired.keep_loaded or stand is None or self._loading or now < self._load_again:
+        if self._gone or stand is None:
             return
-        if not self._means.manager.resident(stand.key):
-            self._loading, self._load_again = True, now + LOAD_AGAIN
-            self._beside(self._load(stand.serving))
+        problem = self._means.manager.problem(stand.key)
+        if problem and problem is not self._examined:
+            self._examined = problem
+            self._beside(self._examine(stand))
+        if not self.desired.keep_loaded or now < self._load_again:
+            return
+        if (self._loading is None or self._loading.done()) and not self._means.manager.resident(stand.key):
+            self._load_again = now + LOAD_AGAIN
+            self._loading = asyncio.create_task(self._guarded(self._load(stand.serving)))
+
+    def leave(self) -> None:
+        """From now on requests find nothing here, whatever still goes on; close it then."""
+        self._gone = True
+        self._means.store.remove(self.desired.id)
 
     async def close(self, *, forget: bool) -> None:
         """Ends what goes on here. `forget`: the registration is gone, and with it what was fetched for it."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._task, self._loading):
+            if task:
+                task.cancel()
+                await _ended(task)
         if forget:
             await self._means.manager.retire(self.desired.id)
-        for task in self._side_tasks:
-            task.cancel()
-        await asyncio.gather(*self._side_tasks, return_exceptions=True)
+        else:
+            for task in self._side_tasks:
+                task.cancel()
+        await asyncio.gather(*self._side_tasks, return_exceptions=True)  # requests on what served earlier end too
         if self._stand:
             self._stand.hold.release()
         if forget:
-            for manifest in self._manifests():
-                await self._discard(manifest)
+            await asyncio.to_thread(self._means.shelf.sweep, self.desired.id, ())
 
     # --- the way to a new stand
 
@@ -163,11 +182,11 @@ class Preparation:
             before.cancel()
         self._coming = _Coming(generation=self.desired.generation)
         self._tell()
-        self._task = asyncio.create_task(self._guarded(self._run(self.desired, self._coming, before)))
+        self._task = asyncio.create_task(self._guarded(self._run(self.desired, self._coming, before), self._coming))
 
     async def _run(self, desired: DesiredModel, coming: _Coming, before: asyncio.Task[None] | None) -> None:
         if before:
-            await asyncio.gather(before, return_exceptions=True)
+            await _ended(before)
         try:
             plans = make_plans(desired, self._means.registry, self._means.settings)
         except Unsupported as problem:
@@ -189,16 +208,34 @@ class Preparation:
             self._coming = None
             self._tell()
             return
-        try:
-            # Before the files are there: else another replica that has done with them could remove them in between.
-            hold = await asyncio.to_thread(self._means.shelf.hold, desired.id, plan.manifest)
-        except OSError as error:
-            folder = self._means.settings.folder
-            raise ModelInvalid(f"{folder} (ALLM_MODELS_DIR) cannot be written: {error.strerror}") from error
+        # Before the files are there: else another replica that has done with them could remove them in between.
+        hold = await self._hold(desired.id, plan.manifest, coming)
         try:
             await self._take_over(desired, plan, await self._bring(desired, plan, coming), hold)
         except BaseException:
             hold.release()
+            raise
+
+    async def _hold(self, model_id: str, manifest: Manifest, coming: _Coming) -> Hold:
+        """Takes hold of files, once the disk lets it."""
+        while True:
+            try:
+                return await self._try_to_hold(model_id, manifest)
+            except OSError as error:
+                where = f"{self._means.settings.folder} (ALLM_MODELS_DIR)"
+                self._come(coming, "failed", ModelInvalid(f"{where} cannot be written: {error.strerror or error}"))
+            await asyncio.sleep(LOOK_AGAIN)
+
+    async def _try_to_hold(self, model_id: str, manifest: Manifest) -> Hold:
+        """One that is cancelled meanwhile leaves nothing held."""
+        taking = asyncio.create_task(asyncio.to_thread(self._means.shelf.hold, model_id, manifest))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            with contextlib.suppress(asyncio.CancelledError):
+                await _ended(taking)
+            if not taking.exception():
+                taking.result().release()
             raise
 
     def _serves(self, plan: Plan, generation: int) -> bool:
@@ -246,37 +283,54 @@ class Preparation:
         self._tell()
         self.keep()
         log.info("model is ready", extra={"model": desired.id, "generation": desired.generation})
-        if old:
-            self._beside(self._retire(old, new))
+        self._beside(self._tidy(old, new))
 
-    async def _retire(self, old: _Stand, new: _Stand) -> None:
-        """Gives up what served before, once nobody uses it."""
-        await self._means.manager.retire(self.desired.id, keep=new.key)
-        old.hold.release()
-        if old.plan.manifest.digest != new.plan.manifest.digest:
-            await self._discard(old.plan.manifest)
+    async def _tidy(self, old: _Stand | None, new: _Stand) -> None:
+        """Gives up what served before, once nobody uses it, and the files of all that is no longer wanted."""
+        if old:
+            await self._means.manager.retire(self.desired.id, keep=new.key)
+            old.hold.release()
+        wanted = [self.desired.manifest, *(artifact.manifest for artifact in self.desired.artifacts)]
+        if self._stand:
+            wanted.append(self._stand.plan.manifest)
+        await asyncio.to_thread(self._means.shelf.sweep, self.desired.id, wanted)
+
+    async def _examine(self, stand: _Stand) -> None:
+        """After a load that failed: files that are no longer there, or not as they were, are brought anew."""
+        manifest = stand.plan.manifest
+        folder = self._means.shelf.place(self.desired.id, manifest)
+        wrong = await asyncio.to_thread(self._means.shelf.whole, manifest, folder)
+        if wrong and stand is self._stand and not self._gone:
+            log.warning("files were lost", extra={"model": self.desired.id, "problem": "; ".join(wrong[:MAX_REASONS])})
+            self._stand = None
+            self._prepare()
+            await self._means.manager.retire(self.desired.id)
+            stand.hold.release()
 
     async def _load(self, serving: Serving) -> None:
-        try:
-            with contextlib.suppress(AllmError):  # the manager remembers it, and it is shown as the model's state
-                async with self._means.manager.lease(serving.descriptor, serving.runtime):
-                    pass
-        finally:
-            self._loading = False
+        with contextlib.suppress(AllmError):  # the manager remembers it, and it is shown as the model's state
+            async with self._means.manager.lease(serving.descriptor, serving.runtime):
+                pass
 
     # --- what others see of it
 
     def _progress(self, coming: _Coming, progress: Progress) -> None:
         coming.done, coming.total = progress.done, progress.total
         share = progress.done * PERCENT // progress.total if progress.total else PERCENT
-        self._come(coming, progress.stage, ModelNotReady(f"{self.desired.id} is {progress.stage}: {share} % done"))
+        how = f"{self.desired.id} is {progress.stage}: {share} % done"
+        if progress.waits:
+            how += "; this replica waits for its turn, or for another one that fetches the same"
+        self._come(coming, progress.stage, ModelNotReady(how))
 
     def _come(self, coming: _Coming, state: State, problem: AllmError) -> None:
-        coming.state, coming.problem = state, problem
-        self._tell()
+        if coming is self._coming:  # else a later one has taken its place, and its last words do not count
+            coming.state, coming.problem = state, problem
+            self._tell()
 
     def _tell(self) -> None:
         """Puts what can be done with the model now where requests look."""
+        if self._gone:
+            return
         serving = self._stand.serving if self._stand else None
         problem = None
         if serving is None:
@@ -285,28 +339,31 @@ class Preparation:
         self._means.store.put(StoredModel(desired=self.desired, serving=serving, problem=problem))
         self._means.changed()
 
-    # --- tasks and files
+    # --- tasks
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does something that may have to wait for running requests."""
         task = asyncio.create_task(self._guarded(work))
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Coroutine[Any, Any, None], coming: _Coming | None = None) -> None:
         """A mistake of ours in one model must not go unseen, nor harm the others."""
         try:
             await work
         except Exception:
             log.exception("unexpected error", extra={"model": self.desired.id})
-            if self._coming:
-                self._come(self._coming, "failed", ModelInvalid("internal error; the service's log has it"))
+            if coming:
+                self._come(coming, "failed", ModelInvalid("internal error; the service's log has it"))
 
-    def _manifests(self) -> list[Manifest]:
-        found = [self.desired.manifest, *(artifact.manifest for artifact in self.desired.artifacts)]
-        if self._stand:
-            found.append(self._stand.plan.manifest)
-        return list({manifest.digest: manifest for manifest in found}.values())
 
-    async def _discard(self, manifest: Manifest) -> None:
-        if not manifest.folder:
-            await asyncio.to_thread(self._means.shelf.discard, self.desired.id, manifest)
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Waits until a task has ended, without cancelling it; one that is cancelled meanwhile waits all the same."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled:
+        raise cancelled

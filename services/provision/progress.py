@@ -18,6 +18,7 @@ class Progress:
     stage: Literal["downloading", "verifying"]
     done: int
     total: int
+    waits: bool = False  # for another fetch, here or in another process
 
 
 class Meter:
@@ -41,8 +42,8 @@ class Meter:
         self._count(1, self._verified, path, done)
 
     def elsewhere(self, done: int) -> None:
-        """Another process downloads, and has so many bytes."""
-        self._tell(Progress("downloading", done, self._total))
+        """It is not this fetch's turn; so many bytes are there."""
+        self._tell(Progress("downloading", done, self._total, waits=True))
 
     def _count(self, which: int, by_path: dict[str, int], path: str, done: int) -> None:
         with self._lock:

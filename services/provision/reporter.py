@@ -45,22 +45,35 @@ class Reporter:
         self._complete = True
         self._within = REPORT_SECONDS
         self._told: dict[str, Status] = {}
+        self._upheavals = 0
 
     async def report(self) -> None:
         """Reports until it is cancelled, then says goodbye."""
         try:
             while True:
                 self._changed.clear()
-                self._supply.keep()
-                wait = self._within if await self._tell() else AWAY_SECONDS
+                wait = self._within if await self._try() else AWAY_SECONDS
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), wait)
+                    async with asyncio.timeout(wait):  # wait_for loses a cancellation that comes with a change
+                        await self._changed.wait()
                     await asyncio.sleep(QUIET_SECONDS)
         finally:
             await self._leave()
 
+    async def _try(self) -> bool:
+        """Loads what is to be in memory, and reports. A mistake of ours must not silence this replica for good."""
+        try:
+            self._supply.keep()
+            return await self._tell()
+        except Exception:
+            log.exception("cannot report")
+            self._complete = True
+            return False
+
     async def _tell(self) -> bool:
         """One report; tells whether the catalog has taken it."""
+        if self._upheavals != self._supply.upheavals:  # the catalog has forgotten what was said of those models
+            self._upheavals, self._complete = self._supply.upheavals, True
         statuses = self._supply.statuses()
         news = statuses if self._complete else {k: v for k, v in statuses.items() if self._told.get(k) != v}
         request = model_service_pb2.ReportModelStatusRequest(

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import shutil
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from services.models.manifest import Manifest
 from services.provision.verify import problem, size_problem
 from services.provision.volume_lock import VolumeLock
 
+_DIGEST = re.compile(r"[0-9a-f]{16}")
 LONGEST_NAME = 150  # characters; filesystems take 255, of which locks need some
 
 
@@ -63,11 +65,11 @@ class Shelf:
 
     def staging(self, model_id: str, manifest: Manifest) -> Path:
         """The folder that they are fetched to; it outlives the process, so that the next one goes on from there."""
-        return self.folder / ".partial" / self._name(model_id, manifest)
+        return self.folder / ".partial" / f"{safe_name(model_id)}--{manifest.digest[:16]}"
 
     def fetch_lock(self, model_id: str, manifest: Manifest) -> VolumeLock:
         """Whoever holds it alone may write to the staging folder and publish."""
-        return VolumeLock(self.folder / ".locks" / f"{self._name(model_id, manifest)}.fetch")
+        return self._lock(safe_name(model_id), manifest.digest[:16], "fetch")
 
     def whole(self, manifest: Manifest, folder: Path) -> list[str]:
         """What is missing in `folder`, or has the wrong size; quick, reads no file.
@@ -112,7 +114,7 @@ class Shelf:
         """
         if not manifest.repository:
             return Hold(None)
-        lock = self._serve_lock(model_id, manifest)
+        lock = self._lock(safe_name(model_id), manifest.digest[:16], "serve")
         lock.wait_shared()
         return Hold(lock)
 
@@ -126,15 +128,35 @@ class Shelf:
         """
         if not manifest.repository:
             return False
-        place = self.place(model_id, manifest)
+        return self._discard(safe_name(model_id), manifest.digest[:16])
+
+    def sweep(self, model_id: str, keep: Collection[Manifest]) -> None:
+        """Discards all of a model but these: generations that were given up, or replaced while no service ran.
+
+        Raises:
+            OSError: the volume cannot be written to.
+        """
+        name, kept = safe_name(model_id), {manifest.digest[:16] for manifest in keep}
+        found = {path.name for path in self._entries(self.folder / name)}
+        for path in self._entries(self.folder / ".partial"):
+            owner, _, digest = path.name.rpartition("--")
+            if owner == name:
+                found.add(digest)
+        for digest in sorted(found - kept):
+            # Operators may keep folders of their own here: those have no lock.
+            if _DIGEST.fullmatch(digest) and self._lock(name, digest, "serve").exists:
+                self._discard(name, digest)
+
+    def _discard(self, name: str, digest: str) -> bool:
+        place, staging = self.folder / name / digest, self.folder / ".partial" / f"{name}--{digest}"
         bin_ = self.folder / ".discarded"
         with contextlib.ExitStack() as stack:
-            for lock in (self.fetch_lock(model_id, manifest), self._serve_lock(model_id, manifest)):
+            for lock in (self._lock(name, digest, "fetch"), self._lock(name, digest, "serve")):
                 stack.callback(lock.release)
                 if not lock.take():
                     return False
             bin_.mkdir(parents=True, exist_ok=True)
-            for folder in (place, self.staging(model_id, manifest)):
+            for folder in (place, staging):
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(bin_ / uuid.uuid4().hex)
         with contextlib.suppress(OSError):  # another generation is in it
@@ -143,11 +165,14 @@ class Shelf:
             shutil.rmtree(left, ignore_errors=True)
         return True
 
-    def _serve_lock(self, model_id: str, manifest: Manifest) -> VolumeLock:
-        return VolumeLock(self.folder / ".locks" / f"{self._name(model_id, manifest)}.serve")
+    def _lock(self, name: str, digest: str, kind: str) -> VolumeLock:
+        return VolumeLock(self.folder / ".locks" / f"{name}--{digest}.{kind}")
 
-    def _name(self, model_id: str, manifest: Manifest) -> str:
-        return f"{safe_name(model_id)}--{manifest.digest[:16]}"
+    def _entries(self, folder: Path) -> list[Path]:
+        try:
+            return list(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
 
 def safe_name(model_id: str) -> str:

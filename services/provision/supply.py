@@ -20,6 +20,7 @@ class Supply:
         self._means = means
         self._models: dict[str, Preparation] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self.upheavals = 0  # grows whenever what was reported of a model may be of an earlier one of its id
 
     def apply(self, desired: DesiredModel) -> None:
         """Takes a registration, new or changed."""
@@ -34,14 +35,17 @@ class Supply:
     def remove(self, model_id: str) -> None:
         """Forgets a model; running requests end first, then its memory and files go."""
         if known := self._models.pop(model_id, None):
-            self._means.store.remove(model_id)
+            known.leave()
+            self.upheavals += 1
             task = asyncio.create_task(self._leave(model_id, known, self._leaving.get(model_id)))
             self._leaving[model_id] = task
             log.info("model removed", extra={"model": model_id})
             self._means.changed()
 
     def retain(self, model_ids: Collection[str]) -> None:
-        """Forgets every model but these."""
+        """Forgets every model but these, which may have been removed and registered again unseen."""
+        self.upheavals += 1
+        self._means.changed()
         for model_id in self._models.keys() - set(model_ids):
             self.remove(model_id)
 
@@ -64,7 +68,7 @@ class Supply:
 
     async def _leave(self, model_id: str, model: Preparation, before: asyncio.Task[None] | None) -> None:
         if before:
-            await asyncio.gather(before, return_exceptions=True)
+            await asyncio.wait([before])
         try:
             await model.close(forget=True)
         except Exception:

@@ -14,6 +14,11 @@ class VolumeLock:
         self._path = path
         self._descriptor = -1
 
+    @property
+    def exists(self) -> bool:
+        """Whether anybody ever took it."""
+        return self._path.is_file()
+
     def take(self, *, shared: bool = False) -> bool:
         """Takes the lock unless somebody holds it in a way that excludes this; says whether it did.
 

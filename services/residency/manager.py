@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.rpc import metrics
-from services.rpc.errors import AllmError
+from services.rpc.errors import AllmError, Internal, ModelNotReady
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +103,10 @@ class ModelManager(Generic[R]):
     @asynccontextmanager
     async def lease(self, descriptor: ModelDescriptor, runtime: Runtime) -> AsyncIterator[R]:
         """A loaded model for as long as the block runs. Raises what loading raises; then the next lease tries anew."""
-        slot = await self._slot(descriptor, runtime)
+        slot = self._slot(descriptor, runtime)
         slot.take()
         try:
-            # Shielded: the load goes on for the others when one who waits for it gives up.
-            yield await asyncio.shield(slot.task)
+            yield await self._loaded(slot, descriptor)
         finally:
             slot.give_back()
 
@@ -148,26 +147,41 @@ class ModelManager(Generic[R]):
         finally:
             await slot.close()
 
-    async def _slot(self, descriptor: ModelDescriptor, runtime: Runtime) -> _Slot[R]:
+    async def _loaded(self, slot: _Slot[R], descriptor: ModelDescriptor) -> R:
+        try:
+            # Shielded: the load goes on for the others when one who waits for it gives up.
+            return await asyncio.shield(slot.task)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if slot.task.cancelled() and not (task and task.cancelling()):
+                raise ModelNotReady(f"{descriptor.id} is being unloaded", retry_after=1) from None
+            raise
+
+    def _slot(self, descriptor: ModelDescriptor, runtime: Runtime) -> _Slot[R]:
+        """Without a pause: a model that is retired meanwhile would come back by itself."""
         key = resident_key(descriptor, runtime)
         slot = self._slots.get(key)
-        if slot and not slot.usable:
-            del self._slots[key]  # it died, or failed to load
-            await slot.close()
-            slot = self._slots.get(key)  # another caller may have been quicker
-        if slot is None:
-            slot = _Slot(asyncio.create_task(self._timed_load(key, descriptor, runtime)))
+        if slot is None or not slot.usable:  # not there, or it died, or failed to load
+            slot = _Slot(asyncio.create_task(self._timed_load(key, descriptor, runtime, slot)))
             slot.task.add_done_callback(lambda _: self.on_change())
             self._slots[key] = slot
         return slot
 
-    async def _timed_load(self, key: ResidentKey, descriptor: ModelDescriptor, runtime: Runtime) -> R:
+    async def _timed_load(
+        self, key: ResidentKey, descriptor: ModelDescriptor, runtime: Runtime, before: _Slot[R] | None
+    ) -> R:
+        if before:
+            await before.close()
         started = time.monotonic()
         try:
             resident = await self._load(descriptor, runtime)
         except AllmError as error:
             self._problems[key] = error
             raise
+        except Exception as error:  # such as no more processes: it is told as any other reason, and tried anew
+            log.exception("unexpected error while loading", extra={"model": descriptor.id})
+            self._problems[key] = problem = Internal(f"{descriptor.id} could not be loaded: {error}")
+            raise problem from error
         self._problems.pop(key, None)
         seconds = time.monotonic() - started
         metrics.LOAD_SECONDS.labels(descriptor.id).observe(seconds)

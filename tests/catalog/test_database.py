@@ -129,6 +129,28 @@ async def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     assert "put a backup in its place" in await refused(path)
 
 
+FULL = """
+import asyncio, resource, sys
+from pathlib import Path
+from services.catalog.database import Database
+from services.catalog.migrations import MIGRATIONS
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    asyncio.run(Database.open(Path(sys.argv[1]), MIGRATIONS))
+except OSError as error:
+    print(error)
+"""
+
+
+async def test_on_a_full_disk_nobody_is_told_to_move_the_database_away(tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", FULL, path, stdout=asyncio.subprocess.PIPE)
+    said = (await child.communicate())[0].decode()
+    assert f"{path} cannot be used: " in said
+    assert "nothing in it was changed" in said
+    assert "move it away" not in said
+
+
 async def test_rows_that_point_nowhere_are_damage(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     await (await Database.open(path, MIGRATIONS)).close()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from huggingface_hub import close_session, constants
@@ -142,6 +143,32 @@ def test_a_hub_that_takes_no_ranges_is_not_downloaded_from(hub: LoopbackHub, tmp
             file.read(8)
     # What was under way when we hung up counts too: that is what the sockets hold.
     assert hub.sent < 25_000_000
+
+
+def test_a_hub_that_is_slow_with_each_of_many_files_is_not_waited_for(
+    hub: LoopbackHub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("org/model", folder)
+    monkeypatch.setattr(module, "TREE_SECONDS", 0.0)
+    tree = HubTree.open_repository(SOURCE)
+    with tree.open("config.json") as file, pytest.raises(ModelNotReady, match="too slow"):
+        file.read()
+
+
+@pytest.mark.parametrize("told", ["bytes 0-1/" + "9" * 5000, "bytes 0-" + "9" * 5000 + "/8", "bytes \u0660-1/8"])
+def test_a_part_in_numbers_that_are_none_is_damaged(
+    hub: LoopbackHub, folder: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    hub.add("org/model", folder)
+    tree = HubTree.open_repository(SOURCE)
+
+    class Answer:
+        status_code = 206
+        headers: ClassVar[dict[str, str]] = {"content-range": told}
+
+    remote = module.Remote(tree.repository, tree.revision, "config.json")
+    with pytest.raises(Damaged, match="another part"):
+        module.starts_at(remote, Answer(), 0, 8)  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_not_there_cannot_be_opened(hub: LoopbackHub, folder: Path) -> None:

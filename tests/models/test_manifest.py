@@ -118,3 +118,11 @@ def test_the_digest_differs_with_everything_that_matters() -> None:
     ]
     for one, other in itertools.combinations(others, 2):
         assert one.digest != other.digest
+
+
+def test_sizes_that_no_disk_has() -> None:
+    """One such manifest in the catalog would keep every service from hearing of any model."""
+    with pytest.raises(ModelInvalid, match="9,223,372,036,854,775,808 bytes"):
+        Manifest(files=(dataclasses.replace(A, size=2**63),)).check()
+    with pytest.raises(ModelInvalid, match="are allowed"):
+        Manifest(files=(dataclasses.replace(A, size=2**60), B)).check()

@@ -129,3 +129,18 @@ async def test_an_unknown_name_is_asked_for_once_before_it_is_denied(store: Mode
 async def test_without_a_catalog_an_unknown_name_is_denied_at_once(store: ModelStore) -> None:
     with pytest.raises(ModelNotFound):
         await store.find("nothing")
+
+
+def test_an_alias_on_its_way_to_another_model_is_not_lost(store: ModelStore) -> None:
+    store.put(ready(desired("a", "x")))
+    store.put(ready(desired("b", "x")))  # first heard of by its new owner
+    store.put(ready(desired("a", "x")))  # how far the old one is, told anew
+    assert store.get("x").id == "b"
+    store.put(ready(desired("a")))
+    assert store.get("x").id == "b"
+    store.put(ready(desired("a", "x")))
+    assert store.get("x").id == "a"
+    store.remove("a")
+    assert store.get("x").id == "b"
+    store.remove("b")
+    assert "x" not in store

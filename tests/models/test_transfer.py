@@ -259,3 +259,14 @@ def test_no_link_leads_out_of_the_folder(place: Place, tmp_path: Path, link: str
         place.fetch()
     assert (outside / "model.safetensors").read_bytes() == b"mine"
     assert not place.hub.requests
+
+
+def test_a_hub_that_trickles_is_given_up_and_asked_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(transfer, "SLOW_BYTES", FILE.size)
+    place.fetch()
+    assert place.target.read_bytes() == WEIGHTS
+    starts = [int(asked.removeprefix("bytes=").removesuffix("-") or 0) for asked in place.ranges]
+    assert len(starts) > 1
+    assert starts == sorted(set(starts)), "what each brought is kept"
+    assert set(place.stop.waits) == {transfer.BACKOFF_SECONDS}

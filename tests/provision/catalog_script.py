@@ -31,7 +31,7 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
         self.within = 0.1  # seconds between heartbeats
         self.watches: list[model_service_pb2.WatchModelsRequest] = []
         self.news = asyncio.Event()
-        self._queues: list[asyncio.Queue[model_service_pb2.WatchModelsResponse]] = []
+        self._queues: list[asyncio.Queue[model_service_pb2.WatchModelsResponse | None]] = []
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -59,16 +59,21 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
         for queue in self._queues:
             queue.put_nowait(model_service_pb2.WatchModelsResponse(removed_id=model_id))
 
+    def end_watches(self) -> None:
+        """As when a connection is lost: whoever watches has to begin anew."""
+        for queue in self._queues:
+            queue.put_nowait(None)
+
     async def WatchModels(self, request: Any, context: Any) -> AsyncIterator[model_service_pb2.WatchModelsResponse]:
         self.watches.append(request)
-        queue: asyncio.Queue[model_service_pb2.WatchModelsResponse] = asyncio.Queue()
+        queue: asyncio.Queue[model_service_pb2.WatchModelsResponse | None] = asyncio.Queue()
         self._queues.append(queue)
         try:
             for desired in self.models.values():
                 yield changed(desired)
             yield model_service_pb2.WatchModelsResponse(synced=model_service_pb2.Synced())
-            while True:
-                yield await queue.get()
+            while event := await queue.get():
+                yield event
         finally:
             self._queues.remove(queue)
 

@@ -436,7 +436,7 @@ async def test_two_replicas_on_one_volume_download_once(model: Model) -> None:
         await until(gate.reached.is_set)
         task = asyncio.create_task(model.fetch())
         reached = TOTAL - len(CONTENT[LARGE]) + 1_000_000
-        await until(lambda: Progress("downloading", reached, TOTAL) in model.told)
+        await until(lambda: Progress("downloading", reached, TOTAL, waits=True) in model.told)
         gate.open()
         model.check(await task)
         output, _ = await asyncio.to_thread(child.communicate)

@@ -14,6 +14,7 @@ from catalog_script import ScriptedCatalog
 from desired_models import Loader, Manager, local_manifest, registration
 
 from services.models.registry import RUNTIMES, EngineRegistry
+from services.provision import follower as follower_module
 from services.provision import provision as provision_module
 from services.provision.provision import Provision
 from services.rpc.errors import InvalidRequest, ModelNotFound, ModelNotReady
@@ -31,12 +32,21 @@ async def catalog() -> AsyncIterator[ScriptedCatalog]:
     await catalog.close()
 
 
+@pytest.fixture
+def loader() -> Loader:
+    return Loader()
+
+
+@pytest.fixture
+def manager(loader: Loader) -> Manager:
+    return Manager(loader)
+
+
 @pytest_asyncio.fixture
 async def provision(
-    catalog: ScriptedCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    catalog: ScriptedCatalog, manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Provision]:
     monkeypatch.setattr(provision_module, "SYNC_SECONDS", 0.2)
-    manager = Manager(Loader())
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_CATALOG": catalog.address, "ALLM_REPLICA": "me"})
     provision = Provision(settings.model, "text", EngineRegistry("cpu", forced=True), manager)
     yield provision
@@ -128,7 +138,7 @@ async def test_while_the_catalog_is_away_the_service_goes_on_and_catches_up(
     await catalog.start()
     await until(lambda: [model.id for model in provision.store] == ["b", "c"])
     await until(lambda: states(catalog).get("c") == "ready")
-    assert catalog.reports[0].complete
+    await until(lambda: any(report.complete for report in catalog.reports))
 
 
 async def test_without_a_catalog_a_service_starts_and_finds_it_later(
@@ -197,3 +207,71 @@ async def test_who_leaves_says_so(catalog: ScriptedCatalog, provision: Provision
     assert catalog.reports[-1].replica == "me"
     await provision.leave()
     assert [report.leaving for report in catalog.reports].count(True) == 1
+
+
+async def test_who_leaves_while_something_changes_leaves_all_the_same(
+    catalog: ScriptedCatalog, provision: Provision, manager: Manager
+) -> None:
+    catalog.within = PATIENCE_SECONDS  # so that it waits for changes
+    await provision.start()
+    await until(lambda: len(catalog.reports) >= 2)  # the second is of everything that was registered
+    manager.on_change()
+    async with asyncio.timeout(PATIENCE_SECONDS / 2):
+        await provision.leave()
+    assert catalog.reports[-1].leaving
+
+
+async def test_what_was_registered_anew_is_told_although_it_is_as_before(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    """The catalog forgets what was said of a model when it is deleted."""
+    wanted = registration(local_manifest(tmp_path / "a"), model_id="a")
+    catalog.tell(wanted)
+    await provision.start()
+    await until(lambda: states(catalog).get("a") == "ready")
+    catalog.tell_removed("a")
+    await until(lambda: "a" not in provision.store)
+    catalog.reports.clear()
+    catalog.tell(wanted)
+    await until(lambda: states(catalog).get("a") == "ready")
+
+
+async def test_a_watch_that_was_broken_may_have_missed_that_a_model_was_registered_anew(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
+) -> None:
+    catalog.tell(registration(local_manifest(tmp_path / "a"), model_id="a"))
+    await provision.start()
+    await until(lambda: states(catalog).get("a") == "ready")
+    count = len(catalog.reports)
+    catalog.end_watches()
+    await until(lambda: any(report.complete for report in catalog.reports[count:]))
+
+
+async def test_replicas_that_a_new_catalog_does_not_hear_of_are_gone_in_the_end(
+    catalog: ScriptedCatalog, provision: Provision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_module, "SETTLE_SECONDS", 0.5)
+    wanted = registration(local_manifest(tmp_path / "a"), model_id="a")
+    catalog.tell(dataclasses.replace(wanted, ready_replicas=frozenset({"me", "other"})))
+    await provision.start()
+    await until(lambda: len(catalog.watches) == 1)
+    await catalog.stop()
+    catalog.models["a"] = dataclasses.replace(wanted, aliases=("new",))  # nobody has reported to it yet
+    await catalog.start()
+    await until(lambda: "new" in provision.store)
+    assert provision.store.get("a").desired.ready_replicas == {"me", "other"}
+    await until(lambda: provision.store.get("a").desired.ready_replicas == frozenset())
+
+
+async def test_a_report_that_cannot_be_made_is_not_the_last(
+    catalog: ScriptedCatalog, provision: Provision, loader: Loader, tmp_path: Path
+) -> None:
+    catalog.tell(registration(local_manifest(tmp_path / "a"), model_id="a", keep_loaded=True))
+    await provision.start()
+    await until(lambda: states(catalog).get("a") == "loaded")
+    loader.made[0].memory = 2**64  # no message holds that
+    seen = loader.made[0].asked
+    await until(lambda: loader.made[0].asked > seen)
+    catalog.reports.clear()
+    loader.made[0].memory = 1
+    await until(lambda: any(status.status.peak_memory_bytes == 1 for one in catalog.reports for status in one.statuses))

@@ -22,7 +22,7 @@ from services.provision.supply import Supply
 from services.rpc.errors import Internal, ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.rpc.settings import load_settings
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 10
 POLL_SECONDS = 0.05
 
 
@@ -287,3 +287,15 @@ async def test_a_runtime_that_is_asked_for_and_cannot_leaves_what_serves_alone(
     service.supply.apply(dataclasses.replace(wanted, runtime="llama_cpp"))
     await service.until(lambda: service.status().next is None)
     assert service.status().state == "ready"
+
+
+async def test_who_loads_again_after_unloading_does_not_wait_for_the_next_attempt(
+    service: Service, tmp_path: Path
+) -> None:
+    wanted = registration(local_manifest(tmp_path / "a"), keep_loaded=True)
+    service.supply.apply(wanted)
+    await service.until_state("loaded")
+    service.supply.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
+    await service.until_state("ready")
+    service.supply.apply(dataclasses.replace(wanted, keep_loaded=True, unloads=1))
+    await service.until_state("loaded")  # within this test's patience, which LOAD_AGAIN is not

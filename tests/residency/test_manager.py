@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import RUNTIMES, Runtime
 from services.residency.manager import ModelManager, ResidentKey, resident_key
-from services.rpc.errors import ModelInvalid
+from services.rpc.errors import Internal, ModelInvalid, ModelNotReady
 
 RUNTIME = RUNTIMES[0]
 
@@ -315,3 +315,44 @@ async def test_loads_are_timed_by_model(manager: ModelManager[Loaded], loader: L
     loader.gate.set()
     await use(manager, "timed-load")
     assert REGISTRY.get_sample_value("allm_model_load_seconds_count", {"model": "timed-load"}) == 1
+
+
+async def test_a_model_retired_while_its_dead_resident_is_closed_does_not_come_back(
+    manager: ModelManager[Loaded], loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader.gate.set()
+    dead = await use(manager)
+    dead.alive = False
+    slow = asyncio.Event()
+    monkeypatch.setattr(dead, "close", slow.wait)
+    asking = asyncio.create_task(use(manager))
+    await turns()
+    retiring = asyncio.create_task(manager.retire("m"))
+    await turns()
+    slow.set()
+    await asyncio.gather(asking, retiring)
+    assert manager.resident(key()) is None
+    assert [loaded for loaded in loader.made if loaded.alive] == [], "nobody is left to give it up"
+
+
+async def test_who_waits_for_a_load_that_is_stopped_gets_an_error(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    """Not a cancellation: nobody has cancelled the one who waits."""
+    asking = asyncio.create_task(use(manager))
+    await turns()
+    await manager.close()
+    with pytest.raises(ModelNotReady, match="being unloaded"):
+        await asking
+
+
+async def test_a_load_that_fails_unexpectedly_is_told_and_remembered(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    loader.gate.set()
+    loader.failure = BlockingIOError(11, "no more processes")
+    with pytest.raises(Internal, match="no more processes"):
+        await use(manager)
+    assert "no more processes" in str(manager.problem(key()))
+    loader.failure = None
+    assert await use(manager) is loader.made[0]

@@ -58,7 +58,8 @@ def _choose(tree: FileTree, file: str) -> Split:
         raise ModelInvalid(f"{place(tree)}: there is no GGUF file")
     if len(found) > 1:
         names = listed(split.primary for split in found)
-        raise ModelInvalid(f"{place(tree)}: which of {len(found)} models is ambiguous: {names}. Name the file in the source")
+        which = f"which of {len(found)} models is ambiguous: {names}"
+        raise ModelInvalid(f"{place(tree)}: {which}. Name the file in the source")
     return found[0]
 
 

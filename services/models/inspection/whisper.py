@@ -60,7 +60,8 @@ def layouts_in(tree: FileTree) -> dict[str, list[str]]:
 
 def _only(tree: FileTree, paths: list[str]) -> str:
     if len(paths) > 1:
-        raise ModelInvalid(f"{place(tree)}: which checkpoint to take is ambiguous: {listed(paths)}. Name the file in the source")
+        which = f"which checkpoint to take is ambiguous: {listed(paths)}"
+        raise ModelInvalid(f"{place(tree)}: {which}. Name the file in the source")
     return paths[0]
 
 
