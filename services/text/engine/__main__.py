@@ -1,8 +1,8 @@
 """A worker process: one loaded model. Started by the text service as `python -m services.text.engine FD`.
 
-Three threads: this one runs the batch loop, a reader takes messages and tokenizes prompts beside running steps, and
-the reader is also the watcher: when the service is gone its end of the socket closes, and the worker ends at once,
-whatever native code is running.
+Three threads: this one runs the batch loop, a reader takes messages, tokenizes prompts and compiles grammars beside
+running steps, and the reader is also the watcher: when the service is gone its end of the socket closes, and the worker
+ends at once, whatever native code is running.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _read(channel: BlockingChannel[ToWorker], runtimes: queue.SimpleQueue[Runtim
             message = channel.receive()
             if isinstance(message, Submit):
                 runtime = runtime or runtimes.get()
-                arrival = _tokenize(runtime, message, channel.send)
+                arrival = _prepare(runtime, message, channel.send)
                 if arrival:
                     inbox.put(arrival)
             elif isinstance(message, Cancel):
@@ -115,19 +115,30 @@ def _read(channel: BlockingChannel[ToWorker], runtimes: queue.SimpleQueue[Runtim
         os._exit(1)
 
 
-def _tokenize(runtime: Runtime, submit: Submit, send: Callable[[msgspec.Struct], None]) -> Arrival | None:
-    """Tokenizes a prompt and checks it against the context; a refusal is sent at once."""
+def _prepare(runtime: Runtime, submit: Submit, send: Callable[[msgspec.Struct], None]) -> Arrival | None:
+    """Tokenizes a prompt, checks it against the context and compiles the grammar; a refusal is sent at once."""
     try:
-        tokens = runtime.tokenize(submit.prompt)
+        tokens = _tokens(runtime, submit.prompt)
+        refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
+        if refusal:
+            send(refusal)
+            return None
+        constraint = runtime.constraint(submit.grammar) if submit.grammar else None
     except EngineError as error:
-        send(Refused(request=submit.request, code=error.code, message=error.message))
-        return None
-    refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
-    if refusal:
-        send(refusal)
+        send(Refused(request=submit.request, code=error.code, message=error.message, param=error.param))
         return None
     send(Accepted(submit.request, len(tokens)))
-    return Arrival(submit.request, submit.client, tokens, submit.sampling)
+    return Arrival(submit.request, submit.client, tokens, submit.sampling, constraint, submit.logprobs, submit.special)
+
+
+def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
+    if isinstance(prompt, str):
+        return runtime.tokenize(prompt)
+    for token in prompt:
+        if not 0 <= token < runtime.ready.vocabulary:
+            message = f"the prompt names token {token}; this model's tokens are 0 to {runtime.ready.vocabulary - 1}"
+            raise EngineError("INVALID_REQUEST", message, "prompt")
+    return prompt
 
 
 def _refusal(submit: Submit, prompt: int, context: int) -> Refused | None:

@@ -12,13 +12,15 @@ import queue
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from services.text.engine.cells import BLOCK, CellLedger, Holding
+from services.text.engine.logprobs import HeldLogprobs
 from services.text.engine.messages import Cancel, Counters, FinishReason, Piece, Refused, Stepped, Stop
 from services.text.engine.prefix import Entry, PrefixCache, common_blocks
-from services.text.engine.runtime import EngineError, OutOfCells, Runtime, Span
+from services.text.engine.runtime import EngineError, OutOfCells, Runtime, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
 from services.text.engine.text import TextAssembler
@@ -37,6 +39,9 @@ class Arrival:
     client: str
     tokens: list[int]
     params: SamplingParams
+    constraint: Any | None = None  # what `Runtime.constraint` made of the grammar
+    logprobs: int | None = None
+    special: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +115,13 @@ class BatchLoop:
 
     def _arrive(self, arrival: Arrival) -> None:
         params = arrival.params
+        if arrival.constraint is not None:
+            # The grammar alone says where the answer may end: cut elsewhere, it would not parse.
+            params = msgspec.structs.replace(params, stop=(), ignore_eos=False)
         try:
-            sampler = self._runtime.sampler(params, arrival.tokens)
+            sampler = self._runtime.sampler(params, arrival.tokens, arrival.constraint, arrival.logprobs)
         except EngineError as error:
-            self._send(Refused(request=arrival.request, code=error.code, message=error.message, param=error.param))
+            self._refuse(arrival.request, error)
             return
         prompt = len(arrival.tokens)
         context = self._runtime.ready.context_tokens
@@ -128,6 +136,8 @@ class BatchLoop:
                 params=params,
                 sampler=sampler,
                 text=TextAssembler(params.stop),
+                logprobs=None if arrival.logprobs is None else HeldLogprobs(),
+                special=arrival.special,
                 arrival=self._arrivals,
             )
         )
@@ -142,6 +152,9 @@ class BatchLoop:
                 self._waiting.remove(sequence)
                 self._runtime.free_sampler(sequence.sampler)
                 return
+
+    def _refuse(self, request: int, error: EngineError) -> None:
+        self._send(Refused(request=request, code=error.code, message=error.message, param=error.param))
 
     # --- who runs
 
@@ -307,27 +320,38 @@ class BatchLoop:
             self._relieve()
             return
         self._steps += 1
-        for (sequence, count), token in zip(plan, sampled, strict=True):
+        for (sequence, count), outcome in zip(plan, sampled, strict=True):
             self._ledger.grow(sequence.holding, count)
             sequence.computed += count
-            if token is not None:
-                sequence.tokens.append(token)
-                self._emit(sequence, token)
+            if isinstance(outcome, EngineError):
+                self._retire(sequence)
+                self._refuse(sequence.request, outcome)
+            elif outcome is not None:
+                sequence.tokens.append(outcome.token)
+                self._emit(sequence, outcome)
 
-    def _emit(self, sequence: Sequence, token: int) -> None:
+    def _emit(self, sequence: Sequence, sampled: Sampled) -> None:
         finish: FinishReason | None = None
-        if self._runtime.is_end(token) and not sequence.params.ignore_eos:
+        if self._runtime.is_end(sampled.token) and not sequence.params.ignore_eos:
             finish, text = "stop", sequence.text.flush()
         else:
-            text = sequence.text.push(self._runtime.piece(token))
-            if sequence.text.stopped:
+            text = self._push(sequence, sampled)
+            if sequence.text.stopped or sampled.complete:
                 finish = "stop"
             elif len(sequence.tokens) >= sequence.last_token:
                 finish, text = "length", text + sequence.text.flush()
         if text or finish:
-            self._pieces.append(Piece(sequence.request, text, finish, sequence.generated, sequence.cached))
+            logprobs = sequence.logprobs.take(sequence.text.shown) if sequence.logprobs else None
+            self._pieces.append(Piece(sequence.request, text, finish, sequence.generated, sequence.cached, logprobs))
         if finish:
             self._retire(sequence)
+
+    def _push(self, sequence: Sequence, sampled: Sampled) -> str:
+        """Takes a token's text, and its logprob if the token has any text; returns what may be shown."""
+        piece = self._runtime.piece(sampled.token, sequence.special)
+        if piece and sequence.logprobs and sampled.logprob:
+            sequence.logprobs.add(sequence.text.decoded, sampled.logprob)
+        return sequence.text.push(piece)
 
     def _retire(self, sequence: Sequence) -> None:
         """Ends a running request: its cells go at once, whole blocks to the prefix cache."""

@@ -34,12 +34,17 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """A request: the rendered prompt, with the model's special tokens spelled out."""
+    """A request: the rendered prompt, with the model's special tokens spelled out, or its tokens."""
 
     request: int
     client: str
-    prompt: str
+    prompt: str | list[int]
     sampling: SamplingParams
+    grammar: str = (
+        ""  # of llguidance, as JSON or Lark, that the answer follows; stop and ignore_eos have no effect then
+    )
+    logprobs: int | None = None  # None: none; else the sampled token's and so many of the likeliest
+    special: bool = False  # whether control tokens, ends of turn excepted, show in the text
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +99,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     param: str | None = None
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """How likely the model itself found a token, before bias, penalties, temperature and grammar."""
+
+    piece: bytes  # maybe only part of a character
+    logprob: float  # at least -9999
+    top: list[tuple[bytes, float]]  # the likeliest tokens, falling; control tokens are spelled out
+
+
 class Piece(msgspec.Struct, frozen=True, array_like=True):
     """What one step added to one request; `finish` is set on its last piece."""
 
@@ -102,6 +115,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     finish: FinishReason | None
     completion_tokens: int
     cached_tokens: int
+    logprobs: list[TokenLogprob] | None = None  # where asked for: of the tokens that `text` stands for
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,7 @@
 """What a runtime must do so that the batch loop can drive it: step a batch of sequences, and little more.
 
 A runtime knows token ids, sequence ids and cells; it knows no request, no text beyond single tokens, no wire format.
-All methods are called from one thread but `tokenize` and `piece`, which must be safe beside a running `step`.
+All methods are called from one thread but `tokenize` and `constraint`, which another one calls beside a running `step`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.text.engine.messages import EngineOptions, Ready
+from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 
 
@@ -38,6 +38,15 @@ class Span:
     sampler: Any | None  # what `Runtime.sampler` returned, when the next token is wanted; None inside a prompt
 
 
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of a sequence."""
+
+    token: int
+    logprob: TokenLogprob | None = None  # where the sampler was made with logprobs
+    complete: bool = False  # whether the grammar allows nothing after this token
+
+
 class Runtime(Protocol):
     """A loaded model."""
 
@@ -49,22 +58,31 @@ class Runtime(Protocol):
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a prompt; special tokens that are spelled out become single tokens."""
 
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token adds to the text; empty for control tokens."""
+    def constraint(self, grammar: str) -> Any:
+        """Where one request's answer is in its grammar. Raises EngineError when the grammar does not compile."""
+
+    def piece(self, token: int, special: bool) -> bytes:
+        """The bytes that a token adds to the text; a control token adds its name if `special`, but an end never."""
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends the model's turn."""
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Any:
-        """State for sampling one request. Raises EngineError (INVALID_REQUEST) for what this model cannot do."""
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], constraint: Any | None, logprobs: int | None
+    ) -> Any:
+        """State for sampling one request, with what `constraint` made or None, and how many likeliest tokens to tell.
+
+        Raises EngineError (INVALID_REQUEST) for what this model cannot do.
+        """
 
     def free_sampler(self, sampler: Any) -> None:
         """Gives up what `sampler` made."""
 
-    def step(self, spans: Sequence[Span]) -> list[int | None]:
+    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
         """Computes all spans, ordered by sequence id; the next token of each span that has a sampler, else None.
 
-        Raises OutOfCells when the cache is full: then nothing was computed.
+        A span whose constraint has failed gets the error. Raises OutOfCells when the cache is full: then nothing was
+        computed.
         """
 
     def copy(self, source: int, target: int, tokens: int) -> None:

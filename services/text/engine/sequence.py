@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.text.engine.cells import Holding
+from services.text.engine.logprobs import HeldLogprobs
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.text import TextAssembler
 
@@ -22,6 +23,8 @@ class Sequence:
     params: SamplingParams
     sampler: Any
     text: TextAssembler
+    logprobs: HeldLogprobs | None  # None where the request wants none
+    special: bool  # whether control tokens show in the text
     arrival: int  # order of arrival
     id: int = -1  # sequence id in the runtime while it runs
     begun: bool = False  # whether its place is settled: what it reuses of others has been looked for

@@ -12,19 +12,32 @@ class TextAssembler:
     their character is complete.
     """
 
-    __slots__ = ("_decode", "_held", "_stop", "stopped")
+    __slots__ = ("_decode", "_held", "_stop", "decoded", "shown", "stopped")
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._stop = stop
         self._held = ""
+        self.decoded = 0  # characters that were complete so far
+        self.shown = 0  # characters that were returned so far
         self.stopped = False  # whether a stop string came up
 
     def push(self, piece: bytes) -> str:
         """Takes one token's bytes; returns the text that is now certain, up to a stop string if one came up."""
         text = self._decode(piece)
-        if not self._stop:
-            return text
+        self.decoded += len(text)
+        certain = self._certain(text) if self._stop else text
+        self.shown += len(certain)
+        return certain
+
+    def flush(self) -> str:
+        """The text held back, when no more tokens come. Bytes of an unfinished character are dropped."""
+        held, self._held = self._held, ""
+        self.shown += len(held)
+        return held
+
+    def _certain(self, text: str) -> str:
+        """What can be shown now that `text` has come behind what is held back; the rest is held back."""
         text = self._held + text
         ends = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if ends:
@@ -34,11 +47,6 @@ class TextAssembler:
         certain = len(text) - self._open_length(text)
         self._held = text[certain:]
         return text[:certain]
-
-    def flush(self) -> str:
-        """The text held back, when no more tokens come. Bytes of an unfinished character are dropped."""
-        held, self._held = self._held, ""
-        return held
 
     def _open_length(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""

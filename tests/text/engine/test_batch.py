@@ -9,22 +9,52 @@ from __future__ import annotations
 import queue
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import pytest
 
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
 from services.text.engine.cells import BLOCK
-from services.text.engine.messages import Cancel, Piece, Ready, Refused, Stepped
-from services.text.engine.runtime import OutOfCells, Span
+from services.text.engine.messages import Cancel, Piece, Ready, Refused, Stepped, TokenLogprob
+from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 
 END = 0
+SHOWN = 32  # tokens below are control tokens
 
 
 def following(tokens: Sequence[int]) -> int:
     """The token after `tokens`: a letter, never the end."""
     return 97 + (sum(tokens) * 31 + len(tokens)) % 26
+
+
+class Script:
+    """A grammar of this runtime: the answer itself. `!` stands for a fault."""
+
+    def __init__(self, answer: str) -> None:
+        self.rest = answer
+
+    def following(self) -> tuple[int, bool]:
+        """The next character's token, and whether it is the last."""
+        token, self.rest = ord(self.rest[0]), self.rest[1:]
+        return token, not self.rest
+
+
+@dataclass
+class Sampler:
+    """Samples for one request."""
+
+    params: SamplingParams
+    script: Script
+    logprobs: int | None
+
+    def choose(self, tokens: list[int]) -> Sampled | EngineError:
+        token, last = self.script.following() if self.script.rest else (following(tokens), False)
+        if token == ord("!"):
+            return EngineError("INTERNAL", "the grammar failed")
+        logprob = None if self.logprobs is None else TokenLogprob(bytes([token]), -float(len(tokens)), [])
+        return Sampled(token, logprob, last)
 
 
 class Counting:
@@ -55,20 +85,25 @@ class Counting:
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def piece(self, token: int) -> bytes:
-        return bytes([token])
+    def constraint(self, grammar: str) -> Script:
+        return Script(grammar)
+
+    def piece(self, token: int, special: bool) -> bytes:
+        return b"" if token < SHOWN and not special else bytes([token])
 
     def is_end(self, token: int) -> bool:
         return token == END
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> object:
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], constraint: Script | None, logprobs: int | None
+    ) -> Sampler:
         self.samplers += 1
-        return object()
+        return Sampler(params, constraint or Script(""), logprobs)
 
-    def free_sampler(self, sampler: object) -> None:
+    def free_sampler(self, sampler: Sampler) -> None:
         self.samplers -= 1
 
-    def step(self, spans: Sequence[Span]) -> list[int | None]:
+    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
         if self.used() + sum(len(span.tokens) for span in spans) > self.ready.kv_tokens:
             raise OutOfCells
         assert len({span.sequence for span in spans}) == len(spans)
@@ -78,7 +113,8 @@ class Counting:
             self.cells[span.sequence] += [(token, object()) for token in span.tokens]
         self.steps.append([(span.sequence, len(span.tokens)) for span in spans])
         return [
-            following([token for token, _ in self.cells[span.sequence]]) if span.sampler else None for span in spans
+            span.sampler.choose([token for token, _ in self.cells[span.sequence]]) if span.sampler else None
+            for span in spans
         ]
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -101,6 +137,7 @@ class Loop:
         limits = BatchLimits(runtime.ready.max_sequences, batch, chunk, cached)
         self.loop = BatchLoop(runtime, limits, self.inbox, self.take)
         self.text: dict[int, str] = defaultdict(str)
+        self.pieces: dict[int, list[Piece]] = defaultdict(list)
         self.ended: dict[int, Piece] = {}
         self.refused: dict[int, Refused] = {}
         self.order: list[int] = []  # requests, in the order of their pieces
@@ -116,12 +153,15 @@ class Loop:
             assert piece.request not in self.ended
             self.order.append(piece.request)
             self.text[piece.request] += piece.text
+            self.pieces[piece.request].append(piece)
             if piece.finish:
                 self.ended[piece.request] = piece
 
-    def ask(self, request: int, prompt: list[int], client: str = "a", **params) -> None:
+    def ask(self, request: int, prompt: list[int], client: str = "a", *, grammar: str = "", **params) -> None:
         params.setdefault("max_tokens", 5)
-        self.inbox.put(Arrival(request, client, prompt, SamplingParams(**params)))
+        asked = {name: params.pop(name) for name in ("logprobs", "special") if name in params}
+        constraint = self.runtime.constraint(grammar) if grammar else None
+        self.inbox.put(Arrival(request, client, prompt, SamplingParams(**params), constraint, **asked))
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
@@ -352,3 +392,101 @@ def test_a_runtime_with_fewer_cells_than_it_said() -> None:
     loop.ask(10, prompt(1, 10))
     loop.until_done(5)
     assert loop.text[10] == expected(prompt(1, 10), 5)
+
+
+def test_a_grammar_ends_the_answer_without_another_step() -> None:
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10), grammar='{"a":1}', max_tokens=50)
+    loop.ask(2, prompt(2, 10))
+    loop.until_done(2)
+    assert (loop.text[1], loop.ended[1].finish, loop.ended[1].completion_tokens) == ('{"a":1}', "stop", 7)
+    assert loop.text[2] == expected(prompt(2, 10), 5), "a neighbour is not changed"
+    assert loop.runtime.samplers == loop.counters.active_cells == 0
+
+
+def test_a_grammar_that_is_whole_at_the_limit_ends_by_stop_and_a_cut_one_by_length() -> None:
+    loop = Loop(Counting(1000))
+    for request, limit in enumerate((6, 7)):
+        loop.ask(request, prompt(1, 10), grammar='{"a":1}', max_tokens=limit)
+    loop.until_done(2)
+    assert [loop.ended[request].finish for request in (0, 1)] == ["length", "stop"]
+    assert [loop.text[request] for request in (0, 1)] == ['{"a":1', '{"a":1}']
+
+
+def test_stop_strings_and_ignoring_the_end_have_no_effect_under_a_grammar() -> None:
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10), grammar='["a","b"]', stop=('","', "]"), max_tokens=50)
+    loop.ask(2, prompt(1, 10), grammar=f"one{chr(END)}two", ignore_eos=True, max_tokens=50)
+    loop.until_done(2)
+    assert loop.text[1] == '["a","b"]'
+    assert (loop.text[2], loop.ended[2].finish) == ("one", "stop")
+
+
+def test_a_grammar_that_fails_ends_its_own_request_only() -> None:
+    loop = Loop(Counting(1000), cached=400)
+    loop.ask(1, prompt(1, 10), grammar="abc!", max_tokens=50)
+    loop.ask(2, prompt(2, 10), max_tokens=20)
+    loop.until_done(2)
+    assert (loop.text[1], loop.refused[1].code) == ("abc", "INTERNAL")
+    assert loop.text[2] == expected(prompt(2, 10), 20)
+    assert loop.runtime.samplers == loop.counters.active_cells == 0
+
+
+def test_requests_that_start_over_go_on_in_their_grammar() -> None:
+    loop = Loop(Counting(200, sequences=4, context=190))
+    answers = {request: "".join(chr(97 + (request + at) % 26) for at in range(100)) for request in range(4)}
+    for request, answer in answers.items():
+        loop.ask(request, prompt(request, 20), grammar=answer, max_tokens=120)
+    loop.until_done(4)
+    assert loop.counters.preempted > 0
+    assert loop.text == answers
+    assert {piece.finish for piece in loop.ended.values()} == {"stop"}
+
+
+def test_cancelling_in_the_middle_of_a_grammar() -> None:
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10), grammar="abcdef" * 20, max_tokens=200)
+    loop.turn(5)
+    loop.inbox.put(Cancel(1))
+    loop.turn()
+    assert loop.text[1] == "abcde"
+    assert loop.runtime.samplers == loop.counters.active_cells == loop.counters.running == 0
+
+
+def told(loop: Loop, request: int) -> list[tuple[str, bytes]]:
+    """Text and token bytes of each piece of a request."""
+    return [(piece.text, b"".join(logprob.piece for logprob in piece.logprobs or [])) for piece in loop.pieces[request]]
+
+
+def test_logprobs_come_with_the_text_of_their_tokens() -> None:
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10), logprobs=0, max_tokens=3)
+    loop.ask(2, prompt(1, 10), max_tokens=3)
+    loop.until_done(2)
+    assert [piece.text.encode() for piece in loop.pieces[1]] == [token for _, token in told(loop, 1)]
+    assert [logprob.logprob for piece in loop.pieces[1] for logprob in piece.logprobs] == [-10.0, -11.0, -12.0]
+    assert {piece.logprobs for piece in loop.pieces[2]} == {None}
+
+
+def test_control_tokens_show_only_where_they_are_asked_for() -> None:
+    loop = Loop(Counting(1000))
+    for request, special in enumerate((False, True)):
+        script = f"a\x02b{chr(END)}"
+        loop.ask(request, prompt(1, 10), grammar=script, special=special, logprobs=0, max_tokens=50)
+    loop.until_done(2)
+    assert told(loop, 0) == [("a", b"a"), ("b", b"b"), ("", b"")]
+    assert told(loop, 1) == [("a", b"a"), ("\x02", b"\x02"), ("b", b"b"), ("", b"")]
+    assert [piece.finish for piece in loop.pieces[1]] == [None, None, None, "stop"]
+
+
+def test_logprobs_of_what_a_stop_string_holds_back_or_cuts_off() -> None:
+    tokens = expected(prompt(1, 10), 6)
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10), logprobs=0, stop=(tokens[1:3] + "?",), max_tokens=6)
+    loop.ask(2, prompt(1, 10), logprobs=0, stop=(tokens[2:5],), max_tokens=6)
+    loop.ask(3, prompt(1, 10), logprobs=0, stop=(tokens[4:] + "?",), max_tokens=6)
+    loop.until_done(3)
+    data = tokens.encode()
+    assert told(loop, 1)[:2] == [(tokens[0], data[:1]), (tokens[1:4], data[1:4])]
+    assert b"".join(token for _, token in told(loop, 2)) == data[:2]
+    assert told(loop, 3)[-1] == (tokens[4:], data[4:]), "held to the end"

@@ -10,7 +10,9 @@ All requests share one context; each has a llama.cpp sequence id of its own. The
 
 Streams are used where `kv_tokens` grants every sequence a full context, else the cache is unified.
 
-Shapes: logits are float32 [outputs, vocabulary], one row per span that wants a token, in the order of the batch.
+Shapes: logits are float32 [outputs, vocabulary], one row per span that wants a token, in the order of the batch. A
+grammar's mask is int32 [ceil(vocabulary / 32)], a bit per token; it is put onto the logits in place, where llama.cpp's
+samplers and the greedy choice both read them.
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp
 import numpy as np
+from numpy.typing import NDArray
 
-from services.text.engine.messages import EngineOptions, Ready
-from services.text.engine.runtime import EngineError, OutOfCells, Span
+from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary
+from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
+from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -35,13 +41,18 @@ PREFIX_ENTRIES = 64  # sequence ids for the prefix cache; llama.cpp has 256 in a
 DEFAULT_CONTEXT = 32_768  # what `context_tokens=0` takes at the most: a longer context must be asked for
 CELLS_PER_SEQUENCE = 512  # what `kv_tokens=0` gives each concurrent request
 MICRO_BATCH = 512  # tokens that llama.cpp computes in one graph
+LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 _NO_SPACE = 1  # llama_decode: no cells for the batch, nothing was changed
+_MARK = re.compile(
+    rb"</?(?:tool_call|tool_response|think|arg_key|arg_value|TOOLCALL|TOOLRESPONSE|function|parameter)>"
+    rb"|\[/?(?:TOOL_CALLS|ARGS|CALL_ID|THINK)\]"
+)
 _LOG_ERROR = 4
 _LOG_WARNING = 3
 
 
 class LlamaEngine:
-    """A GGUF model in a llama.cpp context. Not thread-safe but for `tokenize` and `piece`."""
+    """A GGUF model in a llama.cpp context. Not thread-safe but for `tokenize` and `constraint`."""
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
         """Loads the model.
@@ -63,7 +74,8 @@ class LlamaEngine:
         self._context = self._new_context(options, cells)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(options.batch_tokens, 0, 1)
-        self._pieces: dict[int, bytes] = {}
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+        self._grammars: GrammarCompiler | None = None
         self._ends = np.array(
             [t for t in range(self._n_vocab) if llama_cpp.llama_vocab_is_eog(self._vocab, t)], dtype=np.int64
         )
@@ -81,25 +93,30 @@ class LlamaEngine:
             raise EngineError("INVALID_REQUEST", f"the prompt of {len(data)} bytes cannot be tokenized")
         return list(tokens[:count])
 
-    def piece(self, token: int) -> bytes:
-        """The bytes of a token; control tokens have none."""
-        found = self._pieces.get(token)
-        if found is None:
-            found = self._pieces[token] = self._text_of(token, special=False)
-        return found
+    def constraint(self, grammar: str) -> Constraint:
+        """A grammar's state; the first one takes as long as reading the whole vocabulary, some tenths of a second."""
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self._vocabulary())
+        return self._grammars.compile(grammar)
+
+    def piece(self, token: int, special: bool) -> bytes:
+        """The bytes of a token; of control tokens only if `special`, of ends never."""
+        return b"" if special and token in self._end_set else self._text_of(token, special)
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends the turn (end of sequence, end of turn, and the model's other such tokens)."""
         return token in self._end_set
 
-    def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> _Sampler:
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
+    ) -> _Sampler:
         """A sampler chain for one request; greedy ones need none."""
         bad = [token for token, _ in params.logit_bias if not 0 <= token < self._n_vocab]
         if bad:
             message = f"logit_bias names token {bad[0]}; this model's tokens are 0 to {self._n_vocab - 1}"
             raise EngineError("INVALID_REQUEST", message, "logit_bias")
         chain = None if params.greedy else _chain(params, prompt, self._n_vocab, self.ready.context_tokens)
-        return _Sampler(chain, params.ignore_eos)
+        return _Sampler(chain, params.ignore_eos, constraint, logprobs)
 
     def free_sampler(self, sampler: _Sampler) -> None:
         """Frees the chain."""
@@ -107,7 +124,7 @@ class LlamaEngine:
             llama_cpp.llama_sampler_free(sampler.chain)
             sampler.chain = None
 
-    def step(self, spans: Sequence[Span]) -> list[int | None]:
+    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
         """Computes all spans in one llama_decode and samples where a token is wanted."""
         self._fill(spans)
         result = llama_cpp.llama_decode(self._context, self._batch)
@@ -115,7 +132,9 @@ class LlamaEngine:
             raise OutOfCells
         if result != 0:
             raise RuntimeError(f"llama_decode failed with {result}")
-        return self._sample(spans)
+        # An accelerator still computes: masks are made meanwhile.
+        masks = [self._mask(span.sampler.constraint) if span.sampler else None for span in spans]
+        return self._sample(spans, masks)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Marks the first `tokens` cells of `source` as `target`'s too; in another stream, copies them."""
@@ -145,27 +164,68 @@ class LlamaEngine:
                 batch.logits[at - 1] = 1
         batch.n_tokens = at
 
-    def _sample(self, spans: Sequence[Span]) -> list[int | None]:
+    def _mask(self, constraint: Constraint | None) -> NDArray[np.int32] | None:
+        """What a grammar allows next."""
+        if constraint is None:
+            return None
+        mask = np.zeros((self._n_vocab + 31) // 32, np.int32)
+        constraint.fill(mask.ctypes.data, mask.nbytes)
+        return mask
+
+    def _sample(
+        self, spans: Sequence[Span], masks: Sequence[NDArray[np.int32] | None]
+    ) -> list[Sampled | EngineError | None]:
         wanted = sum(span.sampler is not None for span in spans)
         if not wanted:
             llama_cpp.llama_synchronize(self._context)
             return [None] * len(spans)
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), (wanted, self._n_vocab))
-        sampled: list[int | None] = []
+        sampled: list[Sampled | EngineError | None] = []
         row, last = 0, -1
-        for span in spans:
+        for span, mask in zip(spans, masks, strict=True):
             last += len(span.tokens)
             if span.sampler is None:
                 sampled.append(None)
                 continue
-            if span.sampler.ignore_end:
-                logits[row, self._ends] = -np.inf
-            if span.sampler.chain is None:
-                sampled.append(int(logits[row].argmax()))
-            else:
-                sampled.append(llama_cpp.llama_sampler_sample(span.sampler.chain, self._context, last))
+            sampled.append(self._choose(span.sampler, logits[row], mask, last))
             row += 1
         return sampled
+
+    def _choose(
+        self, sampler: _Sampler, logits: NDArray[np.float32], mask: NDArray[np.int32] | None, last: int
+    ) -> Sampled | EngineError:
+        """The next token by its logits [vocabulary], which belong to token `last` of the batch."""
+        raw = None if sampler.logprobs is None else logits.copy()
+        if mask is not None:
+            allowed = np.unpackbits(mask.view(np.uint8), count=self._n_vocab, bitorder="little")
+            if not allowed.any():
+                message = "response_format asks for text that this model has no token for"
+                return EngineError("INVALID_REQUEST", message, "response_format")
+            logits[allowed == 0] = -np.inf
+        elif sampler.ignore_end:
+            logits[self._ends] = -np.inf
+        if sampler.chain is None:
+            token = int(logits.argmax())
+        else:
+            token = llama_cpp.llama_sampler_sample(sampler.chain, self._context, last)
+        logprob = None if raw is None else self._logprob(raw, token, sampler.logprobs or 0)
+        if sampler.constraint is None:
+            return Sampled(token, logprob)
+        sampler.constraint.consume(token)
+        return sampler.constraint.fault or Sampled(token, logprob, sampler.constraint.complete)
+
+    def _logprob(self, logits: NDArray[np.float32], token: int, count: int) -> TokenLogprob:
+        """The log-softmax of a row [vocabulary] at `token` and at its `count` highest places."""
+        highest = logits.max()
+        total = highest + np.log(np.exp(logits - highest).sum())
+        count = min(count, self._n_vocab)
+        top = np.argpartition(logits, -count)[-count:] if count else np.empty(0, np.int64)
+        top = top[np.lexsort((top, -logits[top]))]
+
+        def of(chosen: int) -> tuple[bytes, float]:
+            return self._text_of(chosen, special=True), max(float(logits[chosen] - total), LOWEST_LOGPROB)
+
+        return TokenLogprob(*of(token), [of(chosen) for chosen in top.tolist()])
 
     # --- loading
 
@@ -208,7 +268,31 @@ class LlamaEngine:
     def _special(self, token: int) -> str:
         return self._text_of(token, special=True).decode(errors="replace") if token >= 0 else ""
 
+    def _vocabulary(self) -> Vocabulary:
+        tokens = [self._read_text(token, special=True) for token in range(self._n_vocab)]
+        control = [token for token in range(self._n_vocab) if self._is_markup(token, tokens[token])]
+        return Vocabulary(tokens, control, self._ends.tolist(), self.tokenize)
+
+    def _is_markup(self, token: int, text: bytes) -> bool:
+        """Whether a token is no text, though it may look like it, so that grammars know it only by its name.
+
+        The marks of calls and thoughts are text: in some models of a family they are control tokens, in others not, and
+        the dialects' grammars write them the same for all.
+        """
+        attributes = llama_cpp.llama_vocab_get_attr(self._vocab, token)
+        if attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED:
+            return text.startswith(b"<|") and text.endswith(b"|>")
+        control = attributes & (llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN)
+        return bool(control) and not _MARK.fullmatch(text)
+
     def _text_of(self, token: int, special: bool) -> bytes:
+        """A token's bytes; those of a control token only if `special`."""
+        found = self._pieces.get((token, special))
+        if found is None:
+            found = self._pieces[token, special] = self._read_text(token, special)
+        return found
+
+    def _read_text(self, token: int, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(64)
         length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
         if length < 0:
@@ -218,18 +302,18 @@ class LlamaEngine:
 
     def _warm_up(self) -> None:
         """One token through the whole graph, so that the first request pays for no page fault or allocation."""
-        self.step([Span(0, 0, [max(0, llama_cpp.llama_vocab_bos(self._vocab))], _Sampler(None, False))])
+        self.step([Span(0, 0, [max(0, llama_cpp.llama_vocab_bos(self._vocab))], _Sampler())])
         self.drop(0)
 
 
+@dataclass(slots=True)
 class _Sampler:
-    """Sampling state of one request: a llama.cpp chain, or None where the highest logit is taken."""
+    """Sampling state of one request."""
 
-    __slots__ = ("chain", "ignore_end")
-
-    def __init__(self, chain: Any, ignore_end: bool) -> None:
-        self.chain = chain
-        self.ignore_end = ignore_end
+    chain: Any = None  # of llama.cpp's samplers; None where the highest logit is taken
+    ignore_end: bool = False
+    constraint: Constraint | None = None
+    logprobs: int | None = None
 
 
 def _chain(params: SamplingParams, prompt: Sequence[int], vocabulary: int, history: int) -> Any:
