@@ -1,0 +1,84 @@
+"""Calls as JSON objects, `{"name": ..., "arguments": {...}}`, alone or in a list: the core of most dialects."""
+
+from __future__ import annotations
+
+from services.text.parsers import json_text
+from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.tool_shape import Tools
+
+ARGUMENTS = ("arguments", "parameters")
+# What models write beside the two, and nobody needs.
+_IGNORED = ("type", "id")
+
+
+def call_objects(reader: Reader, tools: Tools) -> Reading[bool]:
+    """Reads and tells one call, or a list of them. False: this is none, and nothing was told."""
+    if not (yield from json_text.symbol(reader, "[")):
+        return (yield from call_object(reader, tools))
+    if not (yield from call_object(reader, tools)):
+        return False
+    while True:
+        reader.hold()
+        if (yield from json_text.symbol(reader, "]")):
+            reader.release()
+            return True
+        if not (yield from json_text.symbol(reader, ",")) or not (yield from call_object(reader, tools)):
+            reader.back()
+            return True
+
+
+def call_object(reader: Reader, tools: Tools) -> Reading[bool]:
+    """The same for exactly one call."""
+    if not (yield from json_text.symbol(reader, "{")):
+        return False
+    return (yield from _CallObject(reader, tools).read())
+
+
+class _CallObject:
+    def __init__(self, reader: Reader, tools: Tools) -> None:
+        self._reader = reader
+        self._tools = tools
+        self._started = False
+        self._arguments: list[str] | None = None  # None: none seen; those seen before the name wait here
+
+    def read(self) -> Reading[bool]:
+        going = True
+        while going:
+            key = yield from json_text.string(self._reader)
+            if key is None or not (yield from json_text.symbol(self._reader, ":")):
+                break
+            if not (yield from self._entry(key)):
+                break
+            going = yield from json_text.symbol(self._reader, ",")
+        whole = not going and (yield from json_text.symbol(self._reader, "}"))
+        if self._started:
+            if whole and self._arguments is None:
+                self._reader.arguments("{}")
+            self._reader.end_call()
+        return self._started
+
+    def _entry(self, key: str) -> Reading[bool]:
+        if key == "name" and not self._started:
+            name = yield from json_text.string(self._reader)
+            if name is None or name not in self._tools:
+                return False
+            self._start(name)
+            return True
+        if key in ARGUMENTS and self._arguments is None:
+            self._arguments = []
+            return (yield from json_text.arguments(self._reader, self._tell))
+        if key in _IGNORED:
+            return (yield from json_text.value(self._reader, lambda _: None))
+        return False
+
+    def _start(self, name: str) -> None:
+        self._reader.start_call(name)
+        self._started = True
+        for text in self._arguments or ():
+            self._reader.arguments(text)
+
+    def _tell(self, text: str) -> None:
+        if self._started:
+            self._reader.arguments(text)
+        elif self._arguments is not None:
+            self._arguments.append(text)

@@ -1,0 +1,120 @@
+"""Answers of gpt-oss: messages with a header that names their channel, and the tool if they call one.
+
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.name
+    <|constrain|>json<|message|>{...}<|call|>
+
+Thoughts are in `analysis`, the answer is in `final`, and so is what `commentary` says without a recipient. Headers are
+read leniently: models put the recipient in front of the channel, forget marks, or leave a header out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from services.text.parsers import lark
+from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.tool_shape import Tools, ToolShape, by_name
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>")
+MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+_BODY_ENDS = (START, CHANNEL, *ENDS)
+_HEADER_STARTS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")
+_NAMESPACE = "functions."
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([a-z]+)")
+# A header is short: more marks than these, or more characters between two of them, and it is text.
+MAX_MARKS = 4
+MAX_PART = 128
+
+
+def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
+    """See Dialect."""
+    return ReadingParser(lambda reader: _read(reader, by_name(tools), reasoning_open))
+
+
+def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
+    """See Dialect. These models call one tool at a time, and may think first."""
+    names = [lark.literal(f"commentary to={_NAMESPACE}{tool.name} ") for tool in tools]
+    calls = [
+        f'call_{number}: {CHANNEL} {name} {CONSTRAIN} "json" {MESSAGE} {lark.arguments(tool)}'
+        for number, (name, tool) in enumerate(zip(names, tools, strict=True))
+    ]
+    rules = [
+        f"call_body: {' | '.join(f'call_{number}' for number in range(len(tools)))}",
+        f'call_thought: {CHANNEL} "analysis" {MESSAGE} CALL_TEXT <|end|> {START} "assistant"',
+        f'call_preamble: {CHANNEL} "commentary" {MESSAGE} CALL_TEXT <|end|> {START} "assistant"',
+        lark.TEXT,
+        *calls,
+    ]
+    if required:
+        return "\n".join(["start: call_thought? call_preamble? call_body", *rules])
+    final = f'call_final: {CHANNEL} "final" {MESSAGE} CALL_TEXT'
+    return "\n".join(["start: call_thought? call_preamble? (call_body | call_final)", final, *rules])
+
+
+def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
+    if reasoning_open:
+        yield from _body(reader, thinks=True)
+    while (yield from reader.peek()):
+        reader.hold()
+        header = yield from _header(reader)
+        if header is None:
+            reader.back()
+            yield from _stray(reader)
+            continue
+        recipient = _RECIPIENT.search(header)
+        if recipient:
+            yield from _call(reader, tools, recipient[1].removeprefix(_NAMESPACE))
+        else:
+            channel = _CHANNEL_NAME.search(header)
+            yield from _body(reader, thinks=channel is not None and channel[1].startswith("analysis"))
+
+
+def _header(reader: Reader) -> Reading[str | None]:
+    """A header with the mark of its end; None where there is none."""
+    yield from reader.skip_space()
+    if not (yield from reader.starts(*_HEADER_STARTS)):
+        return None
+    pieces: list[str] = []
+    for _ in range(MAX_MARKS):
+        mark = yield from reader.until(MARKS, pieces.append, MAX_PART)
+        if not mark or mark in ENDS:
+            return None
+        pieces.append((yield from reader.take(len(mark))))
+        if mark == MESSAGE:
+            return "".join(pieces)
+    return None
+
+
+def _stray(reader: Reader) -> Reading[None]:
+    """Text without a header: content as it is, up to where there may be one again."""
+    if mark := (yield from reader.starts(*MARKS)):
+        reader.content((yield from reader.take(len(mark))))
+    yield from _body(reader, thinks=False)
+
+
+def _body(reader: Reader, *, thinks: bool) -> Reading[None]:
+    tell = reader.reasoning if thinks else reader.content
+    mark = yield from reader.until(_BODY_ENDS, tell)
+    if mark in ENDS:
+        yield from reader.take(len(mark))
+    if mark and thinks:
+        reader.end_reasoning()
+
+
+def _call(reader: Reader, tools: Tools, name: str) -> Reading[None]:
+    if name not in tools:
+        reader.give()
+        mark = yield from reader.until(_BODY_ENDS, reader.content)
+        if mark in ENDS:
+            reader.content((yield from reader.take(len(mark))))
+        return
+    reader.start_call(name)
+    yield from reader.skip_space()
+    mark = yield from reader.until(_BODY_ENDS, reader.arguments)
+    if mark in ENDS:
+        yield from reader.take(len(mark))
+    reader.end_call()

@@ -1,0 +1,31 @@
+"""Calls as the Hermes and Qwen models write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.text.parsers import lark
+from services.text.parsers.call_object import call_objects
+from services.text.parsers.marked_calls import marked_calls
+from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.reasoning import thoughts
+from services.text.parsers.tool_shape import Tools, ToolShape, by_name
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
+    """See Dialect."""
+    return ReadingParser(lambda reader: _read(reader, by_name(tools), reasoning_open))
+
+
+def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
+    """See Dialect."""
+    bodies = [f'"\\n" {lark.call_object(tool, "arguments")} {lark.literal(chr(10) + CLOSE)}' for tool in tools]
+    return lark.marked(OPEN, bodies, "\n", required=required, parallel=parallel)
+
+
+def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
+    yield from thoughts(reader, is_open=reasoning_open)
+    yield from marked_calls(reader, (OPEN,), lambda _: call_objects(reader, tools), CLOSE)

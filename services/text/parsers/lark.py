@@ -1,0 +1,136 @@
+"""Grammars of calls in llguidance's dialect of Lark. Rules but `start` begin with `call`, terminals with `CALL`.
+
+The marks of most dialects are written as text: it fits a token that stands for the mark as well as its parts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from services.text.parsers.schema_types import ANY, STRING, properties, required, resolved, types
+from services.text.parsers.tool_shape import Schema, ToolShape
+
+TEXT = r"CALL_TEXT: /(?s:.*)/"
+# Models learn JSON with and without these spaces; no others, or a model at a high temperature writes nothing else.
+_JSON = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def literal(text: str) -> str:
+    """Exactly this text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_value(schema: Schema) -> str:
+    """JSON text that follows a schema."""
+    return f"%json {json.dumps({**schema, 'x-guidance': _JSON})}"
+
+
+def arguments(shape: ToolShape) -> str:
+    """The JSON object of a tool's arguments."""
+    return json_value(object_schema(shape))
+
+
+def call_object(shape: ToolShape, key: str) -> str:
+    """A call as a JSON object, whose arguments stand under `key`."""
+    head = f'{{"name": {json.dumps(shape.name, ensure_ascii=False)}, "{key}": '
+    return f"{literal(head)} {arguments(shape)} {literal('}')}"
+
+
+def object_schema(shape: ToolShape) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object even where it does not say so."""
+    if shape.schema is None:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return {"type": "object", **shape.schema}
+
+
+def marked(opener: str, bodies: Sequence[str], between: str, *, required: bool, parallel: bool) -> str:
+    """Calls behind a mark, each written as one of `bodies`; unless they are required, text may stand around them.
+
+    `between` is the text between two calls, where there is no other text.
+    """
+    rules = [f"call_body: {' | '.join(f'call_{number}' for number in range(len(bodies)))}"]
+    rules += [f"call_{number}: {body}" for number, body in enumerate(bodies)]
+    if required:
+        more = f" ({literal(between + opener)} call_body)*" if parallel else ""
+        return "\n".join([f"start: {literal(opener)} call_body{more}", *rules])
+    # A lazy rule ends where the mark does: from there on only a call may follow.
+    start = "start: (call_lead call_body)* call_prose" if parallel else "start: call_lead call_body | call_prose"
+    lead = f"call_lead[lazy]: CALL_TEXT {literal(opener)}"
+    return "\n".join([start, lead, "call_prose: CALL_TEXT", TEXT, *rules])
+
+
+def listed(opener: str, closer: str, bodies: Sequence[str], *, required: bool, parallel: bool) -> str:
+    """The same where one pair of marks holds all calls as a list."""
+    rules = [f"call_item: {' | '.join(f'call_{number}' for number in range(len(bodies)))}"]
+    rules += [f"call_{number}: {body}" for number, body in enumerate(bodies)]
+    more = ' (", " call_item)*' if parallel else ""
+    rules.insert(0, f"call_list: call_item{more} {literal(']' + closer)}")
+    if required:
+        return "\n".join([f"start: {literal(opener + '[')} call_list", *rules])
+    lead = f"call_lead[lazy]: CALL_TEXT {literal(opener)}"
+    return "\n".join(['start: call_lead "[" call_list | call_prose', lead, "call_prose: CALL_TEXT", TEXT, *rules])
+
+
+def named_values(shape: ToolShape, head: Callable[[str], str], after: str, rule: str) -> tuple[str, list[str]]:
+    """Arguments that are written one by one: what to put into a rule, and the rules that it needs, named after `rule`.
+
+    `head` gives what stands in front of an argument's value; the text `after` stands behind it. Strings stand bare.
+    They come in the schema's order; additional ones are not allowed.
+    """
+    root = object_schema(shape)
+    must = required(root)
+    parts, rules = [], []
+    for number, (name, schema) in enumerate(properties(root).items()):
+        value = f"{rule}_{number}"
+        rules.append(_value_rule(value, schema, root, after))
+        part = f"{head(name)} {value}"
+        parts.append(part if name in must else f"({part})?")
+    return " ".join(parts), rules
+
+
+def _value_rule(rule: str, schema: Any, root: Schema, after: str) -> str:
+    """A value up to and with what stands behind it."""
+    plain = resolved(schema, root)
+    allowed = types(plain, root)
+    if "string" not in allowed or allowed == ANY:
+        definitions = {key: root[key] for key in _DEFINITIONS if key in root}
+        return f"{rule}: {json_value({**definitions, **plain})} {literal(after)}"
+    choices = [plain["const"]] if "const" in plain else plain.get("enum")
+    if isinstance(choices, list):
+        texts = [choice if isinstance(choice, str) else json.dumps(choice) for choice in choices]
+        return f"{rule}: {' | '.join(literal(text + after) for text in texts)}"
+    return f"{rule}[lazy]: {_bare_text(plain if allowed == STRING else {}, after)}"
+
+
+def _bare_text(schema: Schema, after: str) -> str:
+    """A string's text and what stands behind it. The first mark of the end is the end, as it is for the parser."""
+    end = _escaped(after.strip())
+    limits = [f"~/(?s:.*){end}(?s:.*)/"]
+    least, most = (_count(schema.get(key)) for key in ("minLength", "maxLength"))
+    if least or most is not None:
+        limits.append(f"/(?s:.{{{least or 0},{'' if most is None else most}}})/")
+    if isinstance(pattern := schema.get("pattern"), str):
+        limits.append(f"/{_anywhere(pattern)}/")
+    return f"(/(?s:.*)/ & {' & '.join(limits)}) {literal(after)}"
+
+
+def _count(found: object) -> int | None:
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
+
+
+def _anywhere(pattern: str) -> str:
+    """A pattern of JSON Schema, which may match within the text, as one for the whole text."""
+    front = "" if pattern.startswith("^") else "(?s:.*)"
+    back = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
+    inner = pattern.removeprefix("^")
+    inner = inner if back else inner.removesuffix("$")
+    return f"{front}(?:{_escaped(inner)}){back}"
+
+
+def _escaped(regex: str) -> str:
+    """A regex as it is written between slashes."""
+    return re.sub(r"(?<!\\)/", r"\\/", regex).replace("\n", "\\n")

@@ -1,0 +1,55 @@
+"""Calls as Llama 3 writes them: the answer is `{"name": ..., "parameters": {...}}`, maybe behind `<|python_tag|>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.text.parsers import lark
+from services.text.parsers.call_object import call_object
+from services.text.parsers.marked_calls import marked_calls
+from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.reasoning import thoughts
+from services.text.parsers.tool_shape import Tools, ToolShape, by_name
+
+TAG = "<|python_tag|>"
+# What stands between two calls, if anything.
+SEPARATOR = ";"
+
+
+def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
+    """See Dialect."""
+    return ReadingParser(lambda reader: _read(reader, by_name(tools), reasoning_open))
+
+
+def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
+    """See Dialect."""
+    rules = [f"call_body: {' | '.join(f'call_{number}' for number in range(len(tools)))}"]
+    rules += [f"call_{number}: {lark.call_object(tool, 'parameters')}" for number, tool in enumerate(tools)]
+    calls = f"call_body ({lark.literal(SEPARATOR + ' ')} call_body)*" if parallel else "call_body"
+    if required:
+        return "\n".join([f"start: {calls}", *rules])
+    # Without a mark only the first character tells a call from text.
+    return "\n".join([f"start: {calls} | call_prose", r"call_prose: /(\s*[^{\s](?s:.*))?/", *rules])
+
+
+def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
+    yield from thoughts(reader, is_open=reasoning_open)
+    reader.hold()
+    yield from reader.skip(TAG)
+    if not (yield from _calls(reader, tools)):
+        reader.back()
+    yield from marked_calls(reader, (TAG,), lambda _: _calls(reader, tools))
+
+
+def _calls(reader: Reader, tools: Tools) -> Reading[bool]:
+    """One call or several in a row."""
+    if not (yield from call_object(reader, tools)):
+        return False
+    while True:
+        reader.hold()
+        yield from reader.skip(SEPARATOR)
+        yield from reader.skip(TAG)
+        if not (yield from call_object(reader, tools)):
+            reader.back()
+            return True

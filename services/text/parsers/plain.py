@@ -1,0 +1,25 @@
+"""Answers of models that cannot be told of tools: text, and thoughts in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.text.parsers.parser import Parser, ReadingParser
+from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.reasoning import thoughts
+from services.text.parsers.tool_shape import ToolShape
+
+
+def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
+    """See Dialect. Never tells a call."""
+    return ReadingParser(lambda reader: _read(reader, reasoning_open))
+
+
+def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
+    """See Dialect: empty, for no call can be written."""
+    return ""
+
+
+def _read(reader: Reader, reasoning_open: bool) -> Reading[None]:
+    yield from thoughts(reader, is_open=reasoning_open)
+    yield from reader.until((), reader.content)

@@ -1,0 +1,36 @@
+"""Blocks of thought in front of an answer: `<think>...</think>`, and `[THINK]...[/THINK]` of the Mistral models.
+
+Only at the beginning: an answer may well speak about such a tag.
+"""
+
+from __future__ import annotations
+
+from services.text.parsers.reader import Reader, Reading
+
+THINK = "<think>"
+# How each block begins and ends.
+BLOCKS = {THINK: "</think>", "[THINK]": "[/THINK]"}
+
+
+def thoughts(reader: Reader, *, is_open: bool, opener: str = THINK) -> Reading[None]:
+    """Reads the blocks at the beginning. `is_open`: the prompt has begun one with `opener`."""
+    if is_open:
+        # Some models begin once more what their prompt has begun.
+        yield from reader.skip(opener)
+        yield from _thought(reader, BLOCKS[opener])
+    while True:
+        reader.hold()
+        yield from reader.skip_space()
+        found = yield from reader.starts(*BLOCKS)
+        if not found:
+            reader.back()
+            return
+        yield from reader.take(len(found))
+        yield from _thought(reader, BLOCKS[found])
+
+
+def _thought(reader: Reader, closer: str) -> Reading[None]:
+    reader.release()
+    if (yield from reader.until((closer,), reader.reasoning)):
+        yield from reader.take(len(closer))
+        reader.end_reasoning()

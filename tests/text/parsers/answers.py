@@ -1,0 +1,67 @@
+"""Sample answers and what reads them: for the tests of all dialects."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from services.text.parsers.dialect import Dialect
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
+from services.text.parsers.tool_shape import ToolShape
+
+WEATHER = ToolShape(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "unit": {"type": "string", "enum": ["celsius", "kelvin"]},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+NOW = ToolShape("now", None)
+TOOLS = (WEATHER, NOW)
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """Neighbours of one kind put together."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, Content) and isinstance(last, Content):
+            found[-1] = Content(last.text + event.text)
+        elif isinstance(event, Reasoning) and isinstance(last, Reasoning):
+            found[-1] = Reasoning(last.text + event.text)
+        elif isinstance(event, CallArguments) and isinstance(last, CallArguments) and last.index == event.index:
+            found[-1] = CallArguments(last.index, last.text + event.text)
+        else:
+            found.append(event)
+    return found
+
+
+def read(dialect: Dialect, pieces: list[str], *, reasoning_open: bool = False) -> list[Event]:
+    """What a dialect's parser makes of an answer that comes in such pieces."""
+    parser = dialect.parser(TOOLS, reasoning_open=reasoning_open)
+    events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
+    assert all(getattr(event, "text", "x") for event in events), "no text is empty"
+    return merged(events)
+
+
+def call(index: int, name: str, arguments: str) -> list[Event]:
+    """The events of one call."""
+    return [CallStarted(index, name), CallArguments(index, arguments), CallEnded(index)]
+
+
+def splits(text: str, seed: int, count: int = 30) -> Iterator[list[str]]:
+    """The text cut in two everywhere, into its characters, and at random."""
+    yield list(text)
+    for at in range(len(text) + 1):
+        yield [text[:at], text[at:]]
+    chance = random.Random(seed)  # noqa: S311 (a fixed seed)
+    for _ in range(count):
+        cuts = sorted(chance.choices(range(len(text) + 1), k=chance.randint(2, 12)))
+        yield [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]

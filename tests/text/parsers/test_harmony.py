@@ -1,0 +1,83 @@
+"""gpt-oss: channels, recipients, and headers that are not as they should be."""
+
+from __future__ import annotations
+
+import pytest
+from answers import call, read, splits
+
+from services.text.parsers.dialect import HARMONY
+from services.text.parsers.events import Content, Reasoning
+
+CALL = call(0, "now", '{"a": 1}')
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
+BODY = '<|message|>{"a": 1}<|call|>'
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.now <|constrain|>json",
+        "<|channel|>commentary to=functions.now<|constrain|>json",
+        "<|channel|>commentary to=functions.now json",
+        "<|channel|>commentary to=functions.now",
+        "<|channel|>commentary to=now ",
+        "<|channel|>commentaryto=functions.now",
+        "<|channel|>analysis to=functions.now code",
+        " to=functions.now<|channel|>commentary json",
+        "to=functions.now<|channel|>commentary <|constrain|>json",
+        "<|start|>assistant to=functions.now<|channel|>commentary json",
+        "<|constrain|>json to=functions.now",
+    ],
+)
+def test_a_recipient_may_stand_anywhere_in_the_header(header: str) -> None:
+    for pieces in splits(header + BODY, seed=1, count=10):
+        assert read(HARMONY, pieces) == CALL
+
+
+def test_channels_are_told_apart() -> None:
+    text = (
+        f"{THOUGHT}<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
+        f"<|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json{BODY}"
+    )
+    for pieces in splits(text, seed=2, count=10):
+        assert read(HARMONY, pieces) == [Reasoning("Hm."), Content("One moment."), *CALL]
+    text = f"{THOUGHT}<|start|>assistant<|channel|>final <|constrain|>json<|message|>{{}} "
+    for pieces in splits(text, seed=3, count=10):
+        assert read(HARMONY, pieces) == [Reasoning("Hm."), Content("{} ")]
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hello.", "Hello."),
+        ("Hello.<|end|>", "Hello."),
+        ("<|message|>Hello.<|return|>", "Hello."),
+        ("<|channel|><|message|>Hello.", "Hello."),
+        ("<|channel|>finally<|message|>Hello.", "Hello."),
+        ("<|channel|>final Hello.", "<|channel|>final Hello."),
+        ("<|channel|>final<|end|>", "<|channel|>final"),
+        ("<|constrain|>", "<|constrain|>"),
+        ("<|channel|>final<|message|>He<|start|>assistant<|channel|>final<|message|>llo.", "Hello."),
+        ("<|channel|>" * 5 + "<|message|>x", None),
+        ("<|channel|>" + "x" * 200 + "<|message|>y", None),
+        ("<|channel|>commentary to=browser.open<|message|>{}<|call|>", None),
+    ],
+)
+def test_malformed_headers_are_no_trouble(text: str, content: str | None) -> None:
+    found = read(HARMONY, [text])
+    for pieces in splits(text, seed=4, count=10):
+        assert read(HARMONY, pieces) == found
+    if content is not None:
+        assert found == [Content(content)]
+    else:
+        assert "".join(event.text for event in found if isinstance(event, Content)) != ""
+
+
+def test_a_call_of_a_tool_that_is_not_ours_is_content_to_the_letter() -> None:
+    text = "<|channel|>commentary to=browser.open <|constrain|>json<|message|>{}<|call|>"
+    assert read(HARMONY, [text]) == [Content(text)]
+
+
+def test_a_thought_that_the_prompt_began_goes_on() -> None:
+    text = "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+    assert read(HARMONY, list(text), reasoning_open=True) == [Reasoning("Hm."), Content("Yes.")]

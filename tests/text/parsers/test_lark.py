@@ -1,0 +1,67 @@
+"""Grammars of bare values: what of a schema they hold a model to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from byte_tokens import accepts
+
+from services.text.parsers.dialect import HERMES, QWEN_XML
+from services.text.parsers.tool_shape import ToolShape
+
+
+def allowed(schema: Any, value: str, **root: Any) -> bool:
+    """Whether a parameter with this schema may have this value in the XML form."""
+    shape = ToolShape("f", {"properties": {"v": schema}, "required": ["v"], **root})
+    grammar = QWEN_XML.call_grammar([shape], required=True, parallel=False)
+    call = f"<tool_call>\n<function=f>\n<parameter=v>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    return accepts(grammar, call)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string"}, ["", "a\nb", "3", "</function>", "é/\\"], ["a</parameter>"]),
+        ({"type": "string", "enum": ["a", "b\nc", 'd"']}, ["a", "b\nc", 'd"'], ["", "d", '"a"']),
+        ({"const": "x"}, ["x"], ["y"]),
+        ({"enum": ["x", 1, None]}, ["x", "1", "null"], ["2"]),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "éüö"], ["a", "abcd", ""]),
+        ({"type": "string", "maxLength": 1}, ["", "a", "\n"], ["ab"]),
+        ({"type": "string", "minLength": "x"}, [""], []),
+        ({"type": "string", "pattern": "^a+/b$"}, ["aa/b"], ["b", "xab", "aa/bc"]),
+        ({"type": "string", "pattern": "a|b"}, ["xax", "b"], ["x"]),
+        ({"type": "integer"}, ["3", "-1"], ["3.5", "x", '"3"']),
+        ({"type": ["string", "null"]}, ["null", "x"], []),
+        ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}, ['{"a": null}'], ["{}"]),
+        ({"$ref": "#/$defs/n"}, ["3"], ["x"]),
+        ({"type": "array", "items": {"$ref": "#/$defs/n"}}, ["[1, 2]", "[1,2]"], ["[  1]", '["x"]']),
+        ({}, ["3", '"x"', "{}"], ["x"]),
+        (True, ["3"], ["x"]),
+    ],
+)
+def test_values_follow_their_schema(schema: Any, right: list[str], wrong: list[str]) -> None:
+    for value in right:
+        assert allowed(schema, value, **{"$defs": {"n": {"type": "integer"}}}), value
+    for value in wrong:
+        assert not allowed(schema, value, **{"$defs": {"n": {"type": "integer"}}}), value
+
+
+def test_names_and_texts_are_quoted() -> None:
+    name = 'f"\\é'
+    grammar = HERMES.call_grammar([ToolShape(name, {})], required=True, parallel=False)
+    head = f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+    assert accepts(grammar, head + '{"a": 1}}\n</tool_call>')
+    assert not accepts(grammar, head + "3}\n</tool_call>"), "arguments are an object"
+
+
+def test_whitespace_is_one_space_at_most() -> None:
+    grammar = HERMES.call_grammar([ToolShape("f", {})], required=True, parallel=False)
+    for text, right in (
+        ('{"a":1,"b":2}', True),
+        ('{"a": 1, "b": 2}', True),
+        ('{"a":  1}', False),
+        ('{\n"a": 1}', False),
+    ):
+        assert accepts(grammar, f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>') is right

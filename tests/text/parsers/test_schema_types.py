@@ -1,0 +1,52 @@
+"""What types a schema allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.text.parsers.schema_types import ANY, properties, required, types
+
+ROOT: dict[str, Any] = {
+    "$defs": {"a": {"type": "string"}, "b": {"$ref": "#/$defs/a"}, "c": {"$ref": "#/$defs/c"}, "x/y": {"type": "null"}}
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string"}, {"string"}),
+        ({"type": ["string", "null"]}, {"string", "null"}),
+        ({"enum": ["a", 1, None, True, 1.5, [], {}]}, ANY),
+        ({"const": 3}, {"integer"}),
+        ({"anyOf": [{"type": "string"}, {"oneOf": [{"type": "null"}]}]}, {"string", "null"}),
+        ({"$ref": "#/$defs/b"}, {"string"}),
+        ({"$ref": "#/$defs/x~1y"}, {"null"}),
+        ({"$ref": "#/$defs/c"}, ANY),
+        ({"$ref": "#/$defs/none"}, ANY),
+        ({"$ref": "https://elsewhere"}, ANY),
+        ({"$ref": 3}, ANY),
+        ({}, ANY),
+        (True, ANY),
+        (None, ANY),
+        ({"type": 3}, ANY),
+        ({"anyOf": "x"}, ANY),
+    ],
+)
+def test_types_are_found(schema: Any, expected: set[str]) -> None:
+    assert types(schema, ROOT) == expected
+
+
+def test_schemas_that_never_end_are_left_alone() -> None:
+    loop: dict[str, Any] = {"anyOf": [{"$ref": "#/$defs/loop"}]}
+    assert types(loop, {"$defs": {"loop": loop}}) == ANY
+    wide = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 50} for at in range(60)}
+    assert types({"$ref": "#/$defs/d0"}, {"$defs": wide}) == ANY
+
+
+def test_what_is_required_is_a_property() -> None:
+    schema = {"properties": {"a": {"type": "null"}}, "required": ["b", "a", 3]}
+    assert properties(schema) == {"a": {"type": "null"}, "b": {}}
+    assert required(schema) == ("b", "a")
+    assert (properties({"properties": 1, "required": 2}), required(None)) == ({}, ())
