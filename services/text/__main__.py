@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import grpc
 from allm.models.v1 import model_service_pb2
-from allm.openai.v1 import text_service_pb2_grpc
-from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
+from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
+from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc, response_service_pb2, response_service_pb2_grpc
 
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
@@ -14,8 +14,16 @@ from services.rpc.server import Application, run
 from services.rpc.settings import Settings
 from services.text.api.chat_facade import TextFacade
 from services.text.api.chat_servicer import ChatServicer
+from services.text.api.response_servicer import ResponseServicer
+from services.text.api.responses_facade import ResponsesFacade
 from services.text.chat import Chat
+from services.text.completions import Completions
 from services.text.manager import TextManager
+from services.text.responses.responses import Responses
+from services.text.responses.store import ResponseStore
+from services.text.text_models import TextModels
+
+STORE_NAME = "responses.db"
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
@@ -24,19 +32,29 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     registry = EngineRegistry(device, forced=settings.text.device != "auto")
     manager = TextManager(settings.text, device)
     provision = Provision(settings.model, "text", registry, manager)
-    chat = Chat(provision.store, manager)
+    models = TextModels(provision.store, manager)
+    chat = Chat(models)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(chat), server)
-    text_service_pb2_grpc.add_TextServiceServicer_to_server(TextFacade(chat), server)
+    text_service_pb2_grpc.add_TextServiceServicer_to_server(TextFacade(chat, Completions(models)), server)
+    store = settings.store
+    kept = await ResponseStore.open(settings.home / STORE_NAME, store.days) if store.enabled else None
+    responses = Responses(chat, kept)
+    response_service_pb2_grpc.add_ResponseServiceServicer_to_server(ResponseServicer(responses), server)
+    responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
     await provision.start()
 
     async def close() -> None:
+        await responses.close()
         await provision.close()
         await manager.close()
 
-    chats = chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
+    typed = [
+        chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name,
+        response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"].full_name,
+    ]
     # The gateway asks this service for reflection, and has the catalog behind the same port.
-    models = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
-    return Application([chats], close, leave=provision.leave, described=[models])
+    catalog = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
+    return Application(typed, close, leave=provision.leave, described=[catalog])
 
 
 if __name__ == "__main__":

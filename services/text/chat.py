@@ -2,68 +2,48 @@
 
 from __future__ import annotations
 
-import secrets
-import time
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from services.models.store import ModelStore, StoredModel
-from services.rpc import metrics
-from services.rpc.errors import AllmError, Unsupported
-from services.text.conversation import ChatRequest, Usage
-from services.text.engine.messages import FinishReason, Piece
-from services.text.loaded import Answer, LoadedTextModel
-from services.text.manager import TextManager
+import msgspec
 
+from services.rpc.errors import Unsupported
+from services.text.choice import Choice
+from services.text.completion import Completion
+from services.text.conversation import ChatRequest
+from services.text.engine.sampling import SamplingParams
+from services.text.grammar import grammar_of
+from services.text.loaded import LoadedTextModel
+from services.text.parsers.dialect import PLAIN, ToolShape
+from services.text.text_models import TextModels
+from services.text.tool_prompt import with_tools
 
-class Completion:
-    """One running completion. `text` grows as `ready` is awaited; `finish` and `usage` are set by its last piece."""
-
-    def __init__(self, model_id: str, answer: Answer) -> None:
-        self.id = f"chatcmpl-{secrets.token_hex(16)}"
-        self.created = int(time.time())
-        self.model_id = model_id
-        self.finish: FinishReason | None = None
-        self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
-        self._answer = answer
-        self._begun = False
-
-    async def ready(self) -> list[str]:
-        """The texts that have come since, each of one step; raises what ended the request. Empty only at the end."""
-        pieces = await self._answer.ready()
-        if not self._begun:
-            self._begun = True
-            metrics.FIRST_TOKEN.labels(self.model_id).observe(time.monotonic() - self._answer.started)
-        self._close(pieces[-1])
-        return [piece.text for piece in pieces if piece.text]
-
-    async def whole(self) -> str:
-        """The whole text, once it is there."""
-        texts: list[str] = []
-        while self.finish is None:
-            texts += await self.ready()
-        return "".join(texts)
-
-    def _close(self, last: Piece) -> None:
-        if last.finish:
-            self.finish = last.finish
-            self.usage = Usage(
-                prompt_tokens=self._answer.prompt_tokens,
-                cached_tokens=last.cached_tokens,
-                completion_tokens=last.completion_tokens,
-            )
+# The prompt ends inside a thought that the template has opened.
+_OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 
 
 class Chat:
-    """Answers chat requests with the models of a store."""
+    """Answers chat requests."""
 
-    def __init__(self, store: ModelStore, manager: TextManager) -> None:
-        self._store = store
-        self._manager = manager
+    def __init__(self, models: TextModels) -> None:
+        self._models = models
 
     async def model_id(self, name: str) -> str:
         """The id behind an id or alias. Raises ModelNotFound."""
-        return (await self._store.find(name)).id
+        return (await self._models.find(name)).id
+
+    async def servable_id(self, name: str) -> str:
+        """As `model_id`, but raises what `complete` would where the model cannot be served here. Loads nothing."""
+        return await self._models.servable_id(name)
+
+    async def count(self, request: ChatRequest, client: str) -> int:
+        """How many tokens the model would be given. Raises what `complete` raises."""
+        stored = await self._models.find(request.model)
+        async with self._models.loaded(stored) as model:
+            sampling = msgspec.structs.replace(request.sampling, max_tokens=1)
+            async with model.generate(client, _prompt(model, request), sampling) as answer:
+                return await answer.accepted()
 
     @asynccontextmanager
     async def complete(self, request: ChatRequest, client: str) -> AsyncIterator[Completion]:
@@ -71,25 +51,45 @@ class Chat:
 
         Raises:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
-            InvalidRequest: the conversation does not fit the model.
+            InvalidRequest: the conversation does not fit the model, or a schema cannot be honoured.
             Overloaded: the queue is full.
         """
-        stored = await self._store.find(request.model)
+        stored = await self._models.find(request.model)
         if "chat" not in stored.desired.facts.capabilities:
             raise Unsupported(f"{stored.id} cannot chat", param="model")
-        async with self._loaded(stored) as model:
-            prompt = model.template.render(request.messages)
-            async with model.generate(client, prompt, request.sampling) as answer:
-                yield Completion(stored.id, answer)
+        async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
+            prompt = _prompt(model, request)
+            reasoning_open = bool(_OPEN_THOUGHT.search(prompt))
+            grammar = grammar_of(request, model.dialect, reasoning_open=reasoning_open)
+            tools = [ToolShape(tool.name, tool.parameters) for tool in request.callable_tools]
+            choices = []
+            for number in range(request.choices):
+                sampling = request.sampling
+                if sampling.seed is not None:  # else all choices would be the same
+                    sampling = _reseeded(sampling, number)
+                answer = await stack.enter_async_context(
+                    model.generate(client, prompt, sampling, grammar, request.logprobs)
+                )
+                choices.append(Choice(answer, model.dialect.parser(tools, reasoning_open=reasoning_open)))
+            completion = Completion(stored.id, choices)
+            stack.push_async_callback(completion.close)
+            yield completion
 
-    @asynccontextmanager
-    async def _loaded(self, stored: StoredModel) -> AsyncIterator[LoadedTextModel]:
-        """Leases a model; where it cannot be loaded here but others have it, the error says so to the gateway."""
-        serving = self._store.serveable(stored)
-        async with AsyncExitStack() as stack:
-            try:
-                lease = self._manager.lease(serving.descriptor, serving.runtime)
-                model = await stack.enter_async_context(lease)
-            except AllmError as problem:
-                raise self._store.elsewhere(stored, problem) from problem
-            yield model
+
+def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
+    if request.reasoning_effort not in ("", "none") and not model.template.thinks:
+        raise Unsupported(f"{request.model} does not reason.", param="reasoning_effort")
+    tools = request.callable_tools
+    if tools and model.dialect.name == PLAIN.name:
+        raise Unsupported(f"{request.model} cannot be told of tools: its chat template leaves no room.", param="tools")
+    # A history with calls needs its tools explained, too, in a model whose template knows none.
+    spelled_out = not model.dialect.native and (
+        tools or any(message.tool_calls or message.role == "tool" for message in request.messages)
+    )
+    if spelled_out:
+        return model.template.render(with_tools(request.messages, tools), effort=request.reasoning_effort)
+    return model.template.render(request.messages, tools, request.reasoning_effort)
+
+
+def _reseeded(sampling: SamplingParams, number: int) -> SamplingParams:
+    return msgspec.structs.replace(sampling, seed=((sampling.seed or 0) + number) % 2**64)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from services.rpc.errors import InvalidRequest
-from services.text.conversation import ChatRequest
+from services.text.conversation import ChatRequest, Tool
 from services.text.engine.sampling import SamplingParams
+from services.text.grammar import check_schema, check_size
 
 MAX_MESSAGES = 16_384
 MAX_STOPS = 16
@@ -15,6 +17,10 @@ MAX_BIASES = 1_024
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TOKENS = 2**31 - 1
 MAX_SEED = 2**64 - 1
+MAX_TOOLS = 128
+MAX_CHOICES = 16
+MAX_TOP_LOGPROBS = 20
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # parameter -> (lowest, highest); what is only a bound from above or below leaves the other open
 _RANGES: dict[str, tuple[float, float]] = {
@@ -40,10 +46,39 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
         raise InvalidRequest("'messages' is empty: a conversation needs at least one message.", param="messages")
     if len(request.messages) > MAX_MESSAGES:
         raise _too_many("messages", len(request.messages), MAX_MESSAGES)
-    _check_sampling(request.sampling, called or {})
+    check_sampling(request.sampling, called)
+    _check_tools(request.tools)
+    if not 1 <= request.choices <= MAX_CHOICES:
+        raise InvalidRequest(f"'n' must be 1 to {MAX_CHOICES}, not {request.choices}.", param="n")
+    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_TOP_LOGPROBS:
+        message = f"'top_logprobs' must be 0 to {MAX_TOP_LOGPROBS}, not {request.logprobs}."
+        raise InvalidRequest(message, param="top_logprobs")
+    if request.output.schema is not None:
+        check_size(request.output.schema, "response_format")
+        check_schema(request.output.schema, "response_format")
 
 
-def _check_sampling(params: SamplingParams, called: Mapping[str, str]) -> None:
+def _check_tools(tools: tuple[Tool, ...]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise _too_many("tools", len(tools), MAX_TOOLS)
+    seen: set[str] = set()
+    for at, tool in enumerate(tools):
+        param = f"tools[{at}]"
+        if not _TOOL_NAME.fullmatch(tool.name):
+            message = f"'{param}' is named {tool.name[:80]!r}; allowed are 1 to 64 letters, digits, '_', '-' and '.'."
+            raise InvalidRequest(message, param=param)
+        if tool.name in seen:
+            raise InvalidRequest(f"'{param}': {tool.name!r} is there twice.", param=param)
+        seen.add(tool.name)
+        if tool.parameters is not None:
+            check_size(tool.parameters, f"{param}.parameters")
+            if tool.strict:
+                check_schema(tool.parameters, f"{param}.parameters")
+
+
+def check_sampling(params: SamplingParams, called: Mapping[str, str] | None = None) -> None:
+    """The part of `check` that is about sampling."""
+    called = called or {}
     for name, (low, high) in _RANGES.items():
         value = getattr(params, name)
         above = name in _ABOVE_ZERO

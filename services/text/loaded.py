@@ -26,6 +26,7 @@ from services.text.engine.messages import (
     Submit,
 )
 from services.text.engine.sampling import SamplingParams
+from services.text.parsers.dialect import choose
 from services.text.prompt import ChatTemplate
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,20 @@ class Answer:
         pieces, self._pieces = self._pieces, []
         return pieces
 
+    async def accepted(self) -> int:
+        """Waits until the prompt is tokenized; gives its tokens. Raises the error that ended the request."""
+        while not self.prompt_tokens:
+            if self._error:
+                raise self._error
+            await self._news.wait()
+            self._news.clear()
+        return self.prompt_tokens
+
+    def accept(self, prompt_tokens: int) -> None:
+        """The prompt is tokenized and fits."""
+        self.prompt_tokens = prompt_tokens
+        self._news.set()
+
     def push(self, piece: Piece) -> None:
         """Takes a piece from the worker."""
         self._pieces.append(piece)
@@ -70,9 +85,17 @@ class Answer:
 class LoadedTextModel:
     """A model in a worker process of its own."""
 
-    def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: TextSettings) -> None:
+    def __init__(
+        self,
+        model_id: str,
+        architecture: str,
+        worker: WorkerProcess[FromWorker],
+        ready: Ready,
+        settings: TextSettings,
+    ) -> None:
         """Takes over a worker that said Ready. Raises ModelInvalid when the chat template does not compile."""
         self.ready = ready
+        self.dialect = choose(ready.chat_template, architecture)
         self.template = ChatTemplate(ready.chat_template, bos=ready.bos, eos=ready.eos, add_bos=ready.add_bos)
         self._model_id = model_id
         self._worker = worker
@@ -97,8 +120,18 @@ class LoadedTextModel:
         return self._worker.peak_memory
 
     @asynccontextmanager
-    async def generate(self, client: str, prompt: str, sampling: SamplingParams) -> AsyncIterator[Answer]:
+    async def generate(
+        self,
+        client: str,
+        prompt: str | list[int],
+        sampling: SamplingParams,
+        grammar: str = "",
+        logprobs: int | None = None,
+    ) -> AsyncIterator[Answer]:
         """Runs a request as long as the block runs; leaving it early cancels the request.
+
+        `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` asks for those of every token and
+        so many of the likeliest.
 
         Raises:
             Overloaded: the queue is full.
@@ -115,7 +148,10 @@ class LoadedTextModel:
         limit = self._settings.request_seconds
         late = Timeout(f"the request took longer than {limit:g} seconds (ALLM_REQUEST_SECONDS)")
         timer = asyncio.get_running_loop().call_later(limit, self._expire, request, late)
-        self._worker.send(Submit(request, client, prompt, sampling))
+        submit = Submit(
+            request, client, prompt, sampling, grammar=grammar, logprobs=logprobs, special=self.dialect.special
+        )
+        self._worker.send(submit)
         try:
             yield answer
         finally:
@@ -154,7 +190,7 @@ class LoadedTextModel:
             self._count(message.counters)
         elif isinstance(message, Accepted):
             if answer := self._answers.get(message.request):
-                answer.prompt_tokens = message.prompt_tokens
+                answer.accept(message.prompt_tokens)
         elif isinstance(message, Refused) and (answer := self._answers.pop(message.request, None)):
             answer.fail(from_code(message.code, message.message, message.param))
 

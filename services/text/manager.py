@@ -33,7 +33,7 @@ class TextManager(ModelManager[LoadedTextModel]):
         try:
             worker.send(Load(runtime.name, options))
             ready = await asyncio.wait_for(self._ready(worker), self._settings.load_seconds)
-            return LoadedTextModel(descriptor.id, worker, ready, self._settings)
+            return LoadedTextModel(descriptor.id, descriptor.architecture, worker, ready, self._settings)
         except TimeoutError:
             await worker.close()
             limit = self._settings.load_seconds

@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.rpc.errors import InvalidRequest, ModelInvalid
-from services.text.conversation import Message, ToolCall
+from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
 
 # ChatML: what most models without a template of their own understand best.
 DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
@@ -54,6 +54,8 @@ class ChatTemplate:
             ModelInvalid: the template does not compile.
         """
         self._bos, self._eos, self._add_bos = bos, eos, add_bos
+        # Whether the template knows how much to think; one that does not cannot be asked for it.
+        self.thinks = any(word in source for word in ("enable_thinking", "reasoning_effort", "thinking_budget"))
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
@@ -65,8 +67,10 @@ class ChatTemplate:
             # The last two: Jinja compiles to Python, which nests blocks only so deep.
             raise ModelInvalid(f"the model's chat template does not compile: {error}") from error
 
-    def render(self, messages: tuple[Message, ...]) -> str:
+    def render(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), effort: ReasoningEffort = "") -> str:
         """The prompt, up to where the assistant begins to speak.
+
+        `tools` are those that the template shows; `effort` how much to think, where the template knows of that.
 
         Raises:
             InvalidRequest: the template refuses the conversation (its own words), or fails on it.
@@ -77,7 +81,8 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 bos_token=self._bos,
                 eos_token=self._eos,
-                tools=None,
+                tools=[_tool_as_dict(tool) for tool in tools] or None,
+                **_thinking(effort),
             )
         except _TemplateRefused as refusal:
             raise InvalidRequest(
@@ -98,6 +103,8 @@ def _as_dict(message: Message) -> dict[str, Any]:
         entry["name"] = message.name
     if message.tool_call_id:
         entry["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        entry["reasoning_content"] = entry["thinking"] = message.reasoning  # whichever the template reads
     if message.tool_calls:
         entry["tool_calls"] = [_call_as_dict(call) for call in message.tool_calls]
     return entry
@@ -105,6 +112,21 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 def _call_as_dict(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+
+
+def _tool_as_dict(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def _thinking(effort: ReasoningEffort) -> dict[str, Any]:
+    """What the families call it: Qwen, GLM and Nemotron a switch, gpt-oss one of three levels."""
+    if not effort:
+        return {}
+    level = {"minimal": "low", "xhigh": "high", "max": "high"}.get(effort, effort)
+    found: dict[str, Any] = {"enable_thinking": effort != "none"}
+    return found if effort == "none" else {**found, "reasoning_effort": level}
 
 
 def _arguments(text: str) -> Any:

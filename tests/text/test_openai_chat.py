@@ -1,360 +1,29 @@
-"""OpenAI's Chat Completions: every parameter read or refused, and objects that are exactly OpenAI's.
-
-What "exactly" means is told by the official SDK: its parameter list and its pydantic models.
-"""
+"""OpenAI's Chat Completions: objects that are exactly OpenAI's, as the SDK's pydantic models tell."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from google.api import httpbody_pb2
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.chat.completion_create_params import (
-    CompletionCreateParamsBase,
-    CompletionCreateParamsNonStreaming,
-    CompletionCreateParamsStreaming,
-)
 from pydantic import BaseModel
 
-from services.rpc.errors import AllmError, InvalidRequest, Unsupported
-from services.text.api.openai_chat import (
-    ChatCompletionRequest,
-    ChunkWriter,
-    completion_object,
-    read_request,
-    usage_object,
-)
-from services.text.conversation import ChatRequest, Message, ToolCall, Usage
-from services.text.engine.sampling import SamplingParams
+from services.text.api.openai_chat import ChunkWriter, completion_object, usage_object
+from services.text.choice import CallBegun, CallDelta, Finished, ReasoningDelta, Said, TextDelta
+from services.text.conversation import ToolCall, Usage
+from services.text.engine.messages import TokenLogprob
 
-HELLO = [{"role": "user", "content": "hello"}]
 HEAD = {"id": "chatcmpl-1", "created": 1_700_000_000, "model": "m"}
-USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
+USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3, reasoning_tokens=2)
+TOKEN = TokenLogprob(b"Hi", -0.25, [(b"Hi", -0.25), (b"\xf0\x9f", -1.5)])
 
 
-def body(**parameters: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": HELLO} | parameters
+def whole(*said: Said, logprobs: bool = False) -> dict[str, Any]:
+    return completion_object(HEAD, said, USAGE, logprobs=logprobs)
 
 
-def read(content: dict[str, Any] | bytes) -> tuple[ChatCompletionRequest, ChatRequest]:
-    data = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return read_request(httpbody_pb2.HttpBody(content_type="application/json", data=data))
-
-
-def sampling(**parameters: Any) -> SamplingParams:
-    return read(body(**parameters))[1].sampling
-
-
-def messages(*content: dict[str, Any]) -> tuple[Message, ...]:
-    return read(body(messages=list(content)))[1].messages
-
-
-def refusal(content: dict[str, Any] | bytes) -> AllmError:
-    with pytest.raises((InvalidRequest, Unsupported)) as caught:
-        read(content)
-    assert caught.value.http_status == 400
-    return caught.value
-
-
-# --- reading: parameters
-
-
-def test_the_smallest_request() -> None:
-    asked, chat = read(body())
-    assert chat == ChatRequest(model="m", messages=(Message(role="user", content="hello"),), sampling=SamplingParams())
-    assert asked.stream is None
-
-
-@pytest.mark.parametrize(
-    ("parameter", "value", "field", "expected"),
-    [
-        ("temperature", 0, "temperature", 0.0),
-        ("temperature", 1.5, "temperature", 1.5),
-        ("top_p", 0.5, "top_p", 0.5),
-        ("top_k", 40, "top_k", 40),
-        ("min_p", 0.05, "min_p", 0.05),
-        ("seed", 7, "seed", 7),
-        ("seed", 0, "seed", 0),
-        ("seed", -1, "seed", 2**64 - 1),
-        ("seed", -(2**63), "seed", 2**63),
-        ("seed", 2**63 - 1, "seed", 2**63 - 1),
-        ("presence_penalty", -0.5, "presence_penalty", -0.5),
-        ("frequency_penalty", 0.5, "frequency_penalty", 0.5),
-        ("repeat_penalty", 1.1, "repeat_penalty", 1.1),
-        ("repetition_penalty", 1.1, "repeat_penalty", 1.1),
-        ("logit_bias", {"50": -100, "7": 1.5}, "logit_bias", ((50, -100.0), (7, 1.5))),
-        ("logit_bias", {}, "logit_bias", ()),
-        ("stop", "end", "stop", ("end",)),
-        ("stop", ["a", "b"], "stop", ("a", "b")),
-        ("stop", [], "stop", ()),
-        ("max_tokens", 5, "max_tokens", 5),
-        ("max_completion_tokens", 5, "max_tokens", 5),
-        ("ignore_eos", True, "ignore_eos", True),
-    ],
-)
-def test_every_sampling_parameter_reaches_the_model(parameter: str, value: Any, field: str, expected: Any) -> None:
-    plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
-    assert sampling(**{parameter: value}) == SamplingParams(**(plain | {field: expected}))
-
-
-def test_null_means_absent_for_every_parameter_but_the_two_that_are_required() -> None:
-    optional = [name for name in ChatCompletionRequest.__struct_fields__ if name not in ("model", "messages")]
-    assert read(body(**dict.fromkeys(optional)))[1] == read(body())[1]
-    for required in ("model", "messages"):
-        assert refusal(body(**{required: None})).param == required
-
-
-@pytest.mark.parametrize("missing", ["model", "messages"])
-def test_what_is_required_is_named_when_it_is_missing(missing: str) -> None:
-    error = refusal({name: value for name, value in body().items() if name != missing})
-    assert (error.param, error.message) == (missing, f"Missing required parameter: '{missing}'.")
-
-
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
-        ({"model": ""}, "model"),
-        ({"model": 5}, "model"),
-        ({"messages": []}, "messages"),
-        ({"messages": "hello"}, "messages"),
-        ({"messages": [None]}, "messages[0]"),
-        ({"temperature": 2.1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_k": -1}, "top_k"),
-        ({"top_k": 10**400}, "top_k"),
-        ({"min_p": 2}, "min_p"),
-        ({"seed": 2**63}, "seed"),
-        ({"seed": -(2**63) - 1}, "seed"),
-        ({"seed": 1.5}, "seed"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"frequency_penalty": -3}, "frequency_penalty"),
-        ({"repeat_penalty": 0}, "repeat_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repetition_penalty"),
-        ({"logit_bias": {"50": 101}}, "logit_bias"),
-        ({"logit_bias": {"fifty": 1}}, "logit_bias"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias"),
-        ({"logit_bias": {str(10**30): 1}}, "logit_bias"),
-        ({"logit_bias": [1]}, "logit_bias"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["a", ""]}, "stop"),
-        ({"stop": [5]}, "stop[0]"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 10**30}, "max_tokens"),
-        ({"max_tokens": "5"}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
-        ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": False, "stream_options": {}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"ignore_eos": 1}, "ignore_eos"),
-    ],
-)
-def test_a_wrong_value_is_refused_by_name(parameters: dict[str, Any], param: str) -> None:
-    error = refusal(body(**parameters))
-    assert error.param == param
-    assert f"'{param}'" in error.message
-    assert isinstance(error, InvalidRequest)
-
-
-@pytest.mark.parametrize(
-    ("parameter", "asking", "neutral"),
-    [
-        ("n", (2, 0, 10**400), (1,)),
-        ("logprobs", (True,), (False,)),
-        ("top_logprobs", (5,), (0,)),
-        (
-            "response_format",
-            ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x"}}, "text", {}),
-            ({"type": "text"},),
-        ),
-        ("tools", ([{"type": "function", "function": {"name": "f"}}],), ([],)),
-        ("tool_choice", ("required", {"type": "function", "function": {"name": "f"}}), ("none", "auto")),
-        ("functions", ([{"name": "f"}],), ([],)),
-        ("function_call", ({"name": "f"},), ("none", "auto")),
-        ("modalities", (["text", "audio"], ["audio"]), (["text"],)),
-        ("audio", ({"voice": "x", "format": "wav"},), ()),
-        ("prediction", ({"type": "content", "content": "x"},), ()),
-        ("reasoning_effort", ("low", "high"), ("none",)),
-        ("verbosity", ("low", "high"), ("medium",)),
-        ("store", (True,), (False,)),
-        ("service_tier", ("flex", "priority"), ("auto", "default")),
-        ("web_search_options", ({},), ()),
-        ("moderation", ({"model": "x"},), ()),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name_and_its_neutral_value_passes(
-    parameter: str, asking: tuple, neutral: tuple
-) -> None:
-    for value in asking:
-        error = refusal(body(**{parameter: value}))
-        assert isinstance(error, Unsupported), value
-        assert error.param == parameter
-        assert f"'{parameter}'" in error.message
-    for value in (None, *neutral):
-        assert read(body(**{parameter: value}))[1] == read(body())[1]
-
-
-def test_a_stream_cannot_be_obfuscated() -> None:
-    error = refusal(body(stream=True, stream_options={"include_obfuscation": True}))
-    assert isinstance(error, Unsupported)
-    assert error.param == "stream_options.include_obfuscation"
-    assert read(body(stream=True, stream_options={"include_obfuscation": False}))
-
-
-# These say who asks, or hint at caching, and change nothing in an answer; `parallel_tool_calls` means nothing without
-# tools, `metadata` nothing without `store`, and both of those are refused.
-NO_EFFECT = {
-    "metadata": {"a": "b"},
-    "parallel_tool_calls": True,
-    "prompt_cache_key": "k",
-    "prompt_cache_options": {},
-    "prompt_cache_retention": "24h",
-    "safety_identifier": "s",
-    "user": "u",
-}
-
-
-def test_every_parameter_of_the_official_sdk_is_read_or_refused_or_without_effect() -> None:
-    kinds = (CompletionCreateParamsBase, CompletionCreateParamsNonStreaming, CompletionCreateParamsStreaming)
-    official = {name for kind in kinds for name in kind.__annotations__}
-    assert official - set(ChatCompletionRequest.__struct_fields__) == set(NO_EFFECT)
-
-
-def test_parameters_without_effect_and_unknown_ones_are_accepted() -> None:
-    assert read(body(**NO_EFFECT, invented_next_year={"deep": [1]}))[1] == read(body())[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "usage"),
-    [(None, False), ({}, False), ({"include_usage": False}, False), ({"include_usage": True}, True)],
-)
-def test_a_stream_may_ask_for_usage(options: dict[str, Any] | None, usage: bool) -> None:
-    asked, _ = read(body(stream=True, stream_options=options))
-    assert asked.stream is True
-    assert bool(asked.stream_options and asked.stream_options.include_usage) is usage
-
-
-# --- reading: messages
-
-
-def test_every_role_is_read() -> None:
-    assert messages(
-        {"role": "system", "content": "a"},
-        {"role": "developer", "content": "b"},
-        {"role": "user", "content": "c", "name": "ann"},
-        {"role": "assistant", "content": "d"},
-        {"role": "tool", "content": "e", "tool_call_id": "c1"},
-    ) == (
-        Message(role="system", content="a"),
-        Message(role="developer", content="b"),
-        Message(role="user", content="c", name="ann"),
-        Message(role="assistant", content="d"),
-        Message(role="tool", content="e", tool_call_id="c1"),
-    )
-
-
-def test_an_assistants_tool_calls_are_read_with_their_arguments_as_text() -> None:
-    function = {"name": "f", "arguments": '{ "a" :1}'}
-    (message,) = messages(
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
-    )
-    assert message == Message(
-        role="assistant", content="", tool_calls=(ToolCall(id="c1", name="f", arguments='{ "a" :1}'),)
-    )
-
-
-def test_parts_of_text_are_joined_and_a_refusal_is_what_the_assistant_said() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": " b"}]
-    said = [{"type": "refusal", "refusal": "no"}]
-    assert [
-        message.content
-        for message in messages(
-            {"role": "user", "content": parts},
-            {"role": "assistant", "content": said},
-            {"role": "assistant", "content": None, "refusal": "never"},
-        )
-    ] == ["a b", "no", "never"]
-
-
-def test_an_answer_can_be_sent_back_as_it_came() -> None:
-    """Clients append `choices[0].message` to the conversation, nulls and all."""
-    answer = completion_object(HEAD, "Hi!", "stop", USAGE)["choices"][0]["message"]
-    assert messages(*HELLO, answer)[1] == Message(role="assistant", content="Hi!")
-    sdk = ChatCompletion.model_validate(completion_object(HEAD, "Hi!", "stop", USAGE)).choices[0].message
-    assert messages(*HELLO, sdk.model_dump())[1] == Message(role="assistant", content="Hi!")
-
-
-def test_an_empty_text_is_a_text() -> None:
-    assert messages({"role": "user", "content": ""}) == (Message(role="user", content=""),)
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"content": "x"}, "messages[0].role"),
-        ({"role": "king", "content": "x"}, "messages[0].role"),
-        ({"role": "function", "name": "f", "content": "x"}, "messages[0].role"),
-        ({"role": "user"}, "messages[0].content"),
-        ({"role": "user", "content": None}, "messages[0].content"),
-        ({"role": "user", "content": 5}, "messages[0].content"),
-        ({"role": "user", "content": {"type": "text", "text": "x"}}, "messages[0].content"),
-        ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
-        ({"role": "user", "content": [{"text": "x"}]}, "messages[0].content[0].type"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
-        ({"role": "user", "content": [{"type": "text", "text": None}]}, "messages[0].content[0].text"),
-        ({"role": "user", "content": [{"type": "hologram"}]}, "messages[0].content[0].type"),
-        ({"role": "assistant", "content": None, "tool_calls": []}, "messages[0].content"),
-        ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[0].tool_calls[0].function"),
-        (
-            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
-    ],
-)
-def test_a_wrong_message_is_refused_with_its_place(message: dict[str, Any], param: str) -> None:
-    error = refusal(body(messages=[message]))
-    assert isinstance(error, InvalidRequest)
-    assert error.param == param
-    assert f"'{param}'" in error.message
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}},
-        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
-        {"type": "file", "file": {"file_id": "f"}},
-    ],
-)
-def test_content_that_is_no_text_is_refused_by_its_type_and_place(part: dict[str, Any]) -> None:
-    error = refusal(body(messages=[*HELLO, {"role": "user", "content": [{"type": "text", "text": "x"}, part]}]))
-    assert isinstance(error, Unsupported)
-    assert error.param == "messages[1].content[1]"
-    assert f"'{part['type']}'" in error.message
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}',
-        b'{"model":"m","messages":' + b"[" * 100_000,
-        b'{"model":"m","messages":[],"tools":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"model":"m","messages":[],"response_format":' + b'{"a":' * 100_000,
-    ],
-)
-def test_hostile_bodies_are_refused(data: bytes) -> None:
-    assert refusal(data).code == "INVALID_REQUEST"
-
-
-# --- writing
+def writer(*, include_usage: bool = False, logprobs: bool = False) -> ChunkWriter:
+    return ChunkWriter(HEAD, include_usage=include_usage, logprobs=logprobs)
 
 
 def exactly(model: type[BaseModel], value: dict[str, Any], absent: set[str]) -> None:
@@ -365,7 +34,7 @@ def exactly(model: type[BaseModel], value: dict[str, Any], absent: set[str]) -> 
 
 
 def test_a_whole_completion_has_exactly_openais_fields() -> None:
-    value = completion_object(HEAD, "Hi!", "stop", USAGE)
+    value = whole(Said(text="Hi!", finish="stop"))
     exactly(ChatCompletion, value, {"metadata", "moderation"})
     (choice,) = value["choices"]
     fields = ChatCompletion.model_fields["choices"].annotation.__args__[0].model_fields
@@ -382,7 +51,8 @@ def test_usage_adds_up_and_tells_what_was_cached() -> None:
     value = usage_object(USAGE)
     assert (value["prompt_tokens"], value["completion_tokens"], value["total_tokens"]) == (10, 3, 13)
     assert value["prompt_tokens_details"]["cached_tokens"] == 4
-    parsed = ChatCompletion.model_validate(completion_object(HEAD, "", "length", USAGE), strict=True).usage
+    assert value["completion_tokens_details"]["reasoning_tokens"] == 2
+    parsed = ChatCompletion.model_validate(whole(Said(finish="length")), strict=True).usage
     assert parsed.total_tokens == 13
     for part in (parsed, parsed.prompt_tokens_details, parsed.completion_tokens_details):
         assert not part.model_extra
@@ -390,8 +60,9 @@ def test_usage_adds_up_and_tells_what_was_cached() -> None:
 
 @pytest.mark.parametrize("include_usage", [False, True])
 def test_chunks_have_exactly_openais_fields(include_usage: bool) -> None:
-    writer = ChunkWriter(HEAD, include_usage)
-    chunks = [writer.role(), writer.text("Hi"), writer.text("!"), writer.finish("stop")]
+    chunks_of = writer(include_usage=include_usage)
+    events = [TextDelta("Hi"), TextDelta("!"), Finished("stop")]
+    chunks = [chunks_of.role(0), *(chunks_of.event(0, event) for event in events)]
     absent = {"moderation", "obfuscation"} | (set() if include_usage else {"usage"})
     for chunk in chunks:
         exactly(ChatCompletionChunk, chunk, absent)
@@ -412,15 +83,71 @@ def test_chunks_have_exactly_openais_fields(include_usage: bool) -> None:
 
 
 def test_the_usage_chunk_has_no_choices() -> None:
-    chunk = ChunkWriter(HEAD, True).usage(USAGE)
+    chunk = writer(include_usage=True).usage(USAGE)
     exactly(ChatCompletionChunk, chunk, {"moderation", "obfuscation"})
     assert chunk["choices"] == []
     assert chunk["usage"] == usage_object(USAGE)
 
 
 def test_chunks_of_a_stream_do_not_share_what_can_change() -> None:
-    writer = ChunkWriter(HEAD, False)
-    first, second = writer.text("a"), writer.text("b")
+    chunks = writer()
+    first, second = chunks.event(0, TextDelta("a")), chunks.event(0, TextDelta("b"))
     first["choices"][0]["delta"]["content"] = "changed"
     assert second["choices"][0]["delta"] == {"content": "b"}
     assert HEAD == {"id": "chatcmpl-1", "created": 1_700_000_000, "model": "m"}
+
+
+def test_calls_and_thoughts_of_a_whole_completion() -> None:
+    said = Said(reasoning="hm", calls=[ToolCall(id="call_1", name="f", arguments="{}")], finish="tool_calls")
+    (choice,) = whole(said)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["reasoning_content"] == "hm"
+    assert choice["message"]["tool_calls"] == [
+        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    ]
+    parsed = ChatCompletion.model_validate(whole(said), strict=True).choices[0].message
+    assert parsed.tool_calls[0].function.name == "f"
+
+
+def test_choices_are_numbered() -> None:
+    value = whole(Said(text="a", finish="stop"), Said(text="b", finish="length"))
+    assert [(choice["index"], choice["message"]["content"]) for choice in value["choices"]] == [(0, "a"), (1, "b")]
+
+
+def test_logprobs_are_openais() -> None:
+    (choice,) = whole(Said(text="Hi", logprobs=[TOKEN], finish="stop"), logprobs=True)["choices"]
+    assert choice["logprobs"] == {
+        "content": [
+            {
+                "token": "Hi",
+                "logprob": -0.25,
+                "bytes": [72, 105],
+                "top_logprobs": [
+                    {"token": "Hi", "logprob": -0.25, "bytes": [72, 105]},
+                    {"token": "\ufffd", "logprob": -1.5, "bytes": [0xF0, 0x9F]},
+                ],
+            }
+        ],
+        "refusal": None,
+    }
+    ChatCompletion.model_validate(whole(Said(text="Hi", logprobs=[TOKEN], finish="stop"), logprobs=True), strict=True)
+    chunk = writer(logprobs=True).event(0, TextDelta("Hi", (TOKEN,)))
+    assert chunk["choices"][0]["logprobs"] == choice["logprobs"]
+    ChatCompletionChunk.model_validate(chunk, strict=True)
+
+
+def test_chunks_of_calls_and_thoughts() -> None:
+    chunks = writer()
+    events = [ReasoningDelta("hm"), CallBegun(0, "call_1", "f"), CallDelta(0, '{"a"'), CallDelta(0, ": 1}")]
+    values = [chunks.event(1, event) for event in events]
+    for value in values:
+        ChatCompletionChunk.model_validate(value, strict=True)
+        assert value["choices"][0]["index"] == 1
+    assert [value["choices"][0]["delta"] for value in values] == [
+        {"reasoning_content": "hm"},
+        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+    ]
+    assert chunks.event(1, Finished("tool_calls"))["choices"][0]["finish_reason"] == "tool_calls"

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: OpenAI's bytes around the chat core."""
+"""POST /v1/chat/completions and /v1/completions: OpenAI's bytes around the cores."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from google.api import httpbody_pb2
 from services.rpc.call import Call, facade
 from services.rpc.openai import sse
 from services.rpc.openai.body import json_body
-from services.text.api.openai_chat import ChunkWriter, completion_object, read_request
-from services.text.chat import Chat, Completion
+from services.text.api.completions_facade import create_completion
+from services.text.api.openai_chat import ChunkWriter, completion_object
+from services.text.api.openai_chat_request import read_request
+from services.text.chat import Chat
+from services.text.completion import Completion
+from services.text.completions import Completions
 
 
 class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     """The REST facade of the text service."""
 
-    def __init__(self, chat: Chat) -> None:
+    def __init__(self, chat: Chat, completions: Completions) -> None:
         self._chat = chat
+        self._completions = completions
 
     @facade()
     async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
@@ -27,35 +32,42 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
         """One JSON body, or server-sent events when the request says `stream`."""
         asked, chat_request = read_request(request)
         call.model = await self._chat.model_id(chat_request.model)
+        logprobs = chat_request.logprobs is not None
         async with self._chat.complete(chat_request, call.client) as completion:
             head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
             if asked.stream:
                 include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-                await _stream(completion, ChunkWriter(head, include_usage), include_usage, call)
+                chunks = ChunkWriter(head, include_usage=include_usage, logprobs=logprobs)
+                await _stream(completion, chunks, include_usage, call)
             else:
-                text = await completion.whole()
-                await call.send(json_body(completion_object(head, text, completion.finish, completion.usage)))
+                await completion.whole()
+                said = [choice.said for choice in completion.choices]
+                await call.send(json_body(completion_object(head, said, completion.usage, logprobs=logprobs)))
             call.facts["usage"] = _facts(completion)
+
+    @facade()
+    async def CreateCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """The older interface: a text goes on."""
+        await create_completion(self._completions, request, call)
 
 
 async def _stream(completion: Completion, chunks: ChunkWriter, include_usage: bool, call: Call) -> None:
-    """Texts that are ready together share one HttpBody; each is an event of its own."""
-    events: list[dict[str, Any]] = []
-    first = True
-    while completion.finish is None:
-        texts = await completion.ready()
-        if first:
-            # Only now: until the first token an error can still be told by the HTTP status.
-            events.append(chunks.role())
-            first = False
-        events += [chunks.text(text) for text in texts]
-        if completion.finish is None:
-            await call.send(sse.body(map(sse.data, events)))
-            events = []
-    events.append(chunks.finish(completion.finish))
-    if include_usage:
-        events.append(chunks.usage(completion.usage))
-    await call.send(sse.body((*map(sse.data, events), sse.DONE)))
+    """Events that are ready together share one HttpBody; each is a server-sent event of its own."""
+    begun: set[int] = set()
+    while not completion.finished:
+        events: list[dict[str, Any]] = []
+        for index, event in await completion.ready():
+            if index not in begun:
+                # Only now: until the first token an error can still be told by the HTTP status.
+                begun.add(index)
+                events.append(chunks.role(index))
+            events.append(chunks.event(index, event))
+        if completion.finished and include_usage:
+            events.append(chunks.usage(completion.usage))
+        end = (sse.DONE,) if completion.finished else ()
+        await call.send(sse.body((*map(sse.data, events), *end)))
 
 
 def _facts(completion: Completion) -> dict[str, int]:

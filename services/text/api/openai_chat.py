@@ -1,245 +1,17 @@
-"""OpenAI's Chat Completions, as JSON: requests read into structs and checked, responses and chunks built.
+"""OpenAI's Chat Completions: responses and chunks, built from what the core tells.
 
-Reference: https://platform.openai.com/docs/api-reference/chat. A parameter that OpenAI knows and allm cannot honour is
-refused by name; one that nobody knows is ignored. Extensions: `top_k`, `min_p`, `repeat_penalty` (also under its other
-name `repetition_penalty`) and `ignore_eos`.
+Reference: https://platform.openai.com/docs/api-reference/chat. `reasoning_content`, for what a model thinks before it
+answers, is the name that other servers gave it; OpenAI has none.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
-import msgspec
-from google.api import httpbody_pb2
-
-from services.rpc.errors import InvalidRequest, Unsupported
-from services.rpc.openai import body
-from services.text import limits
-from services.text.conversation import ChatRequest, Message, ToolCall, Usage
-from services.text.engine.sampling import SamplingParams
-
-
-class TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    """A content part: plain text."""
-
-    text: str
-
-
-class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
-    """A content part: the assistant's refusal."""
-
-    refusal: str
-
-
-class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
-    """A content part that no text model here reads."""
-
-
-class AudioPart(msgspec.Struct, tag_field="type", tag="input_audio"):
-    """A content part that no text model here reads."""
-
-
-class FilePart(msgspec.Struct, tag_field="type", tag="file"):
-    """A content part that no text model here reads."""
-
-
-ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
-
-
-class FunctionCall(msgspec.Struct):
-    """A function that the assistant called, with its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class MessageToolCall(msgspec.Struct):
-    """A tool call inside an assistant's message."""
-
-    id: str
-    function: FunctionCall
-    type: Literal["function"] = "function"
-
-
-class RequestMessage(msgspec.Struct):
-    """One message of the request."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    refusal: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
-    tool_call_id: str | None = None
-
-
-class StreamOptions(msgspec.Struct):
-    """Options of a stream."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # known, so that it can be refused
-
-
-class ChatCompletionRequest(msgspec.Struct):
-    """The body of POST /v1/chat/completions. The second half is known, so that it can be refused."""
-
-    model: str
-    messages: list[RequestMessage]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool | None = None
-
-    n: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    response_format: Any = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    web_search_options: Any = None
-    moderation: Any = None
-
-
-def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, ChatRequest]:
-    """Reads and checks a request: as it came, and in the core's words.
-
-    Raises:
-        InvalidRequest: wrong types or values, named.
-        Unsupported: a parameter or content that cannot be honoured, named.
-    """
-    request = body.decode(raw, ChatCompletionRequest)
-    _refuse_unsupported(request)
-    if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise InvalidRequest("'max_tokens' and 'max_completion_tokens' exclude each other.", param="max_tokens")
-    if request.repeat_penalty is not None and request.repetition_penalty is not None:
-        message = "'repeat_penalty' and 'repetition_penalty' exclude each other."
-        raise InvalidRequest(message, param="repetition_penalty")
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
-    messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
-    chat = ChatRequest(model=request.model, messages=messages, sampling=_sampling(request))
-    limits.check(chat, _called(request))
-    return request, chat
-
-
-def _called(request: ChatCompletionRequest) -> dict[str, str]:
-    """Which of a parameter's two names the caller used."""
-    pairs = {"max_tokens": "max_completion_tokens", "repeat_penalty": "repetition_penalty"}
-    return {name: other for name, other in pairs.items() if getattr(request, other) is not None}
-
-
-def _refuse_unsupported(request: ChatCompletionRequest) -> None:
-    """A parameter with its neutral value asks for nothing and passes."""
-    neutral: dict[str, tuple[Any, ...]] = {
-        "n": (1,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "response_format": ({"type": "text"},),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "reasoning_effort": ("none",),
-        "verbosity": ("medium",),
-        "store": (False,),
-        "service_tier": ("auto", "default"),
-        "web_search_options": (),
-        "moderation": (),
-    }
-    for name, values in neutral.items():
-        value = getattr(request, name)
-        if value is not None and value not in values:
-            raise Unsupported(f"'{name}' is not supported by this server in this form.", param=name)
-    if request.stream_options and request.stream_options.include_obfuscation:
-        name = "stream_options.include_obfuscation"
-        raise Unsupported(f"'{name}' is not supported by this server.", param=name)
-
-
-def _message(message: RequestMessage, param: str) -> Message:
-    content = _text(message.content, f"{param}.content")
-    if message.content in (None, []) and not message.tool_calls and message.refusal is None:
-        raise InvalidRequest(f"'{param}.content' is missing.", param=f"{param}.content")
-    if message.role == "tool" and not message.tool_call_id:
-        raise InvalidRequest(f"'{param}.tool_call_id' is missing.", param=f"{param}.tool_call_id")
-    return Message(
-        role=message.role,
-        content=content or message.refusal or "",
-        name=message.name or "",
-        tool_calls=tuple(
-            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-            for call in message.tool_calls or ()
-        ),
-        tool_call_id=message.tool_call_id or "",
-    )
-
-
-def _text(content: str | list[ContentPart] | None, param: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for at, part in enumerate(content):
-        if isinstance(part, TextPart):
-            texts.append(part.text)
-        elif isinstance(part, RefusalPart):
-            texts.append(part.refusal)
-        else:
-            kind = part.__struct_config__.tag
-            raise Unsupported(f"'{param}[{at}]': content of type '{kind}' is not supported.", param=f"{param}[{at}]")
-    return "".join(texts)
-
-
-def _sampling(request: ChatCompletionRequest) -> SamplingParams:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    repeat = request.repeat_penalty if request.repeat_penalty is not None else request.repetition_penalty
-    limit = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
-    return SamplingParams(
-        temperature=_given(request.temperature, 1.0),
-        top_p=_given(request.top_p, 1.0),
-        top_k=int(_given(request.top_k, 0)),
-        min_p=_given(request.min_p, 0.0),
-        seed=None if request.seed is None else _unsigned(request.seed),
-        presence_penalty=_given(request.presence_penalty, 0.0),
-        frequency_penalty=_given(request.frequency_penalty, 0.0),
-        repeat_penalty=_given(repeat, 1.0),
-        logit_bias=tuple((request.logit_bias or {}).items()),
-        stop=stop,
-        max_tokens=limit,
-        ignore_eos=bool(request.ignore_eos),
-    )
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _unsigned(seed: int) -> int:
-    """OpenAI's seeds are signed 64-bit numbers."""
-    if not -(2**63) <= seed < 2**63:
-        raise InvalidRequest(f"'seed' must be a 64-bit integer, not {seed}.", param="seed")
-    return seed % 2**64
+from services.text.choice import CallBegun, CallDelta, ChoiceEvent, Finished, ReasoningDelta, Said, TextDelta
+from services.text.conversation import Usage
+from services.text.engine.messages import TokenLogprob
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -250,7 +22,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -258,25 +30,62 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-def completion_object(head: dict[str, Any], text: str, finish: str | None, usage: Usage) -> dict[str, Any]:
+def completion_object(head: dict[str, Any], said: Sequence[Said], usage: Usage, *, logprobs: bool) -> dict[str, Any]:
     """A whole `chat.completion`; `head` has id, created and model."""
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
     return {
         "id": head["id"],
         "object": "chat.completion",
         "created": head["created"],
         "model": head["model"],
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
+        "choices": [
+            {
+                "index": index,
+                "message": _message(answer),
+                "logprobs": _logprobs(answer.logprobs) if logprobs else None,
+                "finish_reason": answer.finish,
+            }
+            for index, answer in enumerate(said)
+        ],
         "usage": usage_object(usage),
         "service_tier": "default",
         "system_fingerprint": None,
     }
 
 
+def _message(said: Said) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": said.text or (None if said.calls else ""),
+        "refusal": None,
+        "annotations": [],
+    }
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in said.calls
+        ]
+    return message
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    content = [
+        {**_token(token.piece, token.logprob), "top_logprobs": [_token(piece, logprob) for piece, logprob in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(piece: bytes, logprob: float) -> dict[str, Any]:
+    """A token may be less than a character: its bytes tell what its text cannot."""
+    return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
+
+
 class ChunkWriter:
     """Builds the `chat.completion.chunk`s of one stream."""
 
-    def __init__(self, head: dict[str, Any], include_usage: bool) -> None:
+    def __init__(self, head: dict[str, Any], *, include_usage: bool, logprobs: bool) -> None:
         self._head = {
             "id": head["id"],
             "object": "chat.completion.chunk",
@@ -287,23 +96,38 @@ class ChunkWriter:
         }
         # With include_usage, OpenAI's every chunk has the field, null in all but the last.
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._logprobs = logprobs
 
-    def role(self) -> dict[str, Any]:
-        """The first chunk."""
-        return self._chunk({"role": "assistant", "content": "", "refusal": None}, None)
+    def role(self, index: int) -> dict[str, Any]:
+        """The first chunk of a choice."""
+        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def text(self, text: str) -> dict[str, Any]:
-        """A chunk with text."""
-        return self._chunk({"content": text}, None)
-
-    def finish(self, reason: str | None) -> dict[str, Any]:
-        """The chunk that ends the choice."""
-        return self._chunk({}, reason)
+    def event(self, index: int, event: ChoiceEvent) -> dict[str, Any]:
+        """The chunk for what has come of a choice."""
+        if isinstance(event, TextDelta):
+            logprobs = _logprobs(event.logprobs) if self._logprobs and event.logprobs else None
+            return self._chunk(index, {"content": event.text}, logprobs=logprobs)
+        if isinstance(event, ReasoningDelta):
+            return self._chunk(index, {"reasoning_content": event.text})
+        if isinstance(event, CallBegun):
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+            return self._chunk(index, {"tool_calls": [call]})
+        if isinstance(event, CallDelta):
+            call = {"index": event.index, "function": {"arguments": event.arguments}}
+            return self._chunk(index, {"tool_calls": [call]})
+        return self._chunk(index, {}, finish=_reason(event))
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The last chunk, when it was asked for: no choices, only usage."""
         return {**self._head, "choices": [], "usage": usage_object(usage)}
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return {**self._head, "choices": [choice], **self._tail}
+
+
+def _reason(event: Finished) -> str:
+    return event.reason

@@ -35,6 +35,8 @@ class TextServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TextServiceAsyncStub: ...
     CreateChatCompletion: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
     """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`."""
+    CreateCompletion: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
+    """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
 
 @_typing.type_check_only
 class TextServiceAsyncStub(TextServiceStub):
@@ -43,6 +45,8 @@ class TextServiceAsyncStub(TextServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChatCompletion: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`."""
+    CreateCompletion: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
 
 class TextServiceServicer(metaclass=_abc_1.ABCMeta):
     """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
@@ -54,5 +58,13 @@ class TextServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
         """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`."""
+
+    @_abc_1.abstractmethod
+    def CreateCompletion(
+        self,
+        request: _httpbody_pb2.HttpBody,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
 
 def add_TextServiceServicer_to_server(servicer: TextServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ from allm.text.v1 import chat_pb2 as allm_dot_text_dot_v1_dot_chat__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61llm/text/v1/chat_service.proto\x12\x0c\x61llm.text.v1\x1a\x17\x61llm/text/v1/chat.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x01\n\x1b\x43reateChatCompletionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.allm.text.v1.ChatMessage\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .allm.text.v1.SamplingParameters\x12!\n\x05tools\x18\x04 \x03(\x0b\x32\x12.allm.text.v1.Tool\"\xb9\x01\n\x1c\x43reateChatCompletionResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.allm.text.v1.ChatChoice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.allm.text.v1.Usage\"\xb0\x01\n\x1bStreamChatCompletionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.allm.text.v1.ChatMessage\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .allm.text.v1.SamplingParameters\x12!\n\x05tools\x18\x04 \x03(\x0b\x32\x12.allm.text.v1.Tool\"\xaf\x01\n\x1cStreamChatCompletionResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.allm.text.v1.ChatStartedH\x00\x12(\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.allm.text.v1.ChatDeltaH\x00\x12.\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1a.allm.text.v1.ChatFinishedH\x00\x42\x07\n\x05\x65vent\"Y\n\x0b\x43hatStarted\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"5\n\tChatDelta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x42\t\n\x07\x63ontent\"t\n\x0c\x43hatFinished\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x31\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1a.allm.text.v1.FinishReason\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.allm.text.v1.Usage2\xed\x01\n\x0b\x43hatService\x12m\n\x14\x43reateChatCompletion\x12).allm.text.v1.CreateChatCompletionRequest\x1a*.allm.text.v1.CreateChatCompletionResponse\x12o\n\x14StreamChatCompletion\x12).allm.text.v1.StreamChatCompletionRequest\x1a*.allm.text.v1.StreamChatCompletionResponse0\x01\x42\x44\n\x0f\x61i.allm.text.v1P\x01Z/github.com/allm/allm/gen/go/allm/text/v1;textv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61llm/text/v1/chat_service.proto\x12\x0c\x61llm.text.v1\x1a\x17\x61llm/text/v1/chat.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb4\x03\n\x1b\x43reateChatCompletionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.allm.text.v1.ChatMessage\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .allm.text.v1.SamplingParameters\x12!\n\x05tools\x18\x04 \x03(\x0b\x32\x12.allm.text.v1.Tool\x12-\n\x0btool_choice\x18\x05 \x01(\x0b\x32\x18.allm.text.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x31\n\routput_format\x18\x07 \x01(\x0b\x32\x1a.allm.text.v1.OutputFormat\x12\x14\n\x07\x63hoices\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\t \x01(\x05H\x02\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\n \x01(\tB\x16\n\x14_parallel_tool_callsB\n\n\x08_choicesB\x0f\n\r_top_logprobs\"\xb9\x01\n\x1c\x43reateChatCompletionResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.allm.text.v1.ChatChoice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.allm.text.v1.Usage\"\xb4\x03\n\x1bStreamChatCompletionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.allm.text.v1.ChatMessage\x12\x32\n\x08sampling\x18\x03 \x01(\x0b\x32 .allm.text.v1.SamplingParameters\x12!\n\x05tools\x18\x04 \x03(\x0b\x32\x12.allm.text.v1.Tool\x12-\n\x0btool_choice\x18\x05 \x01(\x0b\x32\x18.allm.text.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x31\n\routput_format\x18\x07 \x01(\x0b\x32\x1a.allm.text.v1.OutputFormat\x12\x14\n\x07\x63hoices\x18\x08 \x01(\x05H\x01\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\t \x01(\x05H\x02\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\n \x01(\tB\x16\n\x14_parallel_tool_callsB\n\n\x08_choicesB\x0f\n\r_top_logprobs\"\xaf\x01\n\x1cStreamChatCompletionResponse\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.allm.text.v1.ChatStartedH\x00\x12(\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.allm.text.v1.ChatDeltaH\x00\x12.\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1a.allm.text.v1.ChatFinishedH\x00\x42\x07\n\x05\x65vent\"Y\n\x0b\x43hatStarted\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12/\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xaa\x01\n\tChatDelta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x13\n\treasoning\x18\x03 \x01(\tH\x00\x12\x30\n\ttool_call\x18\x04 \x01(\x0b\x32\x1b.allm.text.v1.ToolCallDeltaH\x00\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.allm.text.v1.TokenLogprobB\t\n\x07\x63ontent\"P\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x04 \x01(\t\"t\n\x0c\x43hatFinished\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x31\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1a.allm.text.v1.FinishReason\x12\"\n\x05usage\x18\x03 \x01(\x0b\x32\x13.allm.text.v1.Usage2\xed\x01\n\x0b\x43hatService\x12m\n\x14\x43reateChatCompletion\x12).allm.text.v1.CreateChatCompletionRequest\x1a*.allm.text.v1.CreateChatCompletionResponse\x12o\n\x14StreamChatCompletion\x12).allm.text.v1.StreamChatCompletionRequest\x1a*.allm.text.v1.StreamChatCompletionResponse0\x01\x42\x44\n\x0f\x61i.allm.text.v1P\x01Z/github.com/allm/allm/gen/go/allm/text/v1;textv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017ai.allm.text.v1P\001Z/github.com/allm/allm/gen/go/allm/text/v1;textv1'
   _globals['_CREATECHATCOMPLETIONREQUEST']._serialized_start=108
-  _globals['_CREATECHATCOMPLETIONREQUEST']._serialized_end=284
-  _globals['_CREATECHATCOMPLETIONRESPONSE']._serialized_start=287
-  _globals['_CREATECHATCOMPLETIONRESPONSE']._serialized_end=472
-  _globals['_STREAMCHATCOMPLETIONREQUEST']._serialized_start=475
-  _globals['_STREAMCHATCOMPLETIONREQUEST']._serialized_end=651
-  _globals['_STREAMCHATCOMPLETIONRESPONSE']._serialized_start=654
-  _globals['_STREAMCHATCOMPLETIONRESPONSE']._serialized_end=829
-  _globals['_CHATSTARTED']._serialized_start=831
-  _globals['_CHATSTARTED']._serialized_end=920
-  _globals['_CHATDELTA']._serialized_start=922
-  _globals['_CHATDELTA']._serialized_end=975
-  _globals['_CHATFINISHED']._serialized_start=977
-  _globals['_CHATFINISHED']._serialized_end=1093
-  _globals['_CHATSERVICE']._serialized_start=1096
-  _globals['_CHATSERVICE']._serialized_end=1333
+  _globals['_CREATECHATCOMPLETIONREQUEST']._serialized_end=544
+  _globals['_CREATECHATCOMPLETIONRESPONSE']._serialized_start=547
+  _globals['_CREATECHATCOMPLETIONRESPONSE']._serialized_end=732
+  _globals['_STREAMCHATCOMPLETIONREQUEST']._serialized_start=735
+  _globals['_STREAMCHATCOMPLETIONREQUEST']._serialized_end=1171
+  _globals['_STREAMCHATCOMPLETIONRESPONSE']._serialized_start=1174
+  _globals['_STREAMCHATCOMPLETIONRESPONSE']._serialized_end=1349
+  _globals['_CHATSTARTED']._serialized_start=1351
+  _globals['_CHATSTARTED']._serialized_end=1440
+  _globals['_CHATDELTA']._serialized_start=1443
+  _globals['_CHATDELTA']._serialized_end=1613
+  _globals['_TOOLCALLDELTA']._serialized_start=1615
+  _globals['_TOOLCALLDELTA']._serialized_end=1695
+  _globals['_CHATFINISHED']._serialized_start=1697
+  _globals['_CHATFINISHED']._serialized_end=1813
+  _globals['_CHATSERVICE']._serialized_start=1816
+  _globals['_CHATSERVICE']._serialized_end=2053
 # @@protoc_insertion_point(module_scope)

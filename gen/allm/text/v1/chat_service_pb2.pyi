@@ -30,8 +30,22 @@ class CreateChatCompletionRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    OUTPUT_FORMAT_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id or alias of a model, as ListModels shows it. Required."""
+    parallel_tool_calls: _builtins.bool
+    """Whether the model may call several tools at once. Default true."""
+    choices: _builtins.int
+    """How many answers to give, which share the work on the prompt. 1 to 16, default 1."""
+    top_logprobs: _builtins.int
+    """Asks for the probabilities of the answer's tokens, and of so many of the likeliest beside each. 0 to 20."""
+    reasoning_effort: _builtins.str
+    """How much to think, for models that do: `none`, `minimal`, `low`, `medium`, `high`. Default: as the model does."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The conversation so far, oldest first. Required, at least one."""
@@ -42,7 +56,15 @@ class CreateChatCompletionRequest(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Tool]:
-        """Tools that the model may call. At most 128. This release serves no model with a tool dialect and refuses them."""
+        """Tools that the model may call. At most 128."""
+
+    @_builtins.property
+    def tool_choice(self) -> _chat_pb2.ToolChoice:
+        """What the model may or must do with the tools. Default: it decides."""
+
+    @_builtins.property
+    def output_format(self) -> _chat_pb2.OutputFormat:
+        """The shape of the answer's text. Default: free."""
 
     def __init__(
         self,
@@ -51,12 +73,29 @@ class CreateChatCompletionRequest(_message.Message):
         messages: _abc.Iterable[_chat_pb2.ChatMessage] | None = ...,
         sampling: _chat_pb2.SamplingParameters | None = ...,
         tools: _abc.Iterable[_chat_pb2.Tool] | None = ...,
+        tool_choice: _chat_pb2.ToolChoice | None = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        output_format: _chat_pb2.OutputFormat | None = ...,
+        choices: _builtins.int | None = ...,
+        top_logprobs: _builtins.int | None = ...,
+        reasoning_effort: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "sampling", b"sampling", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
+    _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__choices) -> _WhichOneofReturnType__choices | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
 
 Global___CreateChatCompletionRequest: _TypeAlias = CreateChatCompletionRequest  # noqa: Y015
 
@@ -81,7 +120,7 @@ class CreateChatCompletionResponse(_message.Message):
 
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatChoice]:
-        """The answers; this release gives exactly one."""
+        """The answers, as many as were asked for."""
 
     @_builtins.property
     def usage(self) -> _chat_pb2.Usage:
@@ -114,8 +153,22 @@ class StreamChatCompletionRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    OUTPUT_FORMAT_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id or alias of a model, as ListModels shows it. Required."""
+    parallel_tool_calls: _builtins.bool
+    """Whether the model may call several tools at once. Default true."""
+    choices: _builtins.int
+    """How many answers to give, which share the work on the prompt. 1 to 16, default 1."""
+    top_logprobs: _builtins.int
+    """Asks for the probabilities of the answer's tokens, and of so many of the likeliest beside each. 0 to 20."""
+    reasoning_effort: _builtins.str
+    """How much to think, for models that do: `none`, `minimal`, `low`, `medium`, `high`. Default: as the model does."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The conversation so far, oldest first. Required, at least one."""
@@ -126,7 +179,15 @@ class StreamChatCompletionRequest(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Tool]:
-        """Tools that the model may call. At most 128. This release serves no model with a tool dialect and refuses them."""
+        """Tools that the model may call. At most 128."""
+
+    @_builtins.property
+    def tool_choice(self) -> _chat_pb2.ToolChoice:
+        """What the model may or must do with the tools. Default: it decides."""
+
+    @_builtins.property
+    def output_format(self) -> _chat_pb2.OutputFormat:
+        """The shape of the answer's text. Default: free."""
 
     def __init__(
         self,
@@ -135,12 +196,29 @@ class StreamChatCompletionRequest(_message.Message):
         messages: _abc.Iterable[_chat_pb2.ChatMessage] | None = ...,
         sampling: _chat_pb2.SamplingParameters | None = ...,
         tools: _abc.Iterable[_chat_pb2.Tool] | None = ...,
+        tool_choice: _chat_pb2.ToolChoice | None = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        output_format: _chat_pb2.OutputFormat | None = ...,
+        choices: _builtins.int | None = ...,
+        top_logprobs: _builtins.int | None = ...,
+        reasoning_effort: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "sampling", b"sampling", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
+    _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__choices) -> _WhichOneofReturnType__choices | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
 
 Global___StreamChatCompletionRequest: _TypeAlias = StreamChatCompletionRequest  # noqa: Y015
 
@@ -163,7 +241,7 @@ class StreamChatCompletionResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___ChatFinished:
-        """The answer is complete. Always last, once; a stream that ends otherwise ends with an error status."""
+        """A choice is complete. Once for each; a stream that ends before the last of them ends with an error status."""
 
     def __init__(
         self,
@@ -222,25 +300,75 @@ class ChatDelta(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Position of the choice that this belongs to, from 0."""
     text: _builtins.str
-    """Text to append: whole characters only, at least one."""
+    """Text to append: whole characters only."""
+    reasoning: _builtins.str
+    """What the model thinks before it answers, to append."""
+    @_builtins.property
+    def tool_call(self) -> Global___ToolCallDelta:
+        """A call of a tool, or more of its arguments."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.TokenLogprob]:
+        """The probabilities of the tokens that the text stands for; only if they were asked for."""
+
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         text: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call: Global___ToolCallDelta | None = ...,
+        logprobs: _abc.Iterable[_chat_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "index", b"index", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "index", b"index", "logprobs", b"logprobs", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "reasoning", "tool_call"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_content) -> _WhichOneofReturnType_content | None: ...
 
 Global___ChatDelta: _TypeAlias = ChatDelta  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    """A piece of a tool call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Position of the call among the choice's calls, from 0."""
+    id: _builtins.str
+    """The call's id; only in its first piece."""
+    name: _builtins.str
+    """The tool's name; only in its first piece."""
+    arguments_json: _builtins.str
+    """JSON text to append to the arguments."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class ChatFinished(_message.Message):
@@ -257,7 +385,7 @@ class ChatFinished(_message.Message):
     """Why it ended; always set."""
     @_builtins.property
     def usage(self) -> _chat_pb2.Usage:
-        """What the request took."""
+        """What the request took, all choices together; only in the last choice's."""
 
     def __init__(
         self,

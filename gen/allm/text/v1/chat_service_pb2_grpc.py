@@ -63,7 +63,8 @@ class ChatServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamChatCompletion(self, request, context):
-        """Answers token by token: one `started`, then `delta`s, then one `finished`. Cancelling the call stops the model.
+        """Answers token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the call stops
+        the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

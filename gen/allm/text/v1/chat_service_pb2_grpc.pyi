@@ -39,7 +39,9 @@ class ChatServiceStub:
     CreateChatCompletion: _grpc.UnaryUnaryMultiCallable[_chat_service_pb2.CreateChatCompletionRequest, _chat_service_pb2.CreateChatCompletionResponse]
     """Answers with the whole message at once."""
     StreamChatCompletion: _grpc.UnaryStreamMultiCallable[_chat_service_pb2.StreamChatCompletionRequest, _chat_service_pb2.StreamChatCompletionResponse]
-    """Answers token by token: one `started`, then `delta`s, then one `finished`. Cancelling the call stops the model."""
+    """Answers token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the call stops
+    the model.
+    """
 
 @_typing.type_check_only
 class ChatServiceAsyncStub(ChatServiceStub):
@@ -52,7 +54,9 @@ class ChatServiceAsyncStub(ChatServiceStub):
     CreateChatCompletion: _aio.UnaryUnaryMultiCallable[_chat_service_pb2.CreateChatCompletionRequest, _chat_service_pb2.CreateChatCompletionResponse]  # type: ignore[assignment]
     """Answers with the whole message at once."""
     StreamChatCompletion: _aio.UnaryStreamMultiCallable[_chat_service_pb2.StreamChatCompletionRequest, _chat_service_pb2.StreamChatCompletionResponse]  # type: ignore[assignment]
-    """Answers token by token: one `started`, then `delta`s, then one `finished`. Cancelling the call stops the model."""
+    """Answers token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the call stops
+    the model.
+    """
 
 class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
     """Chat with a language model: a conversation in, the assistant's next message out.
@@ -74,6 +78,8 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _chat_service_pb2.StreamChatCompletionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_chat_service_pb2.StreamChatCompletionResponse], _abc.AsyncIterator[_chat_service_pb2.StreamChatCompletionResponse]]:
-        """Answers token by token: one `started`, then `delta`s, then one `finished`. Cancelling the call stops the model."""
+        """Answers token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the call stops
+        the model.
+        """
 
 def add_ChatServiceServicer_to_server(servicer: ChatServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,260 @@
+"""OpenAI's Chat Completions: requests, read from JSON into structs, checked, and put into the core's words.
+
+Reference: https://platform.openai.com/docs/api-reference/chat. A parameter that OpenAI knows and allm cannot honour is
+refused by name; one that nobody knows is ignored. Extensions: `top_k`, `min_p`, `repeat_penalty` (also under its other
+name `repetition_penalty`) and `ignore_eos`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from google.api import httpbody_pb2
+
+from services.rpc.errors import InvalidRequest, Unsupported
+from services.rpc.openai import body
+from services.text import limits
+from services.text.api.openai_tools import (
+    ResponseFormat,
+    ToolChoiceBody,
+    ToolDefinition,
+    choice_of,
+    output_of,
+    tools_of,
+)
+from services.text.conversation import ChatRequest, Message, ReasoningEffort, ToolCall
+from services.text.engine.sampling import SamplingParams
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """A content part: plain text."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
+    """A content part: the assistant's refusal."""
+
+    refusal: str
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
+    """A content part that no text model here reads."""
+
+
+class AudioPart(msgspec.Struct, tag_field="type", tag="input_audio"):
+    """A content part that no text model here reads."""
+
+
+class FilePart(msgspec.Struct, tag_field="type", tag="file"):
+    """A content part that no text model here reads."""
+
+
+ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
+
+
+class FunctionCall(msgspec.Struct):
+    """A function that the assistant called, with its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct):
+    """A tool call inside an assistant's message."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class RequestMessage(msgspec.Struct):
+    """One message of the request."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None  # as it came in an earlier answer
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # known, so that it can be refused
+
+
+class ChatCompletionRequest(msgspec.Struct):
+    """The body of POST /v1/chat/completions. The second half is known, so that it can be refused."""
+
+    model: str
+    messages: list[RequestMessage]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    verbosity: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    web_search_options: Any = None
+    moderation: Any = None
+
+
+def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, ChatRequest]:
+    """Reads and checks a request: as it came, and in the core's words.
+
+    Raises:
+        InvalidRequest: wrong types or values, named.
+        Unsupported: a parameter or content that cannot be honoured, named.
+    """
+    request = body.decode(raw, ChatCompletionRequest)
+    _refuse_unsupported(request)
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise InvalidRequest("'max_tokens' and 'max_completion_tokens' exclude each other.", param="max_tokens")
+    if request.repeat_penalty is not None and request.repetition_penalty is not None:
+        message = "'repeat_penalty' and 'repetition_penalty' exclude each other."
+        raise InvalidRequest(message, param="repetition_penalty")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+    messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+    tools = tools_of(request.tools or ())
+    chat = ChatRequest(
+        model=request.model,
+        messages=messages,
+        sampling=_sampling(request),
+        tools=tools,
+        tool_choice=choice_of(request.tool_choice, tools),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        output=output_of(request.response_format),
+        choices=1 if request.n is None else request.n,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        reasoning_effort=request.reasoning_effort or "",
+    )
+    limits.check(chat, _called(request))
+    return request, chat
+
+
+def _called(request: ChatCompletionRequest) -> dict[str, str]:
+    """Which of a parameter's two names the caller used."""
+    pairs = {"max_tokens": "max_completion_tokens", "repeat_penalty": "repetition_penalty"}
+    return {name: other for name, other in pairs.items() if getattr(request, other) is not None}
+
+
+def _refuse_unsupported(request: ChatCompletionRequest) -> None:
+    """A parameter with its neutral value asks for nothing and passes."""
+    neutral: dict[str, tuple[Any, ...]] = {
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "verbosity": ("medium",),
+        "store": (False,),
+        "service_tier": ("auto", "default"),
+        "web_search_options": (),
+        "moderation": (),
+    }
+    for name, values in neutral.items():
+        value = getattr(request, name)
+        if value is not None and value not in values:
+            raise Unsupported(f"'{name}' is not supported by this server in this form.", param=name)
+    if request.stream_options and request.stream_options.include_obfuscation:
+        name = "stream_options.include_obfuscation"
+        raise Unsupported(f"'{name}' is not supported by this server.", param=name)
+
+
+def _message(message: RequestMessage, param: str) -> Message:
+    content = _text(message.content, f"{param}.content")
+    if message.content in (None, []) and not message.tool_calls and message.refusal is None:
+        raise InvalidRequest(f"'{param}.content' is missing.", param=f"{param}.content")
+    if message.role == "tool" and not message.tool_call_id:
+        raise InvalidRequest(f"'{param}.tool_call_id' is missing.", param=f"{param}.tool_call_id")
+    return Message(
+        role=message.role,
+        content=content or message.refusal or "",
+        name=message.name or "",
+        tool_calls=tuple(
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning_content or "",
+    )
+
+
+def _text(content: str | list[ContentPart] | None, param: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for at, part in enumerate(content):
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, RefusalPart):
+            texts.append(part.refusal)
+        else:
+            kind = part.__struct_config__.tag
+            raise Unsupported(f"'{param}[{at}]': content of type '{kind}' is not supported.", param=f"{param}[{at}]")
+    return "".join(texts)
+
+
+def _sampling(request: ChatCompletionRequest) -> SamplingParams:
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    repeat = request.repeat_penalty if request.repeat_penalty is not None else request.repetition_penalty
+    limit = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
+    return SamplingParams(
+        temperature=_given(request.temperature, 1.0),
+        top_p=_given(request.top_p, 1.0),
+        top_k=int(_given(request.top_k, 0)),
+        min_p=_given(request.min_p, 0.0),
+        seed=None if request.seed is None else _unsigned(request.seed),
+        presence_penalty=_given(request.presence_penalty, 0.0),
+        frequency_penalty=_given(request.frequency_penalty, 0.0),
+        repeat_penalty=_given(repeat, 1.0),
+        logit_bias=tuple((request.logit_bias or {}).items()),
+        stop=stop,
+        max_tokens=limit,
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _unsigned(seed: int) -> int:
+    """OpenAI's seeds are signed 64-bit numbers."""
+    if not -(2**63) <= seed < 2**63:
+        raise InvalidRequest(f"'seed' must be a 64-bit integer, not {seed}.", param="seed")
+    return seed % 2**64

@@ -1,0 +1,157 @@
+"""OpenAI's Responses: the items of a request's input, read into the core's. What is no text is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from services.rpc.errors import InvalidRequest, Unsupported
+from services.rpc.openai import body
+from services.text.responses.item import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    Item,
+    ItemReference,
+    ItemStatus,
+    MessageItem,
+    Part,
+    ReasoningItem,
+    Speaker,
+    new_id,
+)
+
+MAX_ID = 256  # characters of an id that a caller brings
+_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+class MessageBody(msgspec.Struct):
+    """Something said; `type` may be missing."""
+
+    role: Speaker
+    content: str | list[dict[str, Any]]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class ReasoningBody(msgspec.Struct):
+    """What a model thought, as it came in an earlier answer; `encrypted_content` of other servers says nothing here."""
+
+    summary: list[dict[str, Any]] = []
+    content: list[dict[str, Any]] | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionCallBody(msgspec.Struct):
+    """A call of a function by the model."""
+
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionOutputBody(msgspec.Struct):
+    """What a function gave back."""
+
+    call_id: str
+    output: str | list[dict[str, Any]]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class ReferenceBody(msgspec.Struct):
+    """Names an item of a stored response."""
+
+    id: str
+
+
+def items_of(given: str | Sequence[Mapping[str, Any]]) -> tuple[Item | ItemReference, ...]:
+    """A request's input in the core's words; a string is a message of the user.
+
+    Raises:
+        InvalidRequest: an item is not as its type demands; the path says where.
+        Unsupported: an item, or a part of its content, is of a type that no text model here reads.
+    """
+    if isinstance(given, str):
+        return (MessageItem(id=new_id("msg"), role="user", content=(Part(text=given),)),)
+    return tuple(_item(one, f"input[{at}]") for at, one in enumerate(given))
+
+
+def _item(given: Mapping[str, Any], param: str) -> Item | ItemReference:
+    kind = given.get("type") or ("message" if "role" in given else "item_reference")
+    if kind == "message":
+        return _message(body.convert(given, MessageBody, param), param)
+    if kind == "item_reference":
+        return ItemReference(id=_id(body.convert(given, ReferenceBody, param).id, "msg", param))
+    if kind == "reasoning":
+        thought = body.convert(given, ReasoningBody, param)
+        summary = [_text([part], f"{param}.summary[{at}]") for at, part in enumerate(thought.summary)]
+        text = _text(thought.content or [], f"{param}.content")
+        status = thought.status or "completed"
+        return ReasoningItem(id=_id(thought.id, "rs", param), text=text, summary=tuple(summary), status=status)
+    if kind == "function_call":
+        call = body.convert(given, FunctionCallBody, param)
+        return FunctionCallItem(
+            id=_id(call.id, "fc", param),
+            call_id=_id(call.call_id, "fc", param),
+            name=call.name,
+            arguments=call.arguments,
+            status=call.status or "completed",
+        )
+    if kind == "function_call_output":
+        result = body.convert(given, FunctionOutputBody, param)
+        return FunctionOutputItem(
+            id=_id(result.id, "fco", param),
+            call_id=_id(result.call_id, "fco", param),
+            output=_text(result.output, f"{param}.output"),
+            status=result.status or "completed",
+        )
+    raise Unsupported(f"'{param}': items of type {_quoted(kind)} are not supported.", param=param)
+
+
+def _message(message: MessageBody, param: str) -> MessageItem:
+    content = message.content
+    if isinstance(content, str):
+        parts = [Part(text=content)]
+    else:
+        parts = [_part(part, f"{param}.content[{at}]") for at, part in enumerate(content)]
+    return MessageItem(
+        id=_id(message.id, "msg", param),
+        role=message.role,
+        content=tuple(parts),
+        status=message.status or "completed",
+    )
+
+
+def _text(content: str | Sequence[Mapping[str, Any]], param: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_part(part, f"{param}[{at}]").text for at, part in enumerate(content))
+
+
+def _part(part: Mapping[str, Any], param: str) -> Part:
+    kind = part.get("type")
+    key = "refusal" if kind == "refusal" else "text"
+    if kind not in (*_TEXT_PARTS, "refusal"):
+        if kind is None:
+            raise InvalidRequest(f"Missing required parameter: '{param}.type'.", param=f"{param}.type")
+        raise Unsupported(f"'{param}': content of type {_quoted(kind)} is not supported.", param=param)
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"'{param}.{key}' must be a string.", param=f"{param}.{key}")
+    return Part(text=text, refusal=kind == "refusal")
+
+
+def _id(given: str | None, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
+    """The caller's own id, or a fresh one."""
+    if given is not None and len(given) > MAX_ID:
+        raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
+    return given or new_id(kind)
+
+
+def _quoted(kind: object) -> str:
+    return repr(str(kind)[:40])

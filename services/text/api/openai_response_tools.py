@@ -1,0 +1,178 @@
+"""OpenAI's tools, choice of tools and text format, as Responses writes them: read and printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from services.rpc.errors import InvalidRequest, Unsupported
+from services.rpc.openai import body
+from services.text.conversation import OutputFormat, Tool, ToolChoice
+from services.text.grammar import check_schema, check_size
+from services.text.responses.response import OutputName
+
+_FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class FunctionBody(msgspec.Struct):
+    """A function, with the JSON Schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedBody(msgspec.Struct):
+    """The one function that must be called; or, in a list, one that may be."""
+
+    name: str
+
+
+class AllowedBody(msgspec.Struct):
+    """Those of the tools that may be called, or one of which must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class SchemaBody(msgspec.Struct):
+    """A named schema. Whether `strict` or not, the answer follows it."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+def tools_of(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """Tools in the core's words. Unless it says otherwise a function is strict, where its schema can be followed.
+
+    Raises:
+        InvalidRequest: a function is not as it must be.
+        Unsupported: a tool is no function.
+    """
+    return tuple(_tool(one, f"tools[{at}]") for at, one in enumerate(given))
+
+
+def choice_of(choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> ToolChoice:
+    """A choice of tools in the core's words.
+
+    Raises:
+        InvalidRequest: it names a tool that there is not, or demands one where there are none.
+        Unsupported: it is about tools that are no functions.
+    """
+    param = "tool_choice"
+    if choice is None or choice == "auto":
+        return ToolChoice()
+    if choice == "none":
+        return ToolChoice(mode="none")
+    if choice == "required":
+        if not tools:
+            raise InvalidRequest("'tool_choice' demands a tool, but 'tools' is empty.", param=param)
+        return ToolChoice(mode="required")
+    if isinstance(choice, str):
+        raise InvalidRequest("'tool_choice' must be 'none', 'auto', 'required' or an object.", param=param)
+    if choice.get("type") == "allowed_tools":
+        allowed = body.convert(choice, AllowedBody, param)
+        names = [_name(one, f"{param}.tools[{at}]") for at, one in enumerate(allowed.tools)]
+        if not names:
+            raise InvalidRequest("'tool_choice.tools' is empty.", param=f"{param}.tools")
+        return ToolChoice(mode=allowed.mode, names=_known(names, tools))
+    return ToolChoice(mode="required", names=_known([_name(choice, param)], tools))
+
+
+def format_of(given: Mapping[str, Any] | None) -> tuple[OutputFormat, OutputName]:
+    """A text format in the core's words, and what the caller calls it. Raises InvalidRequest."""
+    param = "text.format"
+    kind = (given or {}).get("type", "text")
+    if kind == "text":
+        return OutputFormat(), OutputName()
+    if kind == "json_object":
+        return OutputFormat(kind="json_object"), OutputName()
+    if kind != "json_schema":
+        raise InvalidRequest(f"'{param}.type' must be 'text', 'json_object' or 'json_schema'.", param=f"{param}.type")
+    wanted = body.convert(given, SchemaBody, param)
+    if not _FORMAT_NAME.fullmatch(wanted.name):
+        message = f"'{param}.name' must be 1 to 64 letters, digits, '_' and '-', not {wanted.name[:80]!r}."
+        raise InvalidRequest(message, param=f"{param}.name")
+    name = OutputName(name=wanted.name, description=wanted.description, strict=wanted.strict)
+    check_size(wanted.schema, f"{param}.schema")
+    check_schema(wanted.schema, f"{param}.schema")
+    return OutputFormat(kind="json_schema", schema=wanted.schema), name
+
+
+def tool_object(tool: Tool) -> dict[str, Any]:
+    """A function as a response repeats it."""
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description or None,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+
+
+def choice_object(choice: ToolChoice) -> Any:
+    """A choice of tools as a response repeats it."""
+    if not choice.names:
+        return choice.mode
+    tools = [{"type": "function", "name": name} for name in sorted(choice.names)]
+    if choice.mode == "required" and len(tools) == 1:
+        return tools[0]
+    return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
+
+
+def format_object(output: OutputFormat, name: OutputName) -> dict[str, Any]:
+    """A text format as a response repeats it."""
+    if output.kind != "json_schema":
+        return {"type": output.kind}
+    found = {"type": "json_schema", "name": name.name, "schema": output.schema, "strict": name.strict}
+    return found if name.description is None else {**found, "description": name.description}
+
+
+def _tool(given: Mapping[str, Any], param: str) -> Tool:
+    _refuse_others(given, param)
+    function = body.convert(given, FunctionBody, param)
+    return Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters=function.parameters,
+        strict=_can_be_strict(function) if function.strict is None else function.strict,
+    )
+
+
+def _can_be_strict(function: FunctionBody) -> bool:
+    if function.parameters is None:
+        return True
+    try:
+        check_size(function.parameters, "parameters")
+        check_schema(function.parameters, "parameters")
+    except InvalidRequest:
+        return False
+    return True
+
+
+def _name(given: Mapping[str, Any], param: str) -> str:
+    _refuse_others(given, param)
+    return body.convert(given, NamedBody, param).name
+
+
+def _refuse_others(given: Mapping[str, Any], param: str) -> None:
+    kind = given.get("type")
+    if kind is None:
+        raise InvalidRequest(f"Missing required parameter: '{param}.type'.", param=f"{param}.type")
+    if kind != "function":
+        raise Unsupported(f"'{param}': tools of type {str(kind)[:40]!r} are not supported.", param=param)
+
+
+def _known(names: Sequence[str], tools: Sequence[Tool]) -> frozenset[str]:
+    there = {tool.name for tool in tools}
+    for name in names:
+        if name not in there:
+            message = f"'tool_choice' names {name[:80]!r}, which is not among 'tools'."
+            raise InvalidRequest(message, param="tool_choice")
+    return frozenset(names)

@@ -1,0 +1,147 @@
+"""One running answer: the worker's pieces of text in, what they mean out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, field
+
+from services.text.conversation import FinishReason, ToolCall, Usage
+from services.text.engine.messages import Piece, TokenLogprob
+from services.text.loaded import Answer
+from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
+from services.text.parsers.parser import Parser
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the answer's text. The text may be empty where there are only logprobs to tell."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """The model calls a tool; its arguments follow."""
+
+    index: int  # among the answer's calls, from 0
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """More of a call's arguments, JSON text."""
+
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete."""
+
+    reason: FinishReason
+
+
+ChoiceEvent = TextDelta | ReasoningDelta | CallBegun | CallDelta | Finished
+
+
+@dataclass(slots=True)
+class Said:
+    """What an answer has come to so far."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+
+class Choice:
+    """Reads one answer. `said` grows as `ready` is awaited."""
+
+    def __init__(self, answer: Answer, parser: Parser) -> None:
+        self.said = Said()
+        self.usage = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+        self._answer = answer
+        self._parser = parser
+        self._tokens = 0
+        self._reasoning_tokens = 0
+
+    @property
+    def started(self) -> float:
+        """When the worker was given the request, on the monotonic clock."""
+        return self._answer.started
+
+    async def ready(self) -> list[ChoiceEvent]:
+        """What has come since, `Finished` last; raises what ended the request. May be empty while text is held back."""
+        events: list[ChoiceEvent] = []
+        for piece in await self._answer.ready():
+            events += self._read(piece)
+        return events
+
+    def _read(self, piece: Piece) -> list[ChoiceEvent]:
+        parsed = self._parser.push(piece.text) if piece.text else []
+        if piece.finish:
+            parsed += self._parser.finish()
+        new = piece.completion_tokens - self._tokens
+        self._tokens = piece.completion_tokens
+        if parsed and all(isinstance(event, Reasoning) for event in parsed):
+            self._reasoning_tokens += new
+        events = [told for event in parsed for told in self._tell(event)]
+        events = self._with_logprobs(events, tuple(piece.logprobs or ()))
+        if piece.finish:
+            events.append(self._finish(piece))
+        return events
+
+    def _tell(self, event: Event) -> list[ChoiceEvent]:
+        said = self.said
+        if isinstance(event, Content):
+            said.text += event.text
+            return [TextDelta(event.text)]
+        if isinstance(event, Reasoning):
+            said.reasoning += event.text
+            return [ReasoningDelta(event.text)]
+        if isinstance(event, CallStarted):
+            call = ToolCall(id=f"call_{secrets.token_hex(12)}", name=event.name, arguments="")
+            said.calls.append(call)
+            return [CallBegun(event.index, call.id, call.name)]
+        if isinstance(event, CallArguments):
+            call = said.calls[event.index]
+            arguments = call.arguments + event.text
+            said.calls[event.index] = ToolCall(id=call.id, name=call.name, arguments=arguments)
+            return [CallDelta(event.index, event.text)]
+        if isinstance(event, CallEnded) and not said.calls[event.index].arguments:
+            # A call without arguments: callers parse them as JSON all the same.
+            return self._tell(CallArguments(event.index, json.dumps({})))
+        return []
+
+    def _with_logprobs(self, events: list[ChoiceEvent], logprobs: tuple[TokenLogprob, ...]) -> list[ChoiceEvent]:
+        """Puts logprobs with the text that they belong to; those of markup go with the next text."""
+        if not logprobs:
+            return events
+        self.said.logprobs += logprobs
+        for at, event in enumerate(events):
+            if isinstance(event, TextDelta):
+                return [*events[:at], TextDelta(event.text, logprobs), *events[at + 1 :]]
+        return [*events, TextDelta("", logprobs)]
+
+    def _finish(self, piece: Piece) -> Finished:
+        called = bool(self.said.calls) and piece.finish == "stop"
+        self.said.finish = "tool_calls" if called else piece.finish
+        self.usage = Usage(
+            prompt_tokens=self._answer.prompt_tokens,
+            cached_tokens=piece.cached_tokens,
+            completion_tokens=piece.completion_tokens,
+            reasoning_tokens=self._reasoning_tokens,
+        )
+        return Finished(self.said.finish or "stop")

@@ -1,0 +1,75 @@
+"""One running completion: one or more answers to the same conversation, told as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+
+from services.rpc import metrics
+from services.text.choice import Choice, ChoiceEvent
+from services.text.conversation import Usage
+
+
+class Completion:
+    """All choices of a request. `choices[i].said` grows as `ready` is awaited."""
+
+    def __init__(self, model_id: str, choices: Sequence[Choice], prefix: str = "chatcmpl") -> None:
+        self.id = f"{prefix}-{secrets.token_hex(16)}"
+        self.created = int(time.time())
+        self.model_id = model_id
+        self.choices = choices
+        self._pending: dict[asyncio.Task[list[ChoiceEvent]], int] = {}
+        self._begun = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice is complete."""
+        return all(choice.said.finish for choice in self.choices)
+
+    @property
+    def usage(self) -> Usage:
+        """What the request took: its prompt counts once, what was generated for each choice."""
+        usages = [choice.usage for choice in self.choices]
+        return Usage(
+            prompt_tokens=max(usage.prompt_tokens for usage in usages),
+            cached_tokens=min(usage.cached_tokens for usage in usages),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+        )
+
+    async def ready(self) -> list[tuple[int, ChoiceEvent]]:
+        """What has come since, with the index of its choice; raises what ended the request. Empty only at the end."""
+        events: list[tuple[int, ChoiceEvent]] = []
+        while not events and not self.finished:
+            events = await self._next()
+        if events and not self._begun:
+            self._begun = True
+            metrics.FIRST_TOKEN.labels(self.model_id).observe(time.monotonic() - self.choices[0].started)
+        return events
+
+    async def whole(self) -> None:
+        """Waits until every choice is complete."""
+        while not self.finished:
+            await self.ready()
+
+    async def close(self) -> None:
+        """Stops waiting for what may still come."""
+        for task in self._pending:
+            task.cancel()
+        await asyncio.gather(*self._pending, return_exceptions=True)
+
+    async def _next(self) -> list[tuple[int, ChoiceEvent]]:
+        if len(self.choices) == 1:  # by far the most; no tasks for them
+            return [(0, event) for event in await self.choices[0].ready()]
+        waited_for = set(self._pending.values())
+        for index, choice in enumerate(self.choices):
+            if not choice.said.finish and index not in waited_for:
+                self._pending[asyncio.create_task(choice.ready())] = index
+        done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
+        found: list[tuple[int, ChoiceEvent]] = []
+        for task in sorted(done, key=lambda task: self._pending[task]):
+            index = self._pending.pop(task)
+            found += [(index, event) for event in task.result()]
+        return found

@@ -1,0 +1,83 @@
+"""The older interface: a text, or its tokens, goes on. No conversation, no template, no markup."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from services.rpc.errors import ContextLengthExceeded, Unsupported
+from services.text.choice import Choice
+from services.text.completion import Completion
+from services.text.engine.sampling import SamplingParams
+from services.text.parsers.events import Content, Event
+from services.text.text_models import TextModels
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """Texts to go on with: `choices` continuations for each of the prompts, in the order of the prompts."""
+
+    model: str  # id or alias
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    choices: int = 1
+    logprobs: int | None = None  # None: off; else how many of the likeliest tokens to tell beside each
+
+
+class _AsItIs:
+    """Reads an answer that has no markup."""
+
+    def push(self, text: str) -> list[Event]:
+        return [Content(text)]
+
+    def finish(self) -> list[Event]:
+        return []
+
+
+class Completions:
+    """Continues texts."""
+
+    def __init__(self, models: TextModels) -> None:
+        self._models = models
+
+    async def model_id(self, name: str) -> str:
+        """The id behind an id or alias. Raises ModelNotFound."""
+        return (await self._models.find(name)).id
+
+    @asynccontextmanager
+    async def complete(self, request: CompletionRequest, client: str) -> AsyncIterator[Completion]:
+        """Runs a completion as long as the block runs; leaving it early stops the model.
+
+        Raises:
+            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
+            ContextLengthExceeded: a prompt is too long; `param` is `prompt`.
+            Overloaded: the queue is full.
+        """
+        stored = await self._models.find(request.model)
+        if "chat" not in stored.desired.facts.capabilities:
+            raise Unsupported(f"{stored.id} does not generate text", param="model")
+        async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
+            choices = []
+            for prompt in request.prompts:
+                for number in range(request.choices):
+                    answer = await stack.enter_async_context(
+                        model.generate(client, prompt, _seeded(request.sampling, number), logprobs=request.logprobs)
+                    )
+                    choices.append(Choice(answer, _AsItIs()))
+            completion = Completion(stored.id, choices, prefix="cmpl")
+            stack.push_async_callback(completion.close)
+            try:
+                yield completion
+            except ContextLengthExceeded as error:
+                raise ContextLengthExceeded(error.message, param="prompt") from error
+
+
+def _seeded(sampling: SamplingParams, number: int) -> SamplingParams:
+    if sampling.seed is None:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % 2**64)

@@ -1,0 +1,105 @@
+"""Grammars of requests: free where nothing is asked for, one alternative for the answer and one for calls."""
+
+from __future__ import annotations
+
+import pytest
+from llguidance import LLMatcher
+
+from services.rpc.errors import InvalidRequest
+from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolChoice
+from services.text.engine.sampling import SamplingParams
+from services.text.grammar import MAX_SCHEMA_BYTES, check_schema, check_size, grammar_of
+from services.text.parsers.dialect import choose
+
+HERMES = choose("", "llama")
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA = OutputFormat(kind="json_schema", schema=CITY)
+
+
+def grammar(*, reasoning_open: bool = False, **parameters) -> str:
+    messages = (Message(role="user", content="x"),)
+    request = ChatRequest(model="m", messages=messages, sampling=SamplingParams(), **parameters)
+    text = grammar_of(request, HERMES, reasoning_open=reasoning_open)
+    if text:
+        assert LLMatcher.validate_grammar(text) == ""
+    return text
+
+
+def test_what_asks_for_nothing_is_free() -> None:
+    assert grammar() == ""
+    assert grammar(tools=(Tool(name="f", parameters=CITY),)) == ""
+    strict = (Tool(name="f", parameters=CITY, strict=True),)
+    assert grammar(tools=strict, tool_choice=ToolChoice(mode="none")) == ""
+
+
+@pytest.mark.parametrize("reasoning_open", [False, True])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"output": OutputFormat(kind="json_object")},
+        {"output": SCHEMA},
+        {"tools": (Tool(name="f", parameters=CITY),), "tool_choice": ToolChoice(mode="required")},
+        {"tools": (Tool(name="f"),), "tool_choice": ToolChoice(mode="required")},
+        {"tools": (Tool(name="f", parameters=CITY, strict=True),)},
+        {"tools": (Tool(name="f", parameters=CITY),), "output": SCHEMA},
+        {
+            "tools": (Tool(name="f"), Tool(name="g")),
+            "tool_choice": ToolChoice(names=frozenset({"g"})),
+            "output": SCHEMA,
+        },
+        {"tools": (Tool(name="f", parameters={"not": {}}),), "tool_choice": ToolChoice(mode="required")},
+    ],
+)
+def test_every_combination_makes_a_grammar_that_compiles(parameters: dict[str, object], reasoning_open: bool) -> None:
+    text = grammar(reasoning_open=reasoning_open, **parameters)
+    assert text
+    assert ("thought" in text) is reasoning_open
+
+
+def test_harmony_answers_in_its_final_channel() -> None:
+    request = ChatRequest(
+        model="m", messages=(Message(role="user", content="x"),), sampling=SamplingParams(), output=SCHEMA
+    )
+    text = grammar_of(request, choose("", "gpt-oss"), reasoning_open=False)
+    assert LLMatcher.validate_grammar(text) == ""
+    assert "final" in text
+    assert "final" not in grammar(output=SCHEMA)
+
+
+def test_a_call_that_must_be_made_leaves_no_room_for_an_answer() -> None:
+    tools = (Tool(name="f", parameters=CITY),)
+    text = grammar(tools=tools, tool_choice=ToolChoice(mode="required"), output=SCHEMA)
+    assert "answer:" not in text
+    assert "calls:" in text
+
+
+def test_only_what_may_be_called_is_in_it() -> None:
+    tools = (Tool(name="first", parameters=CITY), Tool(name="second", parameters=CITY))
+    text = grammar(tools=tools, tool_choice=ToolChoice(mode="required", names=frozenset({"second"})))
+    assert "second" in text
+    assert "first" not in text
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"type": "object", "not": {}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"type": "objec"}, "objec"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, "/nowhere"),
+        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"type": "object", "properties": 5}, "properties"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused_by_keyword(schema: dict[str, object], word: str) -> None:
+    with pytest.raises(InvalidRequest, match=word) as caught:
+        check_schema(schema, "response_format")
+    assert caught.value.param == "response_format"
+    assert "\n" not in caught.value.message
+
+
+def test_a_huge_schema_is_refused() -> None:
+    check_size({"description": "x" * (MAX_SCHEMA_BYTES - 100)}, "tools[0].parameters")
+    with pytest.raises(InvalidRequest, match=str(MAX_SCHEMA_BYTES)):
+        check_size({"description": "x" * MAX_SCHEMA_BYTES}, "tools[0].parameters")
