@@ -12,7 +12,8 @@
     ├── Cancelled         CANCELLED            499
     └── Internal          INTERNAL             500  server_error / internal
 
-A duplicate registration is an InvalidRequest told as ALREADY_EXISTS, 409 and model_exists (`ModelExists`).
+A duplicate registration is an InvalidRequest told as ALREADY_EXISTS, 409 and model_exists (`ModelExists`); a stored
+response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`).
 
 A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
 """
@@ -75,6 +76,14 @@ class ModelExists(InvalidRequest):
     grpc_status = grpc.StatusCode.ALREADY_EXISTS
     http_status = 409
     openai_code = "model_exists"
+
+
+class ResponseNotFound(InvalidRequest):
+    """The caller has no stored response of that id."""
+
+    grpc_status = grpc.StatusCode.NOT_FOUND
+    http_status = 404
+    openai_code = "response_not_found"
 
 
 class ModelNotFound(AllmError):

@@ -71,6 +71,14 @@ class TextSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Whether and how long responses are kept, so that they can be read again and continued."""
+
+    enabled: bool  # ALLM_STORE
+    days: float  # ALLM_STORE_DAYS: after so many a response is deleted
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Where models come from, where they are kept, and who tells about them."""
 
@@ -95,6 +103,7 @@ class Settings:
     service: ServiceSettings
     model: ModelSettings
     text: TextSettings
+    store: StoreSettings
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -115,6 +124,10 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         service=_service(read, max_body_bytes),
         model=_model(read, home),
         text=_text(read),
+        store=StoreSettings(
+            enabled=read.switch("ALLM_STORE", True),
+            days=read.number("ALLM_STORE_DAYS", 30.0, 0.001, 3650.0),
+        ),
     )
 
 
@@ -190,6 +203,9 @@ class _Reader:
 
     def seconds(self, name: str, default: float, low: float, high: float) -> float:
         return self._parsed(name, default, float, low, high, "a number of seconds")
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        return self._parsed(name, default, float, low, high, "a number")
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
         value = self.text(name, default).lower()

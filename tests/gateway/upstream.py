@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from allm.openai.v1 import error_pb2, text_service_pb2_grpc
+from allm.openai.v1 import error_pb2, responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
+from google.protobuf import json_format
 from google.protobuf.struct_pb2 import NULL_VALUE
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -82,6 +83,7 @@ class Upstream:
         """Serves on `address` and reports itself healthy."""
         self.server = grpc.aio.server(options=OPTIONS)
         text_service_pb2_grpc.add_TextServiceServicer_to_server(_TextFacade(self), self.server)
+        responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(_Responses(self), self.server)
         chat_service_pb2_grpc.add_ChatServiceServicer_to_server(_Chat(self), self.server)
         await serve(self.server, address)
 
@@ -100,6 +102,39 @@ class _TextFacade(text_service_pb2_grpc.TextServiceServicer):
         self.upstream.bodies.append(request.data)
         async for message in self.upstream.chat(request, context):
             yield message
+
+
+@dataclass
+class _Responses(responses_service_pb2_grpc.ResponsesServiceServicer):
+    """Each RPC says who it is and what it was given."""
+
+    upstream: Upstream
+
+    async def CreateResponse(self, request: HttpBody, context: Context) -> AsyncIterator[HttpBody]:
+        yield self._echo("CreateResponse", request, context)
+
+    async def CountInputTokens(self, request: HttpBody, context: Context) -> HttpBody:
+        return self._echo("CountInputTokens", request, context)
+
+    async def GetResponse(self, request: Any, context: Context) -> AsyncIterator[HttpBody]:
+        yield self._echo("GetResponse", request, context)
+
+    async def DeleteResponse(self, request: Any, context: Context) -> HttpBody:
+        return self._echo("DeleteResponse", request, context)
+
+    async def CancelResponse(self, request: Any, context: Context) -> HttpBody:
+        return self._echo("CancelResponse", request, context)
+
+    async def ListInputItems(self, request: Any, context: Context) -> HttpBody:
+        return self._echo("ListInputItems", request, context)
+
+    def _echo(self, rpc: str, request: Any, context: Context) -> HttpBody:
+        self.upstream.seen(context)
+        if isinstance(request, HttpBody):
+            given = request.data.decode()
+        else:
+            given = json_format.MessageToDict(request, preserving_proto_field_name=True)
+        return HttpBody(content_type="application/json", data=json.dumps([rpc, given]).encode())
 
 
 @dataclass

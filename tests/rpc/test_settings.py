@@ -64,7 +64,7 @@ def test_the_defaults_of_an_empty_environment() -> None:
 
 def test_settings_cannot_be_changed_later() -> None:
     settings = load_settings({})
-    for holder in (settings, settings.gateway, settings.service, settings.model, settings.text):
+    for holder in (settings, settings.gateway, settings.service, settings.model, settings.text, settings.store):
         name = dataclasses.fields(holder)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(holder, name, None)
@@ -113,6 +113,8 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_REQUEST_SECONDS": ("0.1", "request_seconds", 0.1),
         "ALLM_STALL_SECONDS": ("1", "stall_seconds", 1.0),
         "ALLM_LOAD_SECONDS": ("1", "load_seconds", 1.0),
+        "ALLM_STORE": ("off", "enabled", False),
+        "ALLM_STORE_DAYS": ("0.5", "days", 0.5),
     }
     environ = Recorded()
     defaults = flat(load_settings(environ))

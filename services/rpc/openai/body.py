@@ -37,15 +37,25 @@ def decode(body: httpbody_pb2.HttpBody, kind: type[T]) -> T:
         raise InvalidRequest("the body is nested too deeply") from error
 
 
+def convert(value: Any, kind: type[T], param: str) -> T:
+    """Reads a part of a decoded body, at `param`, as `kind`. Raises InvalidRequest, with the whole path."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), param) from error
+
+
 def json_body(value: Any) -> httpbody_pb2.HttpBody:
     """A whole JSON response; null fields are written."""
     return httpbody_pb2.HttpBody(content_type=JSON, data=_encode(value))
 
 
-def _explain(message: str) -> InvalidRequest:
-    """Turns msgspec's message into one about the parameter."""
+def _explain(message: str, within: str = "") -> InvalidRequest:
+    """Turns msgspec's message into one about the parameter; `within` is what holds it."""
     at = _AT.search(message)
     path = at.group(1) if at else ""
+    if within:
+        path = f"{within}.{path}" if path and not path.startswith("[") else f"{within}{path}"
     missing = _MISSING.match(message)
     if missing:
         param = f"{path}.{missing.group(1)}" if path else missing.group(1)

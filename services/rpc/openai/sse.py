@@ -23,6 +23,11 @@ def data(value: Any) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
+def event(name: str, value: Any) -> bytes:
+    """One event with a name; `name` holds no line break."""
+    return b"event: " + name.encode() + b"\n" + data(value)
+
+
 def body(events: Iterable[bytes]) -> httpbody_pb2.HttpBody:
     """Events that are ready together, as one message."""
     return httpbody_pb2.HttpBody(content_type=EVENT_STREAM, data=b"".join(events))

@@ -11,7 +11,7 @@ import pytest
 from google.api import httpbody_pb2
 
 from services.rpc.errors import InvalidRequest
-from services.rpc.openai.body import decode, json_body
+from services.rpc.openai.body import convert, decode, json_body
 
 
 class Item(msgspec.Struct):
@@ -208,3 +208,26 @@ def test_a_response_is_written_with_its_nulls() -> None:
     message = json_body({"a": None, "b": "é", "c": 1})
     assert message.content_type == "application/json"
     assert message.data == '{"a":null,"b":"é","c":1}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ({"kind": "three"}, "list[3].kind"),
+        ({}, "list[3].kind"),
+        ({"kind": "one", "count": "x"}, "list[3].count"),
+        ("text", "list[3]"),
+    ],
+)
+def test_a_part_of_a_body_is_refused_with_its_whole_path(value: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        convert(value, Item, "list[3]")
+    assert caught.value.param == param
+    assert f"'{param}'" in caught.value.message
+
+
+def test_a_part_of_a_body_becomes_the_struct() -> None:
+    assert convert({"kind": "one", "other": 1}, Item, "x") == Item("one")
+    with pytest.raises(InvalidRequest) as caught:
+        convert([{"kind": "one"}, {}], list[Item], "x")
+    assert caught.value.param == "x[1].kind"

@@ -10,6 +10,10 @@ def test_an_event_is_one_data_line_and_an_empty_one() -> None:
     assert sse.data({"a": None, "b": [1, True]}) == b'data: {"a":null,"b":[1,true]}\n\n'
 
 
+def test_an_event_may_have_a_name() -> None:
+    assert sse.event("response.created", {"a": 1}) == b'event: response.created\ndata: {"a":1}\n\n'
+
+
 def test_line_breaks_inside_a_value_never_break_the_event() -> None:
     event = sse.data({"content": "a\nb\r\nc\rd"})
     assert event == b'data: {"content":"a\\nb\\r\\nc\\rd"}\n\n'

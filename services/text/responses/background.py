@@ -1,0 +1,151 @@
+"""Responses that are made while nobody waits: their turns, their heartbeat, and how a cancelled one is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import NamedTuple
+
+import msgspec
+
+from services.rpc import metrics
+from services.rpc.errors import AllmError, Internal
+from services.text.responses.event import Event, Progress
+from services.text.responses.item import Item
+from services.text.responses.response import Failure, Response, failure_of
+from services.text.responses.run import Run
+from services.text.responses.store import ResponseStore
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 8  # responses that one replica makes at the same time: callers who wait shall find places, too
+BEAT_SECONDS = 0.5  # also how long a cancelled response may go on
+FLUSH_SECONDS = 0.1  # how long events wait for others, to be written together
+
+Running = Callable[[Response], AbstractAsyncContextManager[Run]]
+
+
+class Background:
+    """The responses that this process makes in the background."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._runner = secrets.token_hex(8)
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._jobs: dict[str, _Job] = {}
+        self._beating: asyncio.Task[None] | None = None
+        self._closing = False
+
+    async def start(self, client: str, response: Response, given: Sequence[Item], running: Running) -> None:
+        """Keeps a queued response, and makes it as soon as there is a place. Raises Overloaded."""
+        if self._closing:
+            raise Internal("the service is being stopped")
+        await self._store.add_background(client, response, given, self._runner)
+        record = _Record(self._store, response)
+        task = asyncio.create_task(self._make(client, record, running))
+        self._jobs[response.id] = _Job(task, record)
+        task.add_done_callback(lambda _: self._jobs.pop(response.id, None))
+        if self._beating is None or self._beating.done():
+            self._beating = asyncio.create_task(self._beat())
+
+    def stop(self, response_id: str) -> None:
+        """Stops making a response at once, if it is made here; its state is the store's business."""
+        if job := self._jobs.get(response_id):
+            job.task.cancel()
+
+    async def close(self) -> None:
+        """Stops all; those that have not ended have failed."""
+        self._closing = True
+        tasks = [job.task for job in self._jobs.values()]
+        if self._beating:
+            tasks.append(self._beating)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _make(self, client: str, record: _Record, running: Running) -> None:
+        started = time.monotonic()
+        try:
+            queued = record.response
+            await record.take([Progress("created", queued), Progress("queued", queued)], queued)
+            async with self._places, running(msgspec.structs.replace(queued, status="in_progress")) as run:
+                async for events in run.events():
+                    if not await record.take(events, run.response):
+                        return
+        except AllmError as error:
+            await record.fail(failure_of(error))
+        except asyncio.CancelledError:
+            if self._closing:
+                await record.fail(Failure(code="INTERNAL", message="the service was stopped meanwhile; ask again"))
+            raise
+        except Exception:
+            log.exception("unexpected error in the background")
+            await record.fail(Failure(code="INTERNAL", message="internal error; the service's log has it"))
+        response = record.response
+        if response.failure:
+            metrics.ERRORS.labels("Background", response.failure.code, response.model).inc()
+        facts = {"client": client, "model": response.model, "status": response.status}
+        log.info("background response ended", extra={**facts, "ms": round((time.monotonic() - started) * 1000)})
+
+    async def _beat(self) -> None:
+        while self._jobs:
+            await asyncio.sleep(BEAT_SECONDS)
+            jobs = list(self._jobs.items())
+            try:
+                wanted = await self._store.beat(self._runner)
+            except AllmError:
+                log.exception("the store of responses cannot be told that this process is alive")
+                continue
+            for response_id, job in jobs:
+                if response_id not in wanted and job.record.response.running:  # cancelled or deleted
+                    job.task.cancel()
+
+
+class _Job(NamedTuple):
+    """A response that is made here."""
+
+    task: asyncio.Task[None]
+    record: _Record
+
+
+class _Record:
+    """Writes down what becomes of one response, not more often than somebody could follow."""
+
+    def __init__(self, store: ResponseStore, response: Response) -> None:
+        self.response = response  # as it is by now
+        self._store = store
+        self._status = ""
+        self._events: list[Event] = []
+        self._written = 0
+        self._next_write = 0.0
+
+    async def take(self, events: Sequence[Event], response: Response) -> bool:
+        """Notes events and the state that they have led to. False: nobody wants them any more."""
+        self.response = response
+        if response.asked.streamed:
+            self._events += events
+        now = time.monotonic()
+        if response.status == self._status and now < self._next_write:
+            return True
+        self._next_write = now + FLUSH_SECONDS
+        return await self._write()
+
+    async def fail(self, failure: Failure) -> None:
+        """Ends the response with an error. Where that cannot be kept, it will be found to be nobody's."""
+        failed = msgspec.structs.replace(self.response, status="failed", failure=failure)
+        try:
+            await self.take([Progress("failed", failed)], failed)
+        except AllmError:
+            log.exception("the end of a response cannot be kept")
+
+    async def _write(self) -> bool:
+        events, self._events = self._events, []
+        if not events and self.response.status == self._status:
+            return True
+        first, self._written = self._written, self._written + len(events)
+        self._status = self.response.status
+        return await self._store.advance(self.response, events, first)

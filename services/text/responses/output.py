@@ -1,0 +1,125 @@
+"""From what the chat core tells of an answer to the items of a response's output, and the events of their coming."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.text.choice import CallBegun, CallDelta, ChoiceEvent, ReasoningDelta, TextDelta
+from services.text.engine.messages import TokenLogprob
+from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone
+from services.text.responses.item import (
+    FunctionCallItem,
+    Item,
+    ItemStatus,
+    MessageItem,
+    Part,
+    ReasoningItem,
+    new_id,
+)
+
+Kind = Literal["text", "reasoning", "arguments"]
+
+
+@dataclass(slots=True)
+class _Open:
+    """The item that the model is at."""
+
+    kind: Kind
+    id: str
+    call_id: str = ""
+    name: str = ""
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def item(self, status: ItemStatus) -> Item:
+        text = "".join(self.text)
+        if self.kind == "reasoning":
+            return ReasoningItem(id=self.id, text=text, status=status)
+        if self.kind == "arguments":
+            return FunctionCallItem(id=self.id, call_id=self.call_id, name=self.name, arguments=text, status=status)
+        part = Part(text=text, logprobs=tuple(self.logprobs))
+        return MessageItem(id=self.id, role="assistant", content=(part,), status=status)
+
+
+class Output:
+    """The output of one response. `items` holds those that are done."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._open: _Open | None = None
+        # White space before anything is said: it is part of a message only if text follows.
+        self._held: list[TextDelta] = []
+
+    def take(self, event: ChoiceEvent) -> list[Event]:
+        """The events for one of the chat core's."""
+        if isinstance(event, TextDelta):
+            return self._text(event)
+        if isinstance(event, ReasoningDelta):
+            opened = self._turn_to("reasoning", "rs") if self._kind != "reasoning" else []
+            return [*opened, self._delta(event.text)]
+        if isinstance(event, CallBegun):
+            self._held.clear()
+            return self._turn_to("arguments", "fc", event.id, event.name)
+        if isinstance(event, CallDelta):
+            return [self._delta(event.arguments)]
+        return self.end("incomplete" if event.reason == "length" else "completed")
+
+    def end(self, status: ItemStatus) -> list[Event]:
+        """Closes what is open. An answer that came to nothing is an empty message, unless it was cut off."""
+        events: list[Event] = []
+        if not self.items and self._open is None and (status == "completed" or self._held):
+            events += self._turn_to("text", "msg")
+        if self._kind == "text":
+            events += self._release()
+        self._held.clear()
+        return events + self._close(status)
+
+    @property
+    def _kind(self) -> Kind | None:
+        return self._open.kind if self._open else None
+
+    def _text(self, event: TextDelta) -> list[Event]:
+        self._held.append(event)
+        if self._kind == "text":
+            return self._release()
+        if not event.text.strip():
+            return []
+        return [*self._turn_to("text", "msg"), *self._release()]
+
+    def _release(self) -> list[Event]:
+        events: list[Event] = [self._delta(held.text, held.logprobs) for held in self._held]
+        self._held.clear()
+        return events
+
+    def _turn_to(
+        self, kind: Kind, prefix: Literal["msg", "rs", "fc"], call_id: str = "", name: str = ""
+    ) -> list[Event]:
+        """Closes what is open and opens another item."""
+        events = self._close("completed")
+        opened = self._open = _Open(kind, new_id(prefix), call_id, name)
+        item = opened.item("in_progress")
+        index = len(self.items)
+        events.append(ItemAdded(index, item))
+        if kind != "arguments":
+            events.append(PartAdded(index, item))
+        return events
+
+    def _delta(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> Delta:
+        opened = self._open
+        if opened is None:
+            raise AssertionError("the chat core opens a call before it tells more of it")
+        opened.text.append(text)
+        opened.logprobs += logprobs
+        return Delta(len(self.items), opened.kind, opened.id, text, logprobs)
+
+    def _close(self, status: ItemStatus) -> list[Event]:
+        opened, self._open = self._open, None
+        if opened is None:
+            return []
+        index, item = len(self.items), opened.item(status)
+        self.items.append(item)
+        events: list[Event] = [DeltaDone(index, opened.kind, opened.id, "".join(opened.text), tuple(opened.logprobs))]
+        if opened.kind != "arguments":
+            events.append(PartDone(index, item))
+        return [*events, ItemDone(index, item)]

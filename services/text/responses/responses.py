@@ -1,0 +1,256 @@
+"""Responses: items in, a response out, kept for who asked. The core that both wire formats call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+
+from services.rpc.errors import AllmError, ContextLengthExceeded, InvalidRequest, Unsupported
+from services.text import limits
+from services.text.chat import Chat
+from services.text.choice import ChoiceEvent
+from services.text.completion import Completion
+from services.text.conversation import ChatRequest
+from services.text.responses.background import Background
+from services.text.responses.event import Event, Progress
+from services.text.responses.item import Item, ItemReference, new_id
+from services.text.responses.response import Response, ResponseRequest
+from services.text.responses.run import Run
+from services.text.responses.store import ResponseStore
+from services.text.responses.transcript import messages_of, shortened
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 3600.0
+FOLLOW_SECONDS = 0.1  # between two looks for new events of a response in the background
+FOLLOWED_AT_ONCE = 256  # events
+OFF = "this server keeps no responses (ALLM_STORE=off)"
+
+Told = list[tuple[int, ChoiceEvent]]
+
+
+class Responses:
+    """Makes responses with the chat core; without a store it keeps none. Close it."""
+
+    def __init__(self, chat: Chat, store: ResponseStore | None) -> None:
+        self._chat = chat
+        self._store = store
+        self._background = Background(store) if store else None
+        self._sweeping = asyncio.create_task(self._sweep(store)) if store else None
+
+    async def close(self) -> None:
+        """Ends what is made in the background, and closes the store."""
+        if self._sweeping:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+        if self._background:
+            await self._background.close()
+        if self._store:
+            await self._store.close()
+
+    async def model_id(self, name: str) -> str:
+        """The id behind an id or alias. Raises ModelNotFound."""
+        return await self._chat.model_id(name)
+
+    @asynccontextmanager
+    async def run(self, request: ResponseRequest, client: str) -> AsyncIterator[Run]:
+        """Makes a response as long as the block runs; leaving it early stops the model and keeps nothing.
+
+        Raises:
+            ResponseNotFound: what it continues, or an item that it names, is not there.
+            Others as `Chat.complete`; where the first token needs waiting for, what happens until then is raised, too.
+        """
+        request = self._admit(request)
+        given, chat = await self._prepare(request, client)
+        async with self._answering(chat, client, shorten=request.asked.shorten) as (completion, first):
+            response = Response(id=new_id("resp"), model=completion.model_id, created=time.time(), asked=request.asked)
+
+            async def keep(ended: Response) -> None:
+                if self._store and request.asked.store:
+                    await self._store.add(client, ended, given)
+
+            yield Run(response, completion, first, keep)
+
+    async def start(self, request: ResponseRequest, client: str) -> Response:
+        """Has a response made in the background; gives it as it is queued. Raises as `run`, and Overloaded."""
+        request = self._admit(request)
+        if self._background is None:
+            raise AssertionError("_admit refuses it")
+        model_id = await self._chat.servable_id(request.model)
+        given, chat = await self._prepare(request, client)
+        response = Response(
+            id=new_id("resp"), model=model_id, created=time.time(), asked=request.asked, status="queued"
+        )
+
+        @asynccontextmanager
+        async def running(begun: Response) -> AsyncIterator[Run]:
+            async def keep(_: Response) -> None:
+                """Whoever follows the run keeps all that it comes to."""
+
+            async with self._answering(chat, client, shorten=request.asked.shorten) as (completion, first):
+                yield Run(begun, completion, first, keep, opening=("in_progress",))
+
+        await self._background.start(client, response, given, running)
+        return response
+
+    async def count(self, request: ResponseRequest, client: str) -> int:
+        """How many tokens the model would be given. Raises as `run`."""
+        _, chat = await self._prepare(request, client)
+        return await self._chat.count(chat, client)
+
+    # --- what is stored
+
+    async def get(self, response_id: str, client: str) -> Response:
+        """A stored response as it is now. Raises ResponseNotFound."""
+        return await self._kept().get(client, response_id)
+
+    async def delete(self, response_id: str, client: str) -> None:
+        """Forgets a stored response, and stops making it. Raises ResponseNotFound."""
+        await self._kept().delete(client, response_id)
+        if self._background:
+            self._background.stop(response_id)
+
+    async def cancel(self, response_id: str, client: str) -> Response:
+        """Cancels a response in the background. Raises ResponseNotFound, and InvalidRequest where it is not in it."""
+        response = await self._kept().cancel(client, response_id)
+        if self._background and response.status == "cancelled":
+            self._background.stop(response_id)
+        return response
+
+    async def input_items(
+        self, response_id: str, client: str, *, newest_first: bool, after: str, limit: int
+    ) -> tuple[list[Item], bool]:
+        """A page of what a response was given, and whether there is more.
+
+        Raises:
+            ResponseNotFound: there is none.
+            InvalidRequest: the limit is out of bounds, or there is no such item.
+        """
+        if not 1 <= limit <= 100:
+            raise InvalidRequest(f"'limit' must be 1 to 100, not {limit}.", param="limit")
+        items = list(await self._kept().input_items(client, response_id))
+        if newest_first:
+            items.reverse()
+        start = 0
+        if after:
+            ids = [item.id for item in items]
+            if after not in ids:
+                raise InvalidRequest(f"'after' names {after[:80]!r}, which is no item of the response.", param="after")
+            start = ids.index(after) + 1
+        return items[start : start + limit], len(items) > start + limit
+
+    async def follow(self, response_id: str, client: str, after: int = -1) -> AsyncIterator[list[tuple[int, Event]]]:
+        """The events of a response in the background beyond one, with their numbers, until it has ended.
+
+        Raises:
+            ResponseNotFound: it is not, or no longer, there.
+            InvalidRequest: its events are not kept.
+        """
+        store = self._kept()
+        while True:
+            response = await store.get(client, response_id)  # before its events: so none can be missed
+            if not response.asked.streamed:
+                message = "Only a response that was made with 'background' and 'stream' can be streamed later."
+                raise InvalidRequest(message, param="stream")
+            told = await store.events(client, response_id, after, FOLLOWED_AT_ONCE)
+            if told:
+                after = told[-1][0]
+                yield told
+                if isinstance(told[-1][1], Progress) and told[-1][1].step in ("completed", "incomplete", "failed"):
+                    return
+            elif not response.running:
+                if response.status == "failed":  # its replica is gone, and could not say so
+                    yield [(after + 1, Progress("failed", response))]
+                return
+            else:
+                await asyncio.sleep(FOLLOW_SECONDS)
+
+    # --- inside
+
+    def _kept(self) -> ResponseStore:
+        if self._store is None:
+            raise Unsupported(OFF)
+        return self._store
+
+    def _admit(self, request: ResponseRequest) -> ResponseRequest:
+        """The request with `store` decided. Raises Unsupported for what needs a store that there is not."""
+        asked = request.asked
+        if self._store is None:
+            wanted = {"store": asked.store, "background": asked.background}
+            for name, value in wanted.items():
+                if value:
+                    raise Unsupported(f"'{name}' is not possible: {OFF}", param=name)
+        store = self._store is not None and asked.store is not False
+        if asked.background and not store:
+            raise InvalidRequest("'background' needs 'store'.", param="background")
+        return msgspec.structs.replace(request, asked=msgspec.structs.replace(asked, store=store))
+
+    async def _prepare(self, request: ResponseRequest, client: str) -> tuple[tuple[Item, ...], ChatRequest]:
+        """The new items, and what the chat core is asked, checked."""
+        asked = request.asked
+        if len(request.input) > limits.MAX_MESSAGES:
+            message = f"'input' has {len(request.input)} items; at most {limits.MAX_MESSAGES} are allowed."
+            raise InvalidRequest(message, param="input")
+        before: tuple[Item, ...] = ()
+        if asked.previous_response_id:
+            if self._store is None:
+                raise Unsupported(f"'previous_response_id' is not possible: {OFF}", param="previous_response_id")
+            before = await self._store.conversation(client, asked.previous_response_id)
+        given = tuple([await self._resolved(item, client) for item in request.input])
+        if not given and not before:
+            raise InvalidRequest("Missing required parameter: 'input'.", param="input")
+        chat = ChatRequest(
+            model=request.model,
+            messages=messages_of((*before, *given), asked.instructions),
+            sampling=asked.sampling,
+            tools=asked.tools,
+            tool_choice=asked.tool_choice,
+            parallel_tool_calls=asked.parallel_tool_calls,
+            output=asked.output,
+            logprobs=asked.logprobs,
+            reasoning_effort=asked.reasoning_effort,
+        )
+        limits.check(chat)
+        return given, chat
+
+    async def _resolved(self, item: Item | ItemReference, client: str) -> Item:
+        if not isinstance(item, ItemReference):
+            return item
+        found = await self._store.item(client, item.id) if self._store else None
+        if found is None:
+            raise InvalidRequest(f"Item with id '{item.id[:80]}' not found.", param="input")
+        return found
+
+    @asynccontextmanager
+    async def _answering(
+        self, chat: ChatRequest, client: str, *, shorten: bool
+    ) -> AsyncIterator[tuple[Completion, Told]]:
+        """A completion that has begun to tell; of what does not fit, where that is wished, without its oldest turns."""
+        shorter = shortened(chat.messages) if shorten else iter(())
+        while True:
+            async with AsyncExitStack() as stack:
+                try:
+                    completion = await stack.enter_async_context(self._chat.complete(chat, client))
+                    first = await completion.ready()
+                except ContextLengthExceeded:
+                    messages = next(shorter, None)
+                    if messages is None:
+                        raise
+                else:
+                    yield completion, first
+                    return
+            chat = dataclasses.replace(chat, messages=messages)
+
+    async def _sweep(self, store: ResponseStore) -> None:
+        while True:
+            with contextlib.suppress(AllmError):  # the next request tells the caller, and the log
+                swept = await store.sweep()
+                log.log(logging.INFO if swept else logging.DEBUG, "stored responses deleted", extra={"count": swept})
+            await asyncio.sleep(SWEEP_SECONDS)

@@ -1,0 +1,90 @@
+"""A response that is being made: the chat core's answer in, the response's events out, and its last state kept."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from services.rpc.errors import AllmError
+from services.text.choice import ChoiceEvent
+from services.text.completion import Completion
+from services.text.responses.event import Event, Progress
+from services.text.responses.output import Output
+from services.text.responses.response import Response, Status, failure_of
+
+Keep = Callable[[Response], Awaitable[None]]
+
+
+class Run:
+    """One running response. `response` is what it has come to."""
+
+    def __init__(
+        self,
+        response: Response,
+        completion: Completion,
+        first: Sequence[tuple[int, ChoiceEvent]],
+        keep: Keep,
+        opening: Sequence[Literal["created", "in_progress"]] = ("created", "in_progress"),
+    ) -> None:
+        """`first`: what the completion has told already; `keep` is given the last state before anybody else."""
+        self.response = response
+        self.failure: AllmError | None = None
+        self._completion = completion
+        self._told: Sequence[tuple[int, ChoiceEvent]] = first
+        self._keep = keep
+        self._opening = opening
+        self._output = Output()
+
+    async def events(self) -> AsyncIterator[list[Event]]:
+        """All events, those together that are ready together. What goes wrong on the way is the last of them."""
+        batch: list[Event] = [Progress(step, self.response) for step in self._opening]
+        while True:
+            try:
+                await self._advance(batch)
+            except AllmError as error:
+                await self._fail(error, batch)
+            yield batch
+            if not self.response.running:
+                return
+            batch = []
+
+    async def whole(self) -> Response:
+        """Waits for the end. Raises what went wrong."""
+        async for _ in self.events():
+            pass
+        if self.failure:
+            raise self.failure
+        return self.response
+
+    async def _advance(self, batch: list[Event]) -> None:
+        told = self._told or await self._completion.ready()
+        self._told = ()
+        for _, event in told:
+            batch += self._output.take(event)
+        if not self._completion.finished:
+            return
+        usage = self._completion.usage
+        if self._completion.choices[0].said.finish == "length":
+            ended = self._ended("incomplete", usage=usage, incomplete="max_output_tokens")
+        else:
+            ended = self._ended("completed", usage=usage, completed=time.time())
+        await self._keep(ended)  # first: whoever hears of the end may continue from it at once
+        self.response = ended
+        batch.append(Progress("incomplete" if ended.incomplete else "completed", ended))
+
+    async def _fail(self, error: AllmError, batch: list[Event]) -> None:
+        self.failure = error
+        batch += self._output.end("incomplete")
+        self.response = self._ended("failed", failure=failure_of(error))
+        with contextlib.suppress(AllmError):  # it may be the store that failed
+            await self._keep(self.response)
+        batch.append(Progress("failed", self.response))
+
+    def _ended(self, status: Status, **changes: object) -> Response:
+        output = tuple(self._output.items)
+        ended: Response = msgspec.structs.replace(self.response, status=status, output=output, **changes)
+        return ended

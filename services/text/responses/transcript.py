@@ -1,0 +1,84 @@
+"""From items to the conversation that the model is shown, and how to shorten one that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from services.rpc.errors import InvalidRequest
+from services.text.conversation import Message, ToolCall
+from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, ReasoningItem
+
+_GUIDING = ("system", "developer")
+
+
+def messages_of(items: Sequence[Item], instructions: str | None) -> tuple[Message, ...]:
+    """The messages that items stand for, `instructions` in front.
+
+    What the assistant thought, said and called in one go becomes one message, and what guides it at the beginning one
+    system message: templates know conversations no other way.
+
+    Raises:
+        InvalidRequest: a tool's output answers no call.
+    """
+    messages = [Message(role="system", content=instructions)] if instructions else []
+    names: dict[str, str] = {}  # call -> tool
+    for item in items:
+        if isinstance(item, FunctionOutputItem):
+            if item.call_id not in names:
+                message = f"No tool call found for function call output with call_id {item.call_id[:80]!r}."
+                raise InvalidRequest(message, param="input")
+            name = names[item.call_id]
+            messages.append(Message(role="tool", content=item.output, name=name, tool_call_id=item.call_id))
+        elif isinstance(item, FunctionCallItem):
+            names[item.call_id] = item.name
+            call = ToolCall(id=item.call_id, name=item.name, arguments=item.arguments)
+            last = _assistant(messages)
+            messages[-1] = replace(last, tool_calls=(*last.tool_calls, call))
+        elif isinstance(item, ReasoningItem):
+            thought = item.text or "\n".join(item.summary)
+            if thought:
+                last = _assistant(messages)
+                messages[-1] = replace(last, reasoning=f"{last.reasoning}\n{thought}".strip())
+        else:
+            _say(messages, item)
+    # A thought after which nothing came is no message.
+    return tuple(one for one in messages if one.role != "assistant" or one.content or one.tool_calls)
+
+
+def shortened(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
+    """The conversation without its oldest turns: one of them, two, four and so on. A turn begins with the user.
+
+    What guides the model in front of the conversation stays, and so does the last turn.
+    """
+    start = 0
+    while start < len(messages) and messages[start].role in _GUIDING:
+        start += 1
+    turns = [at for at in range(start + 1, len(messages)) if messages[at].role == "user"]
+    drop = 1
+    while turns:
+        at = turns[min(drop, len(turns)) - 1]
+        yield (*messages[:start], *messages[at:])
+        if drop >= len(turns):
+            return
+        drop *= 2
+
+
+def _say(messages: list[Message], item: MessageItem) -> None:
+    text = "".join(part.text for part in item.content)
+    if item.role == "assistant":
+        last = _assistant(messages, new_after_content=True)
+        messages[-1] = replace(last, content=text)
+    elif item.role in _GUIDING and len(messages) == 1 and messages[0].role in _GUIDING:
+        messages[0] = replace(messages[0], content=f"{messages[0].content}\n\n{text}")
+    else:
+        messages.append(Message(role=item.role, content=text))
+
+
+def _assistant(messages: list[Message], *, new_after_content: bool = False) -> Message:
+    """The message that the assistant is at, which is then the last one."""
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant" or (new_after_content and (last.content or last.tool_calls)):
+        last = Message(role="assistant", content="")
+        messages.append(last)
+    return last

@@ -1,0 +1,329 @@
+"""Stored responses: owners, time to live, chains, cancelling, and replicas on one file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from scripted_chat import said
+
+from services.rpc.errors import InvalidRequest, Overloaded, ResponseNotFound
+from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
+from services.text.engine.messages import TokenLogprob
+from services.text.responses import store as limits
+from services.text.responses.database import DatabaseUnusable
+from services.text.responses.event import Delta
+from services.text.responses.item import FunctionCallItem, FunctionOutputItem, MessageItem, Part, ReasoningItem
+from services.text.responses.response import Asked, Response
+from services.text.responses.store import DAY, MAX_BACKGROUND, STALE_SECONDS, ResponseStore
+
+START = 1_000_000.0
+
+
+@dataclass
+class Clock:
+    now: float = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "responses.db"
+
+
+@pytest.fixture
+async def store(path: Path, clock: Clock) -> AsyncIterator[ResponseStore]:
+    found = await ResponseStore.open(path, 30, clock)
+    yield found
+    await found.close()
+
+
+def response(response_id: str = "resp_1", status: Any = "completed", **asked: Any) -> Response:
+    output = (said("out", "assistant", f"{response_id}_out"),) if status == "completed" else ()
+    settings = Asked(**{"store": True, "background": status != "completed", **asked})
+    return Response(id=response_id, model="m", created=START, asked=settings, status=status, output=output)
+
+
+def given(text: str = "in", item_id: str = "msg_in") -> tuple[MessageItem, ...]:
+    return (said(text, "user", item_id),)
+
+
+async def test_what_is_kept_comes_back_as_it_was(store: ResponseStore) -> None:
+    items = (
+        ReasoningItem(id="rs_1", text="hm", summary=("s",)),
+        FunctionCallItem(id="fc_1", call_id="call_1", name="f", arguments="{}"),
+        FunctionOutputItem(id="fco_1", call_id="call_1", output="ok"),
+        MessageItem(
+            id="msg_1",
+            role="assistant",
+            content=(Part(text="a\u0000ü", logprobs=(TokenLogprob(b"\xff", -1.0, [(b"a", -2.0)]),)),),
+            status="incomplete",
+        ),
+    )
+    asked = Asked(
+        store=True,
+        tools=(Tool(name="f", parameters={"type": "object", "b": 1, "a": 2}),),
+        tool_choice=ToolChoice(mode="required", names=frozenset({"f"})),
+        output=OutputFormat(kind="json_schema", schema={"z": 1, "a": 2}),
+        metadata={"k": "v"},
+    )
+    usage = Usage(prompt_tokens=1, cached_tokens=2, completion_tokens=3)
+    kept = msgspec.structs.replace(response(), asked=asked, output=items, usage=usage, completed=START)
+    await store.add("ann", kept, items)
+    assert await store.get("ann", kept.id) == kept
+    assert await store.input_items("ann", kept.id) == items
+    found = await store.get("ann", kept.id)
+    assert list(found.asked.output.schema or {}) == ["z", "a"], "the order of keys is kept"
+
+
+async def test_others_cannot_tell_that_it_is_there(store: ResponseStore) -> None:
+    await store.add("ann", response(), given())
+    everything: tuple[Callable[[str], Any], ...] = (
+        lambda client: store.get(client, "resp_1"),
+        lambda client: store.input_items(client, "resp_1"),
+        lambda client: store.cancel(client, "resp_1"),
+        lambda client: store.conversation(client, "resp_1"),
+        lambda client: store.events(client, "resp_1", -1, 10),
+        lambda client: store.delete(client, "resp_1"),
+    )
+    for act in everything:
+        with pytest.raises(ResponseNotFound) as caught:
+            await act("bob")
+        assert caught.value.http_status == 404
+    assert await store.item("bob", "msg_in") is None
+    assert await store.item("ann", "msg_in") == given()[0]
+
+
+async def test_what_is_deleted_is_gone_with_all_its_items(store: ResponseStore, path: Path) -> None:
+    await store.add("ann", response(), given())
+    await store.delete("ann", "resp_1")
+    with pytest.raises(ResponseNotFound):
+        await store.get("ann", "resp_1")
+    with pytest.raises(ResponseNotFound):
+        await store.delete("ann", "resp_1")
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM items").fetchone() == (0,)
+    connection.close()
+
+
+async def test_its_time_ends_to_the_second(store: ResponseStore, clock: Clock) -> None:
+    await store.add("ann", response(), given())
+    clock.now += 30 * DAY - 1
+    assert await store.sweep() == 0
+    assert (await store.get("ann", "resp_1")).id == "resp_1"
+    clock.now += 1
+    with pytest.raises(ResponseNotFound):
+        await store.get("ann", "resp_1")
+    assert await store.item("ann", "msg_in") is None
+    assert await store.sweep() == 1
+    assert await store.sweep() == 0
+
+
+async def test_a_client_cannot_fill_the_disk(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_STORED", 3)
+    for number in range(5):
+        kept = msgspec.structs.replace(response(f"resp_{number}"), created=START + number)
+        await store.add("ann", kept, given())
+    await store.add("bob", response("resp_b"), given())
+    assert await store.sweep() == 2
+    for number in range(2):
+        with pytest.raises(ResponseNotFound):
+            await store.get("ann", f"resp_{number}")
+    assert (await store.get("ann", "resp_2")).id == "resp_2"
+    assert (await store.get("bob", "resp_b")).id == "resp_b"
+
+
+async def test_nor_with_large_ones_and_not_until_the_next_hour(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_STORED_BYTES", 4500)
+    monkeypatch.setattr(limits, "SWEEP_BYTES", 6000)
+    for number in range(4):
+        kept = msgspec.structs.replace(response(f"resp_{number}"), created=START + number)
+        await store.add("ann", kept, given("x" * 1000))
+    with pytest.raises(ResponseNotFound):
+        await store.get("ann", "resp_0")
+    assert (await store.get("ann", "resp_3")).id == "resp_3"
+
+
+# --- chains
+
+
+async def chain(store: ResponseStore, length: int) -> None:
+    previous = None
+    for number in range(length):
+        response_id = f"resp_{number}"
+        await store.add("ann", response(response_id, previous_response_id=previous), given(f"in{number}"))
+        previous = response_id
+
+
+async def test_a_conversation_is_everything_up_to_there_oldest_first(store: ResponseStore) -> None:
+    await chain(store, 4)
+    items = await store.conversation("ann", "resp_2")
+    assert [item.content[0].text for item in items if isinstance(item, MessageItem)] == ["in0", "out"] + [
+        text for number in (1, 2) for text in (f"in{number}", "out")
+    ]
+
+
+async def test_a_conversation_with_a_gap_is_refused_naming_it(store: ResponseStore) -> None:
+    await chain(store, 3)
+    await store.delete("ann", "resp_1")
+    with pytest.raises(ResponseNotFound, match=r"resp_1.*no longer there") as caught:
+        await store.conversation("ann", "resp_2")
+    assert caught.value.param == "previous_response_id"
+
+
+async def test_conversations_have_bounds(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await chain(store, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "MAX_CHAIN", 2)
+        assert await store.conversation("ann", "resp_1")
+        with pytest.raises(InvalidRequest, match="2 responses"):
+            await store.conversation("ann", "resp_2")
+    monkeypatch.setattr(limits, "MAX_CHAIN_BYTES", 10)
+    with pytest.raises(InvalidRequest, match="10 bytes"):
+        await store.conversation("ann", "resp_0")
+
+
+async def test_what_has_not_ended_cannot_be_continued(store: ResponseStore) -> None:
+    await store.add_background("ann", response(status="queued"), given(), "runner")
+    with pytest.raises(InvalidRequest, match="queued") as caught:
+        await store.conversation("ann", "resp_1")
+    assert caught.value.param == "previous_response_id"
+
+
+# --- in the background, with two replicas on one file
+
+
+@pytest.fixture
+async def other(path: Path, clock: Clock, store: ResponseStore) -> AsyncIterator[ResponseStore]:
+    found = await ResponseStore.open(path, 30, clock)
+    yield found
+    await found.close()
+
+
+async def test_another_replica_can_cancel(store: ResponseStore, other: ResponseStore) -> None:
+    queued = response(status="queued")
+    await store.add_background("ann", queued, given(), "runner")
+    assert await store.beat("runner") == {"resp_1"}
+    assert (await other.cancel("ann", "resp_1")).status == "cancelled"
+    assert await store.beat("runner") == set()
+    assert not await store.advance(msgspec.structs.replace(queued, status="completed"), [], 0)
+    assert (await store.get("ann", "resp_1")).status == "cancelled"
+    assert (await other.cancel("ann", "resp_1")).status == "cancelled", "twice is once"
+
+
+async def test_what_has_ended_stays_as_it_is(store: ResponseStore, other: ResponseStore) -> None:
+    queued = response(status="queued")
+    await store.add_background("ann", queued, given(), "runner")
+    done = msgspec.structs.replace(queued, status="completed", output=(said("x", "assistant"),))
+    assert await store.advance(done, [], 0)
+    assert await other.cancel("ann", "resp_1") == done
+    assert await other.get("ann", "resp_1") == done
+
+
+async def test_only_what_is_in_the_background_can_be_cancelled(store: ResponseStore) -> None:
+    await store.add("ann", response(), given())
+    with pytest.raises(InvalidRequest, match="synchronous"):
+        await store.cancel("ann", "resp_1")
+
+
+async def test_what_a_dead_replica_made_has_failed(store: ResponseStore, other: ResponseStore, clock: Clock) -> None:
+    await store.add_background("ann", response(status="queued"), given(), "runner")
+    clock.now += STALE_SECONDS
+    assert (await other.get("ann", "resp_1")).status == "queued"
+    await store.beat("runner")
+    clock.now += STALE_SECONDS + 1
+    found = await other.get("ann", "resp_1")
+    assert found.status == "failed"
+    assert found.failure
+    assert await store.beat("runner") == set()
+    assert await store.get("ann", "resp_1") == found
+
+
+async def test_a_client_has_so_many_places_in_the_background(store: ResponseStore, clock: Clock) -> None:
+    for number in range(MAX_BACKGROUND):
+        await store.add_background("ann", response(f"resp_{number}", "queued"), given(), "runner")
+    with pytest.raises(Overloaded, match=str(MAX_BACKGROUND)):
+        await store.add_background("ann", response("resp_x", "queued"), given(), "runner")
+    await store.add_background("bob", response("resp_b", "queued"), given(), "runner")
+    clock.now += STALE_SECONDS + 1  # the places of a dead replica are free again
+    await store.add_background("ann", response("resp_x", "queued"), given(), "runner")
+
+
+async def test_events_are_kept_in_order(store: ResponseStore, other: ResponseStore) -> None:
+    running = response(status="in_progress", streamed=True)
+    await store.add_background("ann", running, given(), "runner")
+    told = [Delta(0, "text", "msg", f"{number}") for number in range(7)]
+    await store.advance(running, told[:3], 0)
+    await store.advance(running, told[3:], 3)
+    assert await other.events("ann", "resp_1", -1, 100) == list(enumerate(told))
+    assert await other.events("ann", "resp_1", 2, 2) == [(3, told[3]), (4, told[4])]
+    assert await other.events("ann", "resp_1", 6, 2) == []
+
+
+async def test_many_replicas_may_open_and_write_at_the_same_time(path: Path, clock: Clock) -> None:
+    stores = await asyncio.gather(*(ResponseStore.open(path, 30, clock) for _ in range(6)))
+    try:
+        adding = [
+            one.add("ann", response(f"resp_{number}_{n}"), given())
+            for number, one in enumerate(stores)
+            for n in range(10)
+        ]
+        await asyncio.gather(*adding)
+        for number in range(6):
+            assert (await stores[0].get("ann", f"resp_{number}_9")).output
+    finally:
+        await asyncio.gather(*(one.close() for one in stores))
+
+
+# --- the file
+
+
+async def test_the_file_is_private_and_survives(path: Path, clock: Clock) -> None:
+    first = await ResponseStore.open(path, 30, clock)
+    await first.add("ann", response(), given())
+    assert {found.stat().st_mode & 0o777 for found in path.parent.iterdir()} == {0o600}
+    await first.close()
+    second = await ResponseStore.open(path, 30, clock)
+    assert await second.get("ann", "resp_1") == response()
+    await second.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "said_of_it"),
+    [("CREATE TABLE t (x)", "not allm's"), ("PRAGMA user_version = 9", "not allm's"), ("", "another version")],
+)
+async def test_a_file_of_something_else_is_left_alone(path: Path, statement: str, said_of_it: str) -> None:
+    if statement:
+        connection = sqlite3.connect(path)
+        connection.execute(statement)
+    else:
+        await (await ResponseStore.open(path, 30)).close()
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    before = path.read_bytes()  # noqa: ASYNC240
+    with pytest.raises(DatabaseUnusable, match=said_of_it) as caught:
+        await ResponseStore.open(path, 30)
+    assert "ALLM_STORE=off" in str(caught.value)
+    assert path.read_bytes() == before  # noqa: ASYNC240
+
+
+async def test_a_damaged_file_is_told(path: Path) -> None:
+    path.write_bytes(b"nonsense" * 1000)  # noqa: ASYNC240
+    with pytest.raises(DatabaseUnusable, match="cannot be read"):
+        await ResponseStore.open(path, 30)

@@ -1,0 +1,237 @@
+"""The typed API on two replicas: made on one, read, continued, cancelled on the other; and whose a response is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2, response_service_pb2_grpc
+from google.rpc import error_details_pb2, status_pb2
+from stack import MODEL, POLL_SECONDS, Stack, running_stack
+
+PATIENCE_SECONDS = 60
+RUNNING = (response_pb2.RESPONSE_STATUS_QUEUED, response_pb2.RESPONSE_STATUS_IN_PROGRESS)
+
+
+class Replica:
+    """One replica, asked directly, so that a test can say which it is and who asks."""
+
+    def __init__(self, channel: grpc.Channel, client: str = "ann") -> None:
+        self._channel = channel
+        self._stub = response_service_pb2_grpc.ResponseServiceStub(channel)
+        self._metadata = (("x-client-id", client),)
+
+    def as_client(self, client: str) -> Replica:
+        return Replica(self._channel, client)
+
+    def create(self, text: str, sampling: dict[str, Any] | None = None, **settings: Any) -> response_pb2.Response:
+        request = response_service_pb2.CreateResponseRequest(**asked(text, sampling, **settings))
+        return self.call("CreateResponse", request).response
+
+    def get(self, response_id: str) -> response_pb2.Response:
+        return self.call("GetResponse", response_service_pb2.GetResponseRequest(id=response_id)).response
+
+    def cancel(self, response_id: str) -> response_pb2.Response:
+        return self.call("CancelResponse", response_service_pb2.CancelResponseRequest(id=response_id)).response
+
+    def call(self, method: str, request: Any) -> Any:
+        return getattr(self._stub, method)(request, timeout=PATIENCE_SECONDS, metadata=self._metadata)
+
+
+def asked(text: str, sampling: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    parameters = chat_pb2.SamplingParameters(**{"temperature": 0, "max_tokens": 24, **(sampling or {})})
+    return {
+        "model": MODEL,
+        "input": [said(text)],
+        "settings": response_pb2.ResponseSettings(sampling=parameters, **settings),
+    }
+
+
+def said(text: str) -> response_pb2.Item:
+    content = [chat_pb2.ContentPart(text=text)]
+    return response_pb2.Item(message=response_pb2.MessageItem(role=chat_pb2.CHAT_ROLE_USER, content=content))
+
+
+def text_of(response: response_pb2.Response) -> str:
+    return "".join(part.text for item in response.output for part in item.message.content)
+
+
+def wait_until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+def can_answer(replica: Replica) -> bool:
+    try:
+        replica.create("Hi", {"max_tokens": 1})
+    except grpc.RpcError as error:
+        assert error.code() == grpc.StatusCode.UNAVAILABLE, error
+        return False
+    return True
+
+
+def reason_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:
+    """The status, allm's code and the parameter."""
+    status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    return error.code(), info.reason, info.metadata.get("param", "")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("two-replicas")
+    with running_stack(home, ALLM_TEXT_REPLICAS="2", ALLM_THREADS="1") as stack:
+        yield stack
+
+
+def replica(stack: Stack, number: int) -> Iterator[Replica]:
+    folder = Path(stack.note["folder"])
+    with grpc.insecure_channel(f"unix:{folder / f'text-{number}.sock'}") as channel:
+        found = Replica(channel)
+        wait_until(lambda: can_answer(found))
+        yield found
+
+
+@pytest.fixture
+def first(two: Stack) -> Iterator[Replica]:
+    yield from replica(two, 1)
+
+
+@pytest.fixture
+def second(two: Stack) -> Iterator[Replica]:
+    yield from replica(two, 2)
+
+
+def long(replica: Replica) -> response_pb2.Response:
+    """A response in the background that takes longer than any test."""
+    return replica.create("Count.", {"max_tokens": 8000, "ignore_eos": True}, background=True)
+
+
+def test_one_makes_it_the_other_reads_and_continues_it(first: Replica, second: Replica) -> None:
+    made = first.create("What is the capital of France?", metadata={"a": "b"}, instructions="Be brief.")
+    assert "Paris" in text_of(made)
+    assert made.status == response_pb2.RESPONSE_STATUS_COMPLETED
+    assert second.get(made.id) == made
+    assert (made.settings.metadata["a"], made.settings.store, made.settings.sampling.max_tokens) == ("b", True, 24)
+    there = second.create("And of Spain?", previous_response_id=made.id)
+    here = first.create("And of Spain?", previous_response_id=made.id)
+    assert text_of(there) == text_of(here) != ""
+    items = second.call("ListInputItems", response_service_pb2.ListInputItemsRequest(id=made.id))
+    assert [item.message.content[0].text for item in items.items] == ["What is the capital of France?"]
+    second.call("DeleteResponse", response_service_pb2.DeleteResponseRequest(id=made.id))
+    with pytest.raises(grpc.RpcError) as caught:
+        first.get(made.id)
+    assert reason_of(caught.value) == (grpc.StatusCode.NOT_FOUND, "INVALID_REQUEST", "id")
+
+
+def test_one_runs_it_the_other_cancels_it(first: Replica, second: Replica) -> None:
+    queued = long(first)
+    assert queued.status == response_pb2.RESPONSE_STATUS_QUEUED
+    wait_until(lambda: second.get(queued.id).status == response_pb2.RESPONSE_STATUS_IN_PROGRESS)
+    assert second.cancel(queued.id).status == response_pb2.RESPONSE_STATUS_CANCELLED
+    assert first.get(queued.id).status == response_pb2.RESPONSE_STATUS_CANCELLED
+    # Its place is free again: as many as there are places run after it.
+    for _ in range(3):
+        response_id = first.create("Hi", {"max_tokens": 2}, background=True).id
+        wait_until(lambda response_id=response_id: second.get(response_id).status not in RUNNING)
+
+
+def test_it_survives_whoever_asked_for_it(two: Stack, second: Replica) -> None:
+    folder = Path(two.note["folder"])
+    with grpc.insecure_channel(f"unix:{folder / 'text-1.sock'}") as channel:
+        queued = Replica(channel).create("What is the capital of France?", background=True)
+    response = wait_until(lambda: (found := second.get(queued.id)).status not in RUNNING and found)
+    assert "Paris" in text_of(response)
+
+
+def test_it_belongs_to_who_asked_for_it(first: Replica, second: Replica) -> None:
+    made = first.create("Hi", {"max_tokens": 2})
+    bob = second.as_client("bob")
+    requests = {
+        "GetResponse": response_service_pb2.GetResponseRequest(id=made.id),
+        "DeleteResponse": response_service_pb2.DeleteResponseRequest(id=made.id),
+        "CancelResponse": response_service_pb2.CancelResponseRequest(id=made.id),
+        "ListInputItems": response_service_pb2.ListInputItemsRequest(id=made.id),
+        "CreateResponse": response_service_pb2.CreateResponseRequest(**asked("x", previous_response_id=made.id)),
+        "CountInputTokens": response_service_pb2.CountInputTokensRequest(**asked("x", previous_response_id=made.id)),
+    }
+    for method, request in requests.items():
+        with pytest.raises(grpc.RpcError) as caught:
+            bob.call(method, request)
+        assert reason_of(caught.value)[:2] == (grpc.StatusCode.NOT_FOUND, "INVALID_REQUEST"), method
+    assert second.get(made.id) == made
+
+
+def test_a_typed_stream(first: Replica) -> None:
+    request = response_service_pb2.StreamResponseRequest(**asked("What is the capital of France?", top_logprobs=1))
+    events = list(first.call("StreamResponse", request))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.WhichOneof("event") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "item_added", "part_added"]
+    assert kinds[-4:] == ["text_done", "part_done", "item_done", "completed"]
+    text = "".join(event.text_delta.text for event in events)
+    final = events[-1].completed
+    assert text == events[-4].text_done.text == events[-3].part_done.text == text_of(final)
+    assert sum(len(event.text_delta.logprobs) for event in events) == len(final.output[0].message.logprobs) > 0
+    assert not events[2].item_added.item.message.content
+    assert first.get(final.id) == final
+
+
+def test_a_typed_call(first: Replica) -> None:
+    schema = '{"type":"object","properties":{"a":{"enum":[1,2]}},"required":["a"],"additionalProperties":false}'
+    tools = [chat_pb2.Tool(name="f", parameters_json=schema, strict=True)]
+    choice = chat_pb2.ToolChoice(mode=chat_pb2.ToolChoice.MODE_REQUIRED)
+    settings = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    made = first.create("Call f.", {"max_tokens": 64}, **settings)
+    (item,) = made.output
+    assert item.function_call.name == "f"
+    assert item.function_call.arguments_json in ('{"a": 1}', '{"a": 2}', '{"a":1}', '{"a":2}')
+    answer = response_pb2.FunctionCallOutputItem(call_id=item.function_call.call_id, output="done")
+    request = asked("", previous_response_id=made.id)
+    request["input"] = [response_pb2.Item(function_call_output=answer)]
+    assert first.call("CreateResponse", response_service_pb2.CreateResponseRequest(**request)).response.output
+
+
+def test_counting_tokens(first: Replica) -> None:
+    request = asked("What is the capital of France?")
+    counted = first.call("CountInputTokens", response_service_pb2.CountInputTokensRequest(**request))
+    assert counted.input_tokens == first.create("What is the capital of France?").usage.prompt_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"model": ""}, "model"),
+        ({"input": []}, "input"),
+        ({"input": [response_pb2.Item()]}, "input[0]"),
+        ({"input": [response_pb2.Item(message=response_pb2.MessageItem())]}, "input[0].message.role"),
+        ({"settings": response_pb2.ResponseSettings(metadata={"k" * 65: ""})}, "settings.metadata"),
+        ({"settings": response_pb2.ResponseSettings(reasoning_effort="much")}, "settings.reasoning_effort"),
+        ({"settings": response_pb2.ResponseSettings(previous_response_id="no")}, "settings.previous_response_id"),
+        ({"settings": response_pb2.ResponseSettings(store=False, background=True)}, "settings.background"),
+        ({"settings": response_pb2.ResponseSettings(tools=[chat_pb2.Tool(name="")])}, "settings.tools[0]"),
+    ],
+)
+def test_a_bad_field_is_named(first: Replica, change: dict[str, Any], param: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        first.call("CreateResponse", response_service_pb2.CreateResponseRequest(**{**asked("Hi"), **change}))
+    assert reason_of(caught.value)[1:] == ("INVALID_REQUEST", param)
+
+
+def test_what_a_killed_replica_was_making_has_failed(two: Stack, first: Replica, second: Replica) -> None:
+    """Last: the supervisor starts the killed one again, which is not waited for."""
+    queued = long(second)
+    os.kill(two.note["children"]["text-2"], signal.SIGKILL)
+    response = wait_until(lambda: (found := first.get(queued.id)).status not in RUNNING and found)
+    assert response.status == response_pb2.RESPONSE_STATUS_FAILED
+    assert response.failure.code == "INTERNAL"
