@@ -129,9 +129,10 @@ def test_an_unknown_model(client: openai.OpenAI) -> None:
         ("top_p", 0),
         ("stop", ["a"] * 1000),
         ("logit_bias", {"x": 1}),
-        ("n", 2),
-        ("response_format", {"type": "json_object"}),
-        ("logprobs", True),
+        ("n", 0),
+        ("response_format", {"type": "yaml"}),
+        ("tools", [{"type": "function", "function": {"name": "a b"}}]),
+        ("store", True),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -104,7 +104,7 @@ async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedTextModel]
         eos="",
         add_bos=False,
     )
-    model = LoadedTextModel(MODEL, worker, ready, replace(load_settings({}).text, **limits))
+    model = LoadedTextModel(MODEL, "llama", worker, ready, replace(load_settings({}).text, **limits))
     try:
         yield model
     finally:
