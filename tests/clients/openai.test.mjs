@@ -2,6 +2,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import OpenAI from "openai";
+import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
 
 const { ALLM_BASE_URL: baseURL, ALLM_MODEL: model } = process.env;
 const client = new OpenAI({ baseURL, apiKey: "unused", maxRetries: 0 });
@@ -99,4 +101,101 @@ test("a body over the limit is told as such", async () => {
     assert.match(error.message, /ALLM_MAX_BODY_BYTES/);
     return true;
   });
+});
+
+// --- A conversation with tools. The model is small, so the call is demanded; its arguments follow the schema.
+
+const Weather = z.object({ city: z.enum(["Paris", "London"]), days: z.int().min(1).max(9) });
+const question = { role: "user", content: "What is the weather in Paris?" };
+const named = { type: "function", function: { name: "get_weather" } };
+const weather = (asked = []) =>
+  zodFunction({
+    name: "get_weather",
+    description: "Weather of a city",
+    parameters: Weather,
+    function: (input) => {
+      asked.push(input); // parsed by the SDK
+      return `22 degrees in ${input.city}`;
+    },
+  });
+const goOn = (messages) => ({ model, messages, tools: [weather()], tool_choice: "none", temperature: 0, max_tokens: 30 });
+
+test("a conversation goes on with the tool's result", async () => {
+  const first = await client.chat.completions.parse({
+    model,
+    messages: [question],
+    tools: [weather()],
+    tool_choice: "required",
+    parallel_tool_calls: false,
+    temperature: 0,
+  });
+  const { message, finish_reason } = first.choices[0];
+  assert.equal(finish_reason, "tool_calls");
+  assert.equal(message.content, null);
+  const [call, ...more] = message.tool_calls;
+  assert.equal(more.length, 0);
+  Weather.parse(call.function.parsed_arguments);
+  const history = [question, message, { role: "tool", tool_call_id: call.id, content: "22 degrees" }];
+  const second = await client.chat.completions.create(goOn(history));
+  assert.ok(second.choices[0].message.content);
+  assert.equal(second.choices[0].message.tool_calls, undefined);
+  history.push(second.choices[0].message, { role: "user", content: "And tomorrow?" });
+  assert.ok((await client.chat.completions.create(goOn(history))).choices[0].message.content);
+});
+
+test("a streamed conversation has calls with indexes", async () => {
+  const stream = await client.chat.completions.create({
+    model,
+    messages: [question],
+    tools: [weather()],
+    tool_choice: named,
+    temperature: 0,
+    stream: true,
+  });
+  const deltas = [];
+  let reason = null;
+  for await (const { choices } of stream) {
+    assert.ok(!choices[0].delta.content);
+    deltas.push(...(choices[0].delta.tool_calls ?? []));
+    reason = choices[0].finish_reason ?? reason;
+  }
+  assert.equal(reason, "tool_calls");
+  assert.ok(deltas.length > 3, "arguments stream");
+  assert.deepEqual([...new Set(deltas.map(({ index }) => index))], [0]);
+  assert.deepEqual([deltas[0].type, deltas[0].function.name], ["function", "get_weather"]);
+  assert.ok(deltas[0].id);
+  assert.ok(deltas.slice(1).every(({ id }) => id === undefined));
+  const text = deltas.map((delta) => delta.function.arguments ?? "").join("");
+  Weather.parse(JSON.parse(text));
+  const call = { id: deltas[0].id, type: "function", function: { name: "get_weather", arguments: text } };
+  const result = { role: "tool", tool_call_id: call.id, content: [{ type: "text", text: "22 degrees" }] };
+  const runner = client.chat.completions.stream(goOn([question, { role: "assistant", tool_calls: [call] }, result]));
+  assert.ok(await runner.finalContent());
+});
+
+for (const stream of [false, true]) {
+  test(`the tool runner calls the tool${stream ? ", streamed" : ""}`, async () => {
+    const asked = [];
+    const runner = client.chat.completions.runTools({
+      model,
+      messages: [question],
+      tools: [weather(asked)],
+      tool_choice: named, // the runner ends once this has been called
+      temperature: 0,
+      stream,
+    });
+    assert.equal(await runner.finalFunctionToolCallResult(), `22 degrees in ${asked[0].city}`);
+    assert.equal(asked.length, 1);
+    Weather.parse(asked[0]);
+    const answer = client.chat.completions.runTools({ ...goOn(runner.messages), stream });
+    assert.ok(await answer.finalContent());
+  });
+}
+
+test("the structured-output helper parses the answer", async () => {
+  const wanted = { model, response_format: zodResponseFormat(Weather, "weather"), temperature: 0 };
+  const answer = await client.chat.completions.parse({ ...wanted, messages: [question] });
+  Weather.parse(answer.choices[0].message.parsed);
+  const streamed = await client.chat.completions.stream({ ...wanted, messages: [question] }).finalChatCompletion();
+  Weather.parse(streamed.choices[0].message.parsed);
 });

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from llguidance import LLMatcher
 
-from services.rpc.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolChoice
 from services.text.engine.sampling import SamplingParams
-from services.text.grammar import MAX_SCHEMA_BYTES, check_schema, check_size, grammar_of
+from services.text.grammar import grammar_of
 from services.text.parsers.dialect import choose
 
 HERMES = choose("", "llama")
@@ -78,28 +77,3 @@ def test_only_what_may_be_called_is_in_it() -> None:
     text = grammar(tools=tools, tool_choice=ToolChoice(mode="required", names=frozenset({"second"})))
     assert "second" in text
     assert "first" not in text
-
-
-@pytest.mark.parametrize(
-    ("schema", "word"),
-    [
-        ({"type": "object", "not": {}}, "not"),
-        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-        ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
-        ({"type": "objec"}, "objec"),
-        ({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, "/nowhere"),
-        ({"type": "string", "pattern": "("}, "unclosed group"),
-        ({"type": "object", "properties": 5}, "properties"),
-    ],
-)
-def test_a_schema_that_cannot_be_followed_is_refused_by_keyword(schema: dict[str, object], word: str) -> None:
-    with pytest.raises(InvalidRequest, match=word) as caught:
-        check_schema(schema, "response_format")
-    assert caught.value.param == "response_format"
-    assert "\n" not in caught.value.message
-
-
-def test_a_huge_schema_is_refused() -> None:
-    check_size({"description": "x" * (MAX_SCHEMA_BYTES - 100)}, "tools[0].parameters")
-    with pytest.raises(InvalidRequest, match=str(MAX_SCHEMA_BYTES)):
-        check_size({"description": "x" * MAX_SCHEMA_BYTES}, "tools[0].parameters")

@@ -11,8 +11,8 @@ import msgspec
 from services.rpc.errors import InvalidRequest, Unsupported
 from services.rpc.openai import body
 from services.text.conversation import OutputFormat, Tool, ToolChoice
-from services.text.grammar import check_schema, check_size
 from services.text.responses.response import OutputName
+from services.text.schema import check_schema, check_size
 
 _FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

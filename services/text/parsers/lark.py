@@ -26,7 +26,7 @@ def literal(text: str) -> str:
 
 def json_value(schema: Schema) -> str:
     """JSON text that follows a schema."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _JSON})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': {**schema.get('x-guidance', {}), **_JSON}})}"
 
 
 def arguments(shape: ToolShape) -> str:

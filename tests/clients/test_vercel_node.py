@@ -1,0 +1,10 @@
+"""The Vercel AI SDK against the real stack; the tests themselves are in vercel.test.mjs."""
+
+from __future__ import annotations
+
+from node import run_node_tests
+from stack import MODEL, Stack
+
+
+def test_vercel_ai_sdk(stack: Stack) -> None:
+    run_node_tests("vercel.test.mjs", ALLM_BASE_URL=stack.base_url, ALLM_MODEL=MODEL)
