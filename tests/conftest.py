@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 from stack import Stack, running_stack
+
+# What is started in the background of a shell has SIGINT ignored, and its children too; some tests are about Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
