@@ -1,25 +1,17 @@
 """The catalog's SQLite file: opened by one process at a time, migrated, and written in whole transactions.
 
-It knows no tables. All SQL runs in one thread of its own: a commit waits for the disk (synchronous=FULL), on a slow one
-for tens of milliseconds, in which the RPC loop has heartbeats to answer; one thread also means one writer, in order.
+It knows no tables. Once a write returns it is on disk (synchronous=FULL).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from services.rpc.errors import Internal
-
-T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
+from services.rpc.sqlite_file import DatabaseUnusable, SqliteFile
 
 APPLICATION_ID = 0x616C6C6D  # `allm`, in the file's header
 BUSY_MILLISECONDS = 5000  # how long a reader of the file, such as a backup, may hold up a write
@@ -27,18 +19,14 @@ PRIMARY = 0xFF  # what remains of an extended error code of SQLite
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
-class DatabaseUnusable(OSError):
-    """The file cannot be used as it is; the message says what to do about it."""
+class Database(SqliteFile):
+    """An open database. Close it, and others can have it."""
 
-
-class Database:
-    """An open database. Close it."""
+    work_errors = (sqlite3.IntegrityError,)  # how a name that is taken is told
 
     def __init__(self, path: Path, migrations: Sequence[str]) -> None:
-        self._path = path
+        super().__init__(path, "catalog-database")
         self._migrations = tuple(migrations)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="catalog-database")
-        self._connection: sqlite3.Connection | None = None
         self._lock = -1
 
     @classmethod
@@ -49,50 +37,8 @@ class Database:
             DatabaseUnusable: another process has it, it is damaged, it is not the catalog's, or a newer allm wrote it.
         """
         database = cls(path, migrations)
-        try:
-            await asyncio.get_running_loop().run_in_executor(database._thread, database._open)
-        except BaseException:
-            await database.close()
-            raise
+        await database._opened()
         return database
-
-    async def read(self, work: Work[T]) -> T:
-        """Runs queries. Raises what they raise, and Internal when the file cannot be read."""
-        return await self._run(work, "DEFERRED")
-
-    async def write(self, work: Work[T]) -> T:
-        """Runs changes as one transaction; once this returns they are on disk. If `work` raises there is no change.
-
-        Raises what `work` raises (sqlite3.IntegrityError too), and Internal when the file cannot be written.
-        """
-        return await self._run(work, "IMMEDIATE")
-
-    async def close(self) -> None:
-        """Ends what is still queued, closes the file and lets others have it."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        self._thread.shutdown()
-
-    async def _run(self, work: Work[T], kind: str) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work, kind)
-
-    def _transaction(self, work: Work[T], kind: str) -> T:
-        connection = self._connection
-        if connection is None:
-            raise Internal(f"{self._path} is closed")
-        try:
-            connection.execute(f"BEGIN {kind}")
-            try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # a full disk ends it by itself
-                    connection.execute("ROLLBACK")
-                raise
-        except sqlite3.IntegrityError:
-            raise
-        except sqlite3.Error as error:
-            raise Internal(f"{self._path} cannot be used: {error}") from error
-        return result
 
     # --- in the thread, at the start and at the end
 
@@ -161,10 +107,7 @@ class Database:
         return f"{self._path} {what}: put a backup in its place, or move it away and register the models again"
 
     def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection:
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
+        super()._close()
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)

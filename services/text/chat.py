@@ -12,7 +12,6 @@ from services.rpc.errors import Unsupported
 from services.text.choice import Choice
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest
-from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of
 from services.text.loaded import LoadedTextModel
 from services.text.parsers.dialect import PLAIN, ToolShape
@@ -64,9 +63,7 @@ class Chat:
             tools = [ToolShape(tool.name, tool.parameters) for tool in request.callable_tools]
             choices = []
             for number in range(request.choices):
-                sampling = request.sampling
-                if sampling.seed is not None:  # else all choices would be the same
-                    sampling = _reseeded(sampling, number)
+                sampling = request.sampling.for_choice(number)
                 answer = await stack.enter_async_context(
                     model.generate(client, prompt, sampling, grammar, request.logprobs)
                 )
@@ -89,7 +86,3 @@ def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
     if spelled_out:
         return model.template.render(with_tools(request.messages, tools), effort=request.reasoning_effort)
     return model.template.render(request.messages, tools, request.reasoning_effort)
-
-
-def _reseeded(sampling: SamplingParams, number: int) -> SamplingParams:
-    return msgspec.structs.replace(sampling, seed=((sampling.seed or 0) + number) % 2**64)

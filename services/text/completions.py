@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-import msgspec
-
 from services.rpc.errors import ContextLengthExceeded, Unsupported
 from services.text.choice import Choice
 from services.text.completion import Completion
@@ -66,7 +64,7 @@ class Completions:
             for prompt in request.prompts:
                 for number in range(request.choices):
                     answer = await stack.enter_async_context(
-                        model.generate(client, prompt, _seeded(request.sampling, number), logprobs=request.logprobs)
+                        model.generate(client, prompt, request.sampling.for_choice(number), logprobs=request.logprobs)
                     )
                     choices.append(Choice(answer, _AsItIs()))
             completion = Completion(stored.id, choices, prefix="cmpl")
@@ -75,9 +73,3 @@ class Completions:
                 yield completion
             except ContextLengthExceeded as error:
                 raise ContextLengthExceeded(error.message, param="prompt") from error
-
-
-def _seeded(sampling: SamplingParams, number: int) -> SamplingParams:
-    if sampling.seed is None:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % 2**64)

@@ -31,3 +31,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0 and not (
             self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1.0
         )
+
+    def for_choice(self, number: int) -> SamplingParams:
+        """For one of several answers to the same prompt: with one and the same seed all would be alike."""
+        if self.seed is None:
+            return self
+        return msgspec.structs.replace(self, seed=(self.seed + number) % 2**64)

@@ -1,24 +1,16 @@
 """The SQLite file of stored responses: shared by the text replicas of one host, and written in whole transactions.
 
-It knows no tables. All SQL runs in one thread of its own, off the RPC loop; SQLite itself makes replicas take turns.
+It knows no tables. SQLite itself makes replicas take turns.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
-from services.rpc.errors import Internal
-
-T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
+from services.rpc.sqlite_file import DatabaseUnusable, SqliteFile
 
 APPLICATION_ID = 0x616C7273  # `alrs`, in the file's header
 BUSY_MILLISECONDS = 10_000  # how long one replica waits for another's transaction
@@ -26,19 +18,13 @@ OPEN_SECONDS = 10.0  # how long to wait while another replica makes the file
 RETRY_SECONDS = 0.02
 
 
-class DatabaseUnusable(OSError):
-    """The file cannot be used as it is; the message says what to do about it."""
-
-
-class Database:
+class Database(SqliteFile):
     """An open database. Close it."""
 
     def __init__(self, path: Path, schema: str, version: int) -> None:
-        self._path = path
+        super().__init__(path, "responses-database")
         self._schema = schema
         self._version = version
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="responses-database")
-        self._connection: sqlite3.Connection | None = None
 
     @classmethod
     async def open(cls, path: Path, schema: str, version: int) -> Database:
@@ -48,48 +34,8 @@ class Database:
             DatabaseUnusable: it is damaged, it is something else, or an allm of another version wrote it.
         """
         database = cls(path, schema, version)
-        try:
-            await asyncio.get_running_loop().run_in_executor(database._thread, database._open)
-        except BaseException:
-            await database.close()
-            raise
+        await database._opened()
         return database
-
-    async def read(self, work: Work[T]) -> T:
-        """Runs queries. Raises what `work` raises, and Internal when the file cannot be read."""
-        return await self._run(work, "DEFERRED")
-
-    async def write(self, work: Work[T]) -> T:
-        """Runs changes as one transaction. If `work` raises there is no change.
-
-        Raises what `work` raises, and Internal when the file cannot be written.
-        """
-        return await self._run(work, "IMMEDIATE")
-
-    async def close(self) -> None:
-        """Ends what is still queued and closes the file."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        self._thread.shutdown()
-
-    async def _run(self, work: Work[T], kind: str) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work, kind)
-
-    def _transaction(self, work: Work[T], kind: str) -> T:
-        connection = self._connection
-        if connection is None:
-            raise Internal(f"{self._path} is closed")
-        try:
-            connection.execute(f"BEGIN {kind}")
-            try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # a full disk ends it by itself
-                    connection.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            raise Internal(f"{self._path} cannot be used: {error}") from error
-        return result
 
     # --- in the thread, at the start and at the end
 
@@ -145,9 +91,3 @@ class Database:
 
     def _advice(self, what: str) -> str:
         return f"{self._path} {what}: move it away, set another ALLM_HOME, or keep no responses (ALLM_STORE=off)"
-
-    def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection:
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
