@@ -1,7 +1,8 @@
 """Messages between a service and its worker processes: length-prefixed msgpack over a socketpair.
 
-A frame is a big-endian uint32, the number of bytes that follow, and one msgpack value. Messages are msgspec structs,
-tagged with their names; nothing is ever unpickled. This module knows no message: both ends bring their own union.
+A frame is a big-endian uint32, the number of bytes that follow, and one msgpack array: the name of the message's class
+and its fields. Messages are dataclasses, so that a runtime needs nothing of a service's to be tried alone; nothing is
+ever unpickled. This module knows no message: both ends bring their own union.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import socket
 import struct
 import threading
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
 
@@ -19,15 +20,16 @@ M = TypeVar("M")
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 _encode = msgspec.msgpack.Encoder().encode
+_open = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw]).decode
 
 
 class ChannelClosed(Exception):
     """The other end is gone."""
 
 
-def pack(message: msgspec.Struct) -> bytes:
+def pack(message: object) -> bytes:
     """One frame."""
-    body = _encode(message)
+    body = _encode((type(message).__name__, message))
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
@@ -41,15 +43,31 @@ def _length(header: bytes | bytearray) -> int:
     return int(length)
 
 
+class _Reader(Generic[M]):
+    """Makes messages of frames. `kind` is the union of the dataclasses that may come."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoders = {each.__name__: msgspec.msgpack.Decoder(each) for each in get_args(kind) or (kind,)}
+
+    def read(self, body: bytes | bytearray) -> M:
+        """The message of a frame. Raises msgspec.ValidationError for one that was not agreed."""
+        name, fields = _open(body)
+        decoder = self._decoders.get(name)
+        if decoder is None:
+            raise msgspec.ValidationError(f"no message is called {name[:100]!r}")
+        message: M = decoder.decode(fields)
+        return message
+
+
 class BlockingChannel(Generic[M]):
     """The worker's end: blocking, because the worker's threads have nothing else to do. Any thread may send."""
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         self._sock = sock
         self._sending = threading.Lock()
-        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._reads: _Reader[M] = _Reader(kind)
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, message: object) -> None:
         """Writes one message. Raises ChannelClosed when the service is gone."""
         frame = pack(message)
         try:
@@ -61,8 +79,7 @@ class BlockingChannel(Generic[M]):
     def receive(self) -> M:
         """Waits for one message. Raises ChannelClosed when the service is gone."""
         length = _length(self._exactly(_LENGTH.size))
-        message: M = self._decode(self._exactly(length))
-        return message
+        return self._reads.read(self._exactly(length))
 
     def _exactly(self, count: int) -> bytearray:
         data = bytearray(count)
@@ -84,7 +101,7 @@ class AsyncChannel(Generic[M]):
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any) -> None:
         self._reader = reader
         self._writer = writer
-        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._reads: _Reader[M] = _Reader(kind)
 
     @classmethod
     async def open(cls, sock: socket.socket, kind: Any) -> AsyncChannel[M]:
@@ -92,7 +109,7 @@ class AsyncChannel(Generic[M]):
         reader, writer = await asyncio.open_unix_connection(sock=sock)
         return cls(reader, writer, kind)
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, message: object) -> None:
         """Queues one message; a dead worker is noticed by `receive`, not here."""
         if not self._writer.is_closing():
             self._writer.write(pack(message))
@@ -104,8 +121,7 @@ class AsyncChannel(Generic[M]):
             body = await self._reader.readexactly(length)
         except (asyncio.IncompleteReadError, OSError) as error:
             raise ChannelClosed from error
-        message: M = self._decode(body)
-        return message
+        return self._reads.read(body)
 
     def close(self) -> None:
         """Ends the connection; the worker's watcher sees it and ends the worker."""

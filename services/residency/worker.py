@@ -18,8 +18,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from services.residency.channel import AsyncChannel, ChannelClosed
 
 M = TypeVar("M")
@@ -81,7 +79,7 @@ class WorkerProcess(Generic[M]):
             return 0
         return int(found[1]) * 1024 if found else 0
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, message: object) -> None:
         """Queues one message."""
         self._channel.send(message)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-
-import msgspec
 
 from services.rpc.errors import Unsupported
 from services.text.choice import Choice
@@ -40,7 +39,7 @@ class Chat:
         """How many tokens the model would be given. Raises what `complete` raises."""
         stored = await self._models.find(request.model)
         async with self._models.loaded(stored) as model:
-            sampling = msgspec.structs.replace(request.sampling, max_tokens=1)
+            sampling = dataclasses.replace(request.sampling, max_tokens=1)
             async with model.generate(client, _prompt(model, request), sampling) as answer:
                 return await answer.accepted()
 

@@ -8,56 +8,64 @@ import socket
 import sys
 import threading
 import time
-
-import msgspec
+from dataclasses import dataclass
 
 from services.residency.channel import BlockingChannel, ChannelClosed
 
 
-class Say(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Say:
     """Wants the text back, in an Echo."""
 
     text: str
 
 
-class Environ(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Environ:
     """Wants the value of an environment variable, in an Echo."""
 
     name: str
 
 
-class Log(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Log:
     """Writes to stderr."""
 
     text: str
 
 
-class Exit(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Exit:
     """Ends the process; `linger`: seconds between the end of the channel and that of the process."""
 
     code: int
     linger: float = 0.0
 
 
-class Hang(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Hang:
     """Closes the channel and lives on."""
 
 
-class Deafen(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Deafen:
     """Stays connected and ignores SIGTERM and every later message."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Stop:
     """Ends in peace, with code 0."""
 
 
-class Garbage(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Garbage:
     """Writes raw bytes to the channel."""
 
     data: bytes
 
 
-class Echo(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True)
+class Echo:
     """An answer."""
 
     text: str

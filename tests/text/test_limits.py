@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import msgspec
@@ -66,7 +67,7 @@ def test_what_lies_on_a_bound_passes_and_reaches_the_worker(name: str, values: t
 def test_every_parameter_of_sampling_has_a_bound_that_passes_above() -> None:
     """A new parameter needs a bound, or a reason to have none."""
     marks = test_what_lies_on_a_bound_passes_and_reaches_the_worker.pytestmark
-    assert {case[0] for case in marks[0].args[1]} == set(SamplingParams.__struct_fields__)
+    assert {case[0] for case in marks[0].args[1]} == {field.name for field in dataclasses.fields(SamplingParams)}
 
 
 @pytest.mark.parametrize(

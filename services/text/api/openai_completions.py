@@ -6,6 +6,7 @@ honour is refused by name. Extensions are those of Chat Completions.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,7 +128,7 @@ def _sampling(request: LegacyRequest) -> SamplingParams:
         if (value := getattr(request, name)) is not None
     }
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    return msgspec.structs.replace(
+    return dataclasses.replace(
         plain,
         **given,
         seed=None if request.seed is None else request.seed % 2**64,

@@ -17,8 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from services.residency.channel import BlockingChannel, ChannelClosed
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
 from services.text.engine.messages import (
@@ -115,7 +113,7 @@ def _read(channel: BlockingChannel[ToWorker], runtimes: queue.SimpleQueue[Runtim
         os._exit(1)
 
 
-def _prepare(runtime: Runtime, submit: Submit, send: Callable[[msgspec.Struct], None]) -> Arrival | None:
+def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -> Arrival | None:
     """Tokenizes a prompt, checks it against the context and compiles the grammar; a refusal is sent at once."""
     try:
         tokens = _tokens(runtime, submit.prompt)

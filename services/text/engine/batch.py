@@ -7,14 +7,13 @@ conditions and cancellation; under it a runtime only steps sequences. Time limit
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import queue
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from services.text.engine.cells import BLOCK, CellLedger, Holding
 from services.text.engine.logprobs import HeldLogprobs
@@ -60,9 +59,7 @@ Inbox = queue.SimpleQueue[Arrival | Cancel | Stop]
 class BatchLoop:
     """Runs the requests of one loaded model. `inbox` is filled by another thread; `send` gets Stepped and Refused."""
 
-    def __init__(
-        self, runtime: Runtime, limits: BatchLimits, inbox: Inbox, send: Callable[[msgspec.Struct], None]
-    ) -> None:
+    def __init__(self, runtime: Runtime, limits: BatchLimits, inbox: Inbox, send: Callable[[object], None]) -> None:
         self._runtime = runtime
         self._limits = limits
         self._inbox = inbox
@@ -117,7 +114,7 @@ class BatchLoop:
         params = arrival.params
         if arrival.constraint is not None:
             # The grammar alone says where the answer may end: cut elsewhere, it would not parse.
-            params = msgspec.structs.replace(params, stop=(), ignore_eos=False)
+            params = dataclasses.replace(params, stop=(), ignore_eos=False)
         try:
             sampler = self._runtime.sampler(params, arrival.tokens, arrival.constraint, arrival.logprobs)
         except EngineError as error:

@@ -7,16 +7,19 @@ cells: it moves on only with tokens that were sampled.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from services.text.engine.runtime import EngineError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 COMPILED_GRAMMARS = 16  # that are remembered: callers mostly send the same schema again
 MESSAGE_CHARACTERS = 300  # of llguidance's reason for refusing a grammar
 # What a caller's grammar may take: a state of the lexer has up to 2 kB, a unit of fuel some 70 nanoseconds.
-LIMITS = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=200_000, verbose_errors=False)
+LIMITS: Mapping[str, Any] = MappingProxyType({"max_lexer_states": 50_000, "step_lexer_fuel": 200_000})
 
 
 class Constraint:
@@ -69,12 +72,19 @@ class Vocabulary:
 
 
 class GrammarCompiler:
-    """Makes constraints for one vocabulary. Not thread-safe, but its constraints may be used by another thread."""
+    """Makes constraints for one vocabulary. Not thread-safe, but its constraints may be used by another thread.
 
-    def __init__(self, vocabulary: Vocabulary, limits: LLParserLimits = LIMITS) -> None:
+    llguidance is imported here and not above, so that a runtime can be tried on a machine that lacks it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, limits: Mapping[str, Any] = LIMITS) -> None:
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper  # noqa: PLC0415
+
         wrapped = TokenizerWrapper(vocabulary)
         self._tokenizer = LLTokenizer(wrapped, n_vocab=len(vocabulary.tokens), eos_token=list(vocabulary.ends))
-        self._limits = limits
+        self._new = functools.partial(
+            LLMatcher, self._tokenizer, log_level=0, limits=LLParserLimits(**limits, verbose_errors=False)
+        )
         self._matcher = functools.lru_cache(COMPILED_GRAMMARS)(self._compile)
 
     def compile(self, grammar: str) -> Constraint:
@@ -86,7 +96,7 @@ class GrammarCompiler:
         return Constraint(self._matcher(grammar).deep_copy())
 
     def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        matcher = self._new(grammar=grammar)
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first mask is often the slowest, and the copies have it
         if matcher.is_error():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-import msgspec
 
 from services.text.engine.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 
 
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
     """How to run a model; zero means derived from the model and the machine."""
 
     model_id: str
@@ -26,14 +26,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Load:
     """First message to a worker: which runtime, which model."""
 
     runtime: str
     options: EngineOptions
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Submit:
     """A request: the rendered prompt, with the model's special tokens spelled out, or its tokens."""
 
     request: int
@@ -47,23 +49,27 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     special: bool = False  # whether control tokens, ends of turn excepted, show in the text
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Cancel:
     """The request's caller is gone; its cells are given up before the next step."""
 
     request: int
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Stop:
     """Ends the worker at once."""
 
 
-class Loading(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Loading:
     """Progress of loading, 0 to 1."""
 
     fraction: float
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
     """The model is loaded."""
 
     context_tokens: int  # most tokens of one request, prompt and answer
@@ -76,21 +82,24 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     add_bos: bool  # whether the tokenizer puts `bos` in front by itself
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Failed:
     """The model could not be loaded; `code` is one of the ten."""
 
     code: str
     message: str
 
 
-class Accepted(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Accepted:
     """The request's prompt is tokenized and fits."""
 
     request: int
     prompt_tokens: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
     """The request cannot run; the worker has forgotten it."""
 
     request: int
@@ -99,7 +108,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     param: str | None = None
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
     """How likely the model itself found a token, before bias, penalties, temperature and grammar."""
 
     piece: bytes  # maybe only part of a character
@@ -107,7 +117,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[bytes, float]]  # the likeliest tokens, falling; control tokens are spelled out
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """What one step added to one request; `finish` is set on its last piece."""
 
     request: int
@@ -118,7 +129,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprob] | None = None  # where asked for: of the tokens that `text` stands for
 
 
-class Counters(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True, slots=True)
+class Counters:
     """The runtime's own counters after a step."""
 
     steps: int
@@ -129,7 +141,8 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     preempted: int  # how often a request had to give up its cells and start over
 
 
-class Stepped(msgspec.Struct, frozen=True, tag=True):
+@dataclass(frozen=True, slots=True)
+class Stepped:
     """The end of a step: all pieces that are ready together, and the heartbeat."""
 
     pieces: list[Piece]

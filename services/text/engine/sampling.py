@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+import dataclasses
+from dataclasses import dataclass
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
     """Sampling parameters of one request, the same for every runtime.
 
     They apply in this order: logit bias, penalties, temperature, top_k, top_p, min_p (the order of vLLM and
@@ -36,4 +38,4 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """For one of several answers to the same prompt: with one and the same seed all would be alike."""
         if self.seed is None:
             return self
-        return msgspec.structs.replace(self, seed=(self.seed + number) % 2**64)
+        return dataclasses.replace(self, seed=(self.seed + number) % 2**64)

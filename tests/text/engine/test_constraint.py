@@ -7,7 +7,7 @@ import json
 import random
 
 import pytest
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary
 from services.text.engine.runtime import EngineError
@@ -18,7 +18,7 @@ END = 256
 def compiler(**limits: int) -> GrammarCompiler:
     tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
     vocabulary = Vocabulary(tokens, [END], [END], lambda text: list(text.encode()))
-    return GrammarCompiler(vocabulary, LLParserLimits(**limits)) if limits else GrammarCompiler(vocabulary)
+    return GrammarCompiler(vocabulary, limits) if limits else GrammarCompiler(vocabulary)
 
 
 def schema(definition: object) -> str:
