@@ -91,7 +91,7 @@ def test_the_smallest_request() -> None:
     ],
 )
 def test_every_sampling_parameter_reaches_the_model(parameter: str, value: Any, field: str, expected: Any) -> None:
-    plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
+    plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
     assert sampling(**{parameter: value}) == SamplingParams(**(plain | {field: expected}))
 
 

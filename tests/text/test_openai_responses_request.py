@@ -120,7 +120,7 @@ def test_what_continues_another_needs_no_input() -> None:
     ],
 )
 def test_every_sampling_parameter_reaches_the_model(parameter: str, value: Any, field: str, expected: Any) -> None:
-    plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
+    plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
     assert asked(**{parameter: value}).sampling == SamplingParams(**(plain | {field: expected}))
 
 

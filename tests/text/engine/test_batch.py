@@ -6,12 +6,12 @@ its tokens. It keeps cells like llama.cpp does and refuses what llama.cpp would 
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import pytest
 
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
@@ -143,7 +143,7 @@ class Loop:
         self.order: list[int] = []  # requests, in the order of their pieces
         self.counters = None
 
-    def take(self, message: msgspec.Struct) -> None:
+    def take(self, message: object) -> None:
         if isinstance(message, Refused):
             self.refused[message.request] = message
             return
@@ -381,7 +381,7 @@ def test_a_full_context_ends_by_length() -> None:
 def test_a_runtime_with_fewer_cells_than_it_said() -> None:
     runtime = Counting(300, sequences=3, context=250)
     loop = Loop(runtime)
-    runtime.ready = msgspec.structs.replace(runtime.ready, kv_tokens=100)
+    runtime.ready = dataclasses.replace(runtime.ready, kv_tokens=100)
     for request in range(3):
         loop.ask(request, prompt(request, 40), max_tokens=30)
     loop.until_done(3)
