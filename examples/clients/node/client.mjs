@@ -1,0 +1,168 @@
+// A gRPC client of allm: lists models, streams an answer, lets the model call a tool, cancels, reads an error.
+//
+//     npm install && node client.mjs [address [model]]
+//
+// The stubs are made from the .proto files when the program starts. docs/clients.md explains each step.
+import { fileURLToPath } from "node:url";
+import grpc from "@grpc/grpc-js";
+import protoLoader from "@grpc/proto-loader";
+
+const [address = "127.0.0.1:8080", model = "smollm2-135m-instruct"] = process.argv.slice(2);
+
+const definition = protoLoader.loadSync(
+  [
+    "allm/models/v1/model_service.proto",
+    "allm/text/v1/response_service.proto",
+    "google/rpc/error_details.proto",
+    "google/rpc/status.proto",
+  ],
+  {
+    includeDirs: ["protos", "third_party"].map((name) => fileURLToPath(new URL(`../../../${name}`, import.meta.url))),
+    enums: String, // names instead of numbers
+    longs: Number,
+    oneofs: true, // `reply.event` is the name of the field that is set
+  },
+);
+const { allm } = grpc.loadPackageDefinition(definition);
+
+// A client keeps one connection open, for as many calls at once as you like: make one and share it.
+const models = new allm.models.v1.ModelService(address, grpc.credentials.createInsecure());
+const responses = new allm.text.v1.ResponseService(address, grpc.credentials.createInsecure());
+
+// A deadline for every call: without one, a call waits for ever.
+const inTime = () => ({ deadline: Date.now() + 120_000 });
+
+/** Calls an RPC with one answer; grpc-js itself has callbacks only. */
+const call = (client, method, request) =>
+  new Promise((resolve, reject) =>
+    client[method](request, inTime(), (error, reply) => (error ? reject(error) : resolve(reply))),
+  );
+
+const getWeather = {
+  // What the model is told.
+  tool: {
+    name: "get_weather",
+    description: "Tells the weather of a city.",
+    strict: true, // the model cannot write arguments that break this schema
+    parametersJson: JSON.stringify({
+      type: "object",
+      properties: { city: { type: "string", enum: ["Paris", "Rome"] } },
+      required: ["city"],
+      additionalProperties: false,
+    }),
+  },
+  // The tool itself: the model only asks for it, it is run here.
+  run: ({ city }) => `22 degrees in ${city}`,
+};
+
+const user = (text) => ({ message: { role: "CHAT_ROLE_USER", content: [{ text }] } });
+
+async function listModels() {
+  const reply = await call(models, "ListModels", {});
+  for (const { id, state } of reply.models) console.log(`${id}: ${state}`);
+}
+
+/** Prints an answer while the model writes it, and gives the whole response. */
+async function stream(request) {
+  let pieces = 0;
+  let response;
+  // A reply holds exactly one event; response_service.proto lists them, in their order.
+  for await (const reply of responses.StreamResponse(request, inTime())) {
+    if (reply.event === "textDelta") {
+      pieces += 1;
+      process.stdout.write(reply.textDelta.text);
+    } else if (["completed", "incomplete", "failed"].includes(reply.event)) {
+      response = reply[reply.event];
+    }
+  }
+  console.log(`\n(${pieces} pieces, ${response.status})`);
+  return response;
+}
+
+/** Has the model call a tool, runs it, and has the model answer with what it gave. */
+async function callTool() {
+  const settings = {
+    sampling: { temperature: 0, maxTokens: 100 },
+    tools: [getWeather.tool],
+    parallelToolCalls: false,
+    // Without a choice the model decides itself. A very small one decides badly, so it is told.
+    toolChoice: { mode: "MODE_REQUIRED", names: ["get_weather"] },
+  };
+  const input = [user("What is the weather in Paris?")];
+  const { response: asked } = await call(responses, "CreateResponse", { model, input, settings });
+
+  const results = [];
+  for (const { kind, functionCall } of asked.output) {
+    if (kind !== "functionCall") continue;
+    const output = getWeather.run(JSON.parse(functionCall.argumentsJson));
+    console.log(`${functionCall.name}(${functionCall.argumentsJson}) = ${output}`);
+    results.push({ functionCallOutput: { callId: functionCall.callId, output } });
+  }
+
+  // The server has kept the conversation so far: the response's id stands for it.
+  const next = { ...settings, previousResponseId: asked.id, toolChoice: { mode: "MODE_NONE" } };
+  await stream({ model, input: results, settings: next });
+}
+
+/** Hangs up in the middle of a long answer; the model stops at once. */
+async function cancel() {
+  const sampling = { maxTokens: 4000, ignoreEos: true }; // so that it is long
+  const running = responses.StreamResponse(
+    { model, input: [user("Count to a thousand.")], settings: { sampling } },
+    inTime(),
+  );
+  let pieces = 0;
+  try {
+    for await (const { event } of running) {
+      if (event === "textDelta") pieces += 1;
+      if (pieces === 3) running.cancel();
+    }
+  } catch (error) {
+    console.log(`${grpc.status[error.code]} after ${pieces} pieces`);
+  }
+}
+
+/** What a program can act on: the reason, and more in the metadata. A google.rpc.Status in a trailer holds it. */
+function errorInfo(error) {
+  for (const bytes of error.metadata.get("grpc-status-details-bin")) {
+    for (const detail of definition["google.rpc.Status"].deserialize(bytes).details) {
+      if (detail.type_url.endsWith("/google.rpc.ErrorInfo")) {
+        return definition["google.rpc.ErrorInfo"].deserialize(detail.value);
+      }
+    }
+  }
+  return { reason: "", domain: "", metadata: {} };
+}
+
+/** Asks for a model that there is not. */
+async function fail() {
+  try {
+    await call(responses, "CreateResponse", { model: "no/such-model", input: [user("Hello?")] });
+  } catch (error) {
+    const { reason, domain, metadata } = errorInfo(error);
+    console.log(`${grpc.status[error.code]}: ${error.details}`);
+    console.log(`reason: ${reason}`);
+    console.log(`domain: ${domain}`);
+    for (const key of Object.keys(metadata).sort()) console.log(`${key}: ${metadata[key]}`);
+  }
+}
+
+try {
+  console.log("== models");
+  await listModels();
+  console.log("== stream");
+  const sampling = { temperature: 0, maxTokens: 100 };
+  await stream({ model, input: [user("What is the capital of France?")], settings: { sampling } });
+  console.log("== tool");
+  await callTool();
+  console.log("== cancel");
+  await cancel();
+  console.log("== error");
+  await fail();
+} catch (error) {
+  console.error(`${grpc.status[error.code] ?? error.name}: ${error.details ?? error.message}`);
+  process.exitCode = 1;
+} finally {
+  models.close();
+  responses.close();
+}

