@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from services.rpc.errors import ContextLengthExceeded, Unsupported
+from services.rpc.errors import ContextLengthExceeded
 from services.text.choice import Choice
 from services.text.completion import Completion
 from services.text.engine.sampling import SamplingParams
@@ -33,7 +33,7 @@ class _AsItIs:
     def push(self, text: str) -> list[Event]:
         return [Content(text)]
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, cut: bool = False) -> list[Event]:
         return []
 
 
@@ -57,8 +57,6 @@ class Completions:
             Overloaded: the queue is full.
         """
         stored = await self._models.find(request.model)
-        if "chat" not in stored.desired.facts.capabilities:
-            raise Unsupported(f"{stored.id} does not generate text", param="model")
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             choices = []
             for prompt in request.prompts:

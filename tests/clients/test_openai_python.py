@@ -79,8 +79,8 @@ def test_the_stream_helper(client: openai.OpenAI) -> None:
 
 
 def test_the_same_answer_streamed_and_not(client: openai.OpenAI) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=16)
-    parts = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0, max_tokens=16, stream=True)
+    whole = client.chat.completions.create(model=MODEL, messages=QUESTION, seed=1, max_tokens=16)
+    parts = client.chat.completions.create(model=MODEL, messages=QUESTION, seed=1, max_tokens=16, stream=True)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in parts)
     assert streamed == whole.choices[0].message.content
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -28,8 +29,9 @@ QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 @pytest.fixture
-def client(stack: Stack) -> openai.OpenAI:
-    return openai.OpenAI(base_url=stack.base_url, api_key="unused", max_retries=0)
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=stack.base_url, api_key="unused", max_retries=0) as client:
+        yield client
 
 
 def check_weather(arguments: str) -> None:
@@ -166,7 +168,7 @@ def test_several_answers_share_the_prompt(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=long, n=3, temperature=1, max_tokens=8)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.completion_tokens <= 24
-    again = client.chat.completions.create(model=MODEL, messages=long, n=2, seed=7, temperature=1, max_tokens=8)
+    again = client.chat.completions.create(model=MODEL, messages=long, n=2, seed=7, temperature=1, max_tokens=24)
     assert again.choices[0].message.content != again.choices[1].message.content, "a seed for each"
 
 
@@ -181,7 +183,7 @@ def typed_request(**fields: Any) -> chat_service_pb2.StreamChatCompletionRequest
         role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text="What is the weather in Paris?")]
     )
     return chat_service_pb2.StreamChatCompletionRequest(
-        model=MODEL, messages=[message], sampling=chat_pb2.SamplingParameters(temperature=0, max_tokens=64), **fields
+        model=MODEL, messages=[message], sampling=chat_pb2.SamplingParameters(temperature=0, max_tokens=300), **fields
     )
 
 

@@ -146,6 +146,8 @@ def test_what_is_required_is_named_when_it_is_missing(missing: str) -> None:
         ({"stop": ""}, "stop"),
         ({"stop": ["a", ""]}, "stop"),
         ({"stop": [5]}, "stop[0]"),
+        ({"metadata": {"k": 1}}, "metadata[...]"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
@@ -297,6 +299,13 @@ def test_choices_and_logprobs_are_read() -> None:
     assert read(body(reasoning_effort="low"))[1].reasoning_effort == "low"
 
 
+def test_a_session_may_have_a_name() -> None:
+    assert read(body(prompt_cache_key="session"))[1].cache_key == "session"
+    assert read(body(prompt_cache_key=None))[1].cache_key == ""
+    assert refusal(body(prompt_cache_key="k" * 513)).param == "prompt_cache_key"
+    assert refusal(body(prompt_cache_key=5)).param == "prompt_cache_key"
+
+
 def test_a_stream_cannot_be_obfuscated() -> None:
     error = refusal(body(stream=True, stream_options={"include_obfuscation": True}))
     assert isinstance(error, Unsupported)
@@ -307,9 +316,7 @@ def test_a_stream_cannot_be_obfuscated() -> None:
 # These say who asks, or hint at caching, and change nothing in an answer; `metadata` means nothing without `store`, and
 # that is refused.
 NO_EFFECT = {
-    "metadata": {"a": "b"},
-    "prompt_cache_key": "k",
-    "prompt_cache_options": {},
+    "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
     "prompt_cache_retention": "24h",
     "safety_identifier": "s",
     "user": "u",
@@ -323,7 +330,7 @@ def test_every_parameter_of_the_official_sdk_is_read_or_refused_or_without_effec
 
 
 def test_parameters_without_effect_and_unknown_ones_are_accepted() -> None:
-    assert read(body(**NO_EFFECT, invented_next_year={"deep": [1]}))[1] == read(body())[1]
+    assert read(body(**NO_EFFECT, metadata={"a": "b"}, invented_next_year={"deep": [1]}))[1] == read(body())[1]
 
 
 @pytest.mark.parametrize(

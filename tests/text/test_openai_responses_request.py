@@ -32,7 +32,7 @@ from services.text.responses.item import (
 from services.text.responses.response import Asked, OutputName
 
 # Hints at caching, which change nothing in an answer.
-NO_EFFECT = {"prompt_cache_options": {"mode": "implicit"}, "prompt_cache_retention": "24h"}
+NO_EFFECT = {"prompt_cache_retention": "24h"}
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 TOOL = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}
 
@@ -84,7 +84,8 @@ def test_every_parameter_of_the_official_sdk_is_read_or_refused_or_without_effec
 
 
 def test_parameters_without_effect_and_unknown_ones_are_accepted() -> None:
-    assert asked(**NO_EFFECT, invented_next_year={"deep": [1]}) == Asked()
+    hints = {"prompt_cache_options": {"mode": "implicit", "ttl": "30m", "prewarm": False}}
+    assert asked(**NO_EFFECT, **hints, invented_next_year={"deep": [1]}) == Asked()
 
 
 def test_null_means_absent() -> None:
@@ -137,11 +138,13 @@ def test_every_sampling_parameter_reaches_the_model(parameter: str, value: Any, 
         ({"truncation": "disabled"}, "shorten", False),
         ({"parallel_tool_calls": False}, "parallel_tool_calls", False),
         ({"max_tool_calls": 2}, "max_tool_calls", 2),
+        ({"max_tool_calls": 0}, "max_tool_calls", 0),
         ({"metadata": {"a": "b"}}, "metadata", {"a": "b"}),
         ({"reasoning": {"effort": "low"}}, "reasoning_effort", "low"),
         ({"reasoning": {"summary": "auto"}}, "summary", "auto"),
         ({"include": ["message.output_text.logprobs"]}, "logprobs", 0),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, "logprobs", 3),
+        ({"include": ["reasoning.encrypted_content", "file_search_call.results"]}, "logprobs", None),
         ({"top_logprobs": 3}, "logprobs", 3),
         ({"top_logprobs": 0}, "logprobs", None),
         ({"user": "u"}, "user", "u"),
@@ -150,6 +153,12 @@ def test_every_sampling_parameter_reaches_the_model(parameter: str, value: Any, 
         ({"text": {"format": {"type": "json_object"}}}, "output", OutputFormat(kind="json_object")),
         ({"text": {"format": {"type": "text"}, "verbosity": "medium"}}, "output", OutputFormat()),
         ({"service_tier": "auto"}, "store", None),
+        ({"image": {"context_compression": "disabled"}}, "store", None),
+        (
+            {"tools": [TOOL | {"allowed_callers": ["programmatic", "direct"], "async": False, "defer_loading": False}]},
+            "store",
+            None,
+        ),
     ],
 )
 def test_parameters_are_read(parameters: dict[str, Any], field: str, expected: Any) -> None:
@@ -206,10 +215,18 @@ def test_a_choice_of_tools_is_read(choice: Any, expected: ToolChoice) -> None:
         ({"reasoning": {"generate_summary": "concise"}}, "reasoning.generate_summary"),
         ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        (
+            {"prompt_cache_options": {"comparison_response_id": "resp_1"}},
+            "prompt_cache_options.comparison_response_id",
+        ),
+        ({"include": ["message.output_text.logprobs", "thoughts"]}, "include"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL, {"type": "custom", "name": "c"}]}, "tools[1]"),
+        ({"tools": [TOOL | {"allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [TOOL | {"async": True}]}, "tools[0].async"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp", "server_label": "s"}}, "tool_choice"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
@@ -245,7 +262,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(parameters: dict[str, Any], 
         ({"metadata": {"k" * 65: ""}}, "metadata"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"user": "u" * 513}, "user"),
-        ({"max_tool_calls": 0}, "max_tool_calls"),
+        ({"max_tool_calls": -1}, "max_tool_calls"),
         ({"stream_options": {}}, "stream_options"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"tools": [{"name": "f"}]}, "tools[0].type"),

@@ -7,6 +7,7 @@ name `repetition_penalty`) and `ignore_eos`.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,9 @@ from google.api import httpbody_pb2
 from services.rpc.errors import InvalidRequest, Unsupported
 from services.rpc.openai import body
 from services.text import limits
+from services.text.api.notes import check_metadata
+from services.text.api.openai_neutral import refuse_others
+from services.text.api.openai_sampling import SamplingBody, sampling_of
 from services.text.api.openai_tools import (
     ResponseFormat,
     ToolChoiceBody,
@@ -88,7 +92,7 @@ class StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None  # known, so that it can be refused
 
 
-class ChatCompletionRequest(msgspec.Struct):
+class ChatCompletionRequest(SamplingBody, kw_only=True):
     """The body of POST /v1/chat/completions. The second half is known, so that it can be refused."""
 
     model: str
@@ -97,18 +101,8 @@ class ChatCompletionRequest(msgspec.Struct):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool | None = None
     n: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -117,6 +111,8 @@ class ChatCompletionRequest(msgspec.Struct):
     tool_choice: ToolChoiceBody | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
 
     functions: list[Any] | None = None
     function_call: Any = None
@@ -139,6 +135,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
     """
     request = body.decode(raw, ChatCompletionRequest)
     _refuse_unsupported(request)
+    check_metadata(request.metadata or {})
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise InvalidRequest("'max_tokens' and 'max_completion_tokens' exclude each other.", param="max_tokens")
     if request.repeat_penalty is not None and request.repetition_penalty is not None:
@@ -161,6 +158,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
         choices=1 if request.n is None else request.n,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         reasoning_effort=request.reasoning_effort or "",
+        cache_key=request.prompt_cache_key or "",
     )
     limits.check(chat, _called(request))
     return request, chat
@@ -174,25 +172,22 @@ def _called(request: ChatCompletionRequest) -> dict[str, str]:
 
 def _refuse_unsupported(request: ChatCompletionRequest) -> None:
     """A parameter with its neutral value asks for nothing and passes."""
-    neutral: dict[str, tuple[Any, ...]] = {
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "audio": (),
-        "prediction": (),
-        "verbosity": ("medium",),
-        "store": (False,),
-        "service_tier": ("auto", "default"),
-        "web_search_options": (),
-        "moderation": (),
-    }
-    for name, values in neutral.items():
-        value = getattr(request, name)
-        if value is not None and value not in values:
-            raise Unsupported(f"'{name}' is not supported by this server in this form.", param=name)
-    if request.stream_options and request.stream_options.include_obfuscation:
-        name = "stream_options.include_obfuscation"
-        raise Unsupported(f"'{name}' is not supported by this server.", param=name)
+    options = request.stream_options or StreamOptions()
+    refuse_others(
+        (
+            ("functions", request.functions, ([],)),
+            ("function_call", request.function_call, ("none", "auto")),
+            ("modalities", request.modalities, (["text"],)),
+            ("audio", request.audio, ()),
+            ("prediction", request.prediction, ()),
+            ("verbosity", request.verbosity, ("medium",)),
+            ("store", request.store, (False,)),
+            ("service_tier", request.service_tier, ("auto", "default")),
+            ("web_search_options", request.web_search_options, ()),
+            ("moderation", request.moderation, ()),
+            ("stream_options.include_obfuscation", options.include_obfuscation, (False,)),
+        )
+    )
 
 
 def _message(message: RequestMessage, param: str) -> Message:
@@ -230,31 +225,8 @@ def _text(content: str | list[ContentPart] | None, param: str) -> str:
 
 
 def _sampling(request: ChatCompletionRequest) -> SamplingParams:
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    repeat = request.repeat_penalty if request.repeat_penalty is not None else request.repetition_penalty
     limit = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
-    return SamplingParams(
-        temperature=_given(request.temperature, 1.0),
-        top_p=_given(request.top_p, 1.0),
-        top_k=int(_given(request.top_k, 0)),
-        min_p=_given(request.min_p, 0.0),
-        seed=None if request.seed is None else _unsigned(request.seed),
-        presence_penalty=_given(request.presence_penalty, 0.0),
-        frequency_penalty=_given(request.frequency_penalty, 0.0),
-        repeat_penalty=_given(repeat, 1.0),
-        logit_bias=tuple((request.logit_bias or {}).items()),
-        stop=stop,
-        max_tokens=limit,
-        ignore_eos=bool(request.ignore_eos),
-    )
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _unsigned(seed: int) -> int:
-    """OpenAI's seeds are signed 64-bit numbers."""
-    if not -(2**63) <= seed < 2**63:
-        raise InvalidRequest(f"'seed' must be a 64-bit integer, not {seed}.", param="seed")
-    return seed % 2**64
+    sampling = sampling_of(request, limit, request.logit_bias)
+    if request.repetition_penalty is None:
+        return sampling
+    return dataclasses.replace(sampling, repeat_penalty=request.repetition_penalty)

@@ -6,11 +6,9 @@ honour is refused by name. Extensions are those of Chat Completions.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from google.api import httpbody_pb2
 
 from services.rpc.errors import InvalidRequest, Unsupported
@@ -18,21 +16,20 @@ from services.rpc.openai import body
 from services.text import limits
 from services.text.api.openai_chat import usage_object
 from services.text.api.openai_chat_request import StreamOptions
+from services.text.api.openai_neutral import refuse_others
+from services.text.api.openai_sampling import SamplingBody, sampling_of
 from services.text.choice import Said
 from services.text.completions import CompletionRequest, Prompt
 from services.text.conversation import Usage
 from services.text.engine.messages import TokenLogprob
-from services.text.engine.sampling import SamplingParams
 
 DEFAULT_TOKENS = 16  # OpenAI's default of `max_tokens`
 MAX_PROMPTS = 128
 MAX_ANSWERS = 128  # prompts times choices
 MAX_LOGPROBS = 5
-# Parameters that are called the same here and there.
-_PLAIN = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
 
 
-class LegacyRequest(msgspec.Struct):
+class LegacyRequest(SamplingBody, kw_only=True):
     """The body of POST /v1/completions. The last part is known, so that it can be refused."""
 
     model: str
@@ -40,17 +37,7 @@ class LegacyRequest(msgspec.Struct):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool | None = None
     n: int | None = None
     best_of: int | None = None
     logprobs: int | None = None
@@ -69,6 +56,8 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
     request = body.decode(raw, LegacyRequest)
     if request.suffix:
         raise Unsupported("'suffix' is not supported: the models here write on, they do not fill in.", param="suffix")
+    options = request.stream_options or StreamOptions()
+    refuse_others([("stream_options.include_obfuscation", options.include_obfuscation, (False,))])
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
     if not request.model:
@@ -80,8 +69,10 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionR
         raise InvalidRequest(message, param="n")
     if request.best_of not in (None, choices):
         raise Unsupported("'best_of' other than 'n' is not supported.", param="best_of")
-    _check_logprobs(request, prompts)
-    sampling = _sampling(request)
+    _check_logprobs(request)
+    sampling = sampling_of(
+        request, DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens, request.logit_bias
+    )
     limits.check_sampling(sampling)
     return request, CompletionRequest(
         model=request.model, prompts=prompts, sampling=sampling, choices=choices, logprobs=request.logprobs
@@ -102,41 +93,12 @@ def _prompts(prompt: str | list[str | int | list[int]] | None) -> tuple[Prompt, 
     return tuple(part for part in prompt if not isinstance(part, int))
 
 
-def _check_logprobs(request: LegacyRequest, prompts: Sequence[Prompt]) -> None:
+def _check_logprobs(request: LegacyRequest) -> None:
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
         message = f"'logprobs' must be 0 to {MAX_LOGPROBS}, not {request.logprobs}."
         raise InvalidRequest(message, param="logprobs")
     if request.echo and request.logprobs is not None:
         raise Unsupported("'echo' with 'logprobs' is not supported: a prompt's are not computed.", param="echo")
-    if request.echo and not all(isinstance(prompt, str) for prompt in prompts):
-        raise Unsupported("'echo' is not supported for prompts given as tokens.", param="echo")
-
-
-def _sampling(request: LegacyRequest) -> SamplingParams:
-    plain = SamplingParams()
-    given = {
-        name: value
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "presence_penalty",
-            "frequency_penalty",
-            "repeat_penalty",
-        )
-        if (value := getattr(request, name)) is not None
-    }
-    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
-    return dataclasses.replace(
-        plain,
-        **given,
-        seed=None if request.seed is None else request.seed % 2**64,
-        logit_bias=tuple((request.logit_bias or {}).items()),
-        stop=stop,
-        max_tokens=DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens,
-        ignore_eos=bool(request.ignore_eos),
-    )
 
 
 class LegacyWriter:

@@ -10,6 +10,7 @@ import msgspec
 
 from services.rpc.errors import InvalidRequest, Unsupported
 from services.rpc.openai import body
+from services.text.api.openai_neutral import refuse_others
 from services.text.conversation import OutputFormat, Tool, ToolChoice
 from services.text.responses.response import OutputName
 from services.text.schema import check_schema, check_size
@@ -18,12 +19,16 @@ _FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class FunctionBody(msgspec.Struct):
-    """A function, with the JSON Schema of its arguments."""
+    """A function, with the JSON Schema of its arguments. The last part is known, so that it can be refused."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    asynchronous: bool | None = msgspec.field(default=None, name="async")
 
 
 class NamedBody(msgspec.Struct):
@@ -137,6 +142,14 @@ def format_object(output: OutputFormat, name: OutputName) -> dict[str, Any]:
 def _tool(given: Mapping[str, Any], param: str) -> Tool:
     _refuse_others(given, param)
     function = body.convert(given, FunctionBody, param)
+    callers = function.allowed_callers or ["direct"]
+    refuse_others(
+        (
+            (f"{param}.allowed_callers", None if "direct" in callers else callers, ()),
+            (f"{param}.defer_loading", function.defer_loading, (False,)),
+            (f"{param}.async", function.asynchronous, (False,)),
+        )
+    )
     return Tool(
         name=function.name,
         description=function.description or "",

@@ -16,14 +16,28 @@ from services.rpc.errors import InvalidRequest, Unsupported
 from services.rpc.openai import body
 from services.text.api.notes import check_metadata
 from services.text.api.openai_items import items_of
+from services.text.api.openai_neutral import refuse_others
 from services.text.api.openai_response_tools import choice_of, format_of, tools_of
+from services.text.api.openai_sampling import SamplingBody, sampling_of
 from services.text.conversation import ReasoningEffort
-from services.text.engine.sampling import SamplingParams
 from services.text.responses.response import Asked, ResponseRequest
 
 MAX_NOTE = 512  # characters of what only comes back
 MAX_TOP_LOGPROBS = 20
 LOGPROBS = "message.output_text.logprobs"
+# What belongs to items that never occur here, so that nothing of it is ever missing; and thoughts in encrypted form:
+# they are never withheld, so they come, and can be sent back, in the open.
+_NOTHING_TO_INCLUDE = frozenset(
+    (
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    )
+)
 
 # What the core and the model's worker call parameters that have another name here.
 CALLED = {
@@ -57,15 +71,21 @@ class TextOptions(msgspec.Struct):
     verbosity: str | None = None
 
 
-class ResponseBody(msgspec.Struct):
+class PromptCacheOptions(msgspec.Struct):
+    """Options of the prompt cache that change the answer, known so that they can be refused. The others ask for no more
+    than is done anyway: prompts are kept as long as there is room."""
+
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+
+class ResponseBody(SamplingBody, kw_only=True):
     """The body of POST /v1/responses. The last part is known, so that it can be refused."""
 
     model: str
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -85,15 +105,6 @@ class ResponseBody(msgspec.Struct):
     safety_identifier: str | None = None
     user: str | None = None
 
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    ignore_eos: bool | None = None
-
     service_tier: str | None = None
     conversation: Any = None
     prompt: Any = None
@@ -103,6 +114,7 @@ class ResponseBody(msgspec.Struct):
     background_options: Any = None
     image: Any = None
     personality: Any = None  # of input_tokens
+    prompt_cache_options: PromptCacheOptions | None = None
 
 
 def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequest]:
@@ -124,12 +136,11 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequ
 
 
 def check_include(include: Iterable[str] | None) -> bool:
-    """Whether probabilities are asked for. Raises Unsupported for what else is."""
-    wanted = list(include or ())
-    for name in wanted:
-        if name != LOGPROBS:
-            raise Unsupported(f"'include': {name[:80]!r} is not supported by this server.", param="include")
-    return bool(wanted)
+    """Whether probabilities are asked for. Raises Unsupported for what OpenAI does not know either."""
+    wanted = set(include or ())
+    for name in sorted(wanted - _NOTHING_TO_INCLUDE - {LOGPROBS}):
+        raise Unsupported(f"'include': {name[:80]!r} is not supported by this server.", param="include")
+    return LOGPROBS in wanted
 
 
 def _asked(request: ResponseBody) -> Asked:
@@ -141,7 +152,7 @@ def _asked(request: ResponseBody) -> Asked:
         raise InvalidRequest(f"'top_logprobs' must be 0 to {MAX_TOP_LOGPROBS}, not {top}.", param="top_logprobs")
     return Asked(
         instructions=request.instructions,
-        sampling=_sampling(request),
+        sampling=sampling_of(request, request.max_output_tokens),
         tools=tools,
         tool_choice=choice_of(request.tool_choice, tools),
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -166,28 +177,29 @@ def _asked(request: ResponseBody) -> Asked:
 def _refuse_unsupported(request: ResponseBody) -> None:
     """A parameter with its neutral value asks for nothing and passes."""
     reasoning, text = request.reasoning or ReasoningOptions(), request.text or TextOptions()
-    options = request.stream_options or StreamOptions()
-    neutral: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
-        ("service_tier", request.service_tier, ("auto", "default")),
-        ("conversation", request.conversation, ()),
-        ("prompt", request.prompt, ()),
-        ("context_management", request.context_management, ([],)),
-        ("moderation", request.moderation, ()),
-        ("access_programs", request.access_programs, ()),
-        ("background_options", request.background_options, ({},)),
-        ("image", request.image, ({},)),
-        ("personality", request.personality, ()),
-        ("text.verbosity", text.verbosity, ("medium",)),
-        # Thoughts are told as they are. `auto` leaves it to us to make summaries, and we make none.
-        ("reasoning.summary", reasoning.summary, ("auto",)),
-        ("reasoning.generate_summary", reasoning.generate_summary, ("auto",)),
-        ("reasoning.context", reasoning.context, ("auto",)),
-        ("reasoning.mode", reasoning.mode, ("standard",)),
-        ("stream_options.include_obfuscation", options.include_obfuscation, (False,)),
+    options, cache = request.stream_options or StreamOptions(), request.prompt_cache_options or PromptCacheOptions()
+    refuse_others(
+        (
+            ("service_tier", request.service_tier, ("auto", "default")),
+            ("conversation", request.conversation, ()),
+            ("prompt", request.prompt, ()),
+            ("context_management", request.context_management, ([],)),
+            ("moderation", request.moderation, ()),
+            ("access_programs", request.access_programs, ()),
+            ("background_options", request.background_options, ({},)),
+            ("image", request.image, ({}, {"context_compression": "auto"}, {"context_compression": "disabled"})),
+            ("personality", request.personality, ()),
+            ("text.verbosity", text.verbosity, ("medium",)),
+            # Thoughts are told as they are. `auto` leaves it to us to make summaries, and we make none.
+            ("reasoning.summary", reasoning.summary, ("auto",)),
+            ("reasoning.generate_summary", reasoning.generate_summary, ("auto",)),
+            ("reasoning.context", reasoning.context, ("auto",)),
+            ("reasoning.mode", reasoning.mode, ("standard",)),
+            ("stream_options.include_obfuscation", options.include_obfuscation, (False,)),
+            ("prompt_cache_options.prewarm", cache.prewarm, (False,)),
+            ("prompt_cache_options.comparison_response_id", cache.comparison_response_id, ()),
+        )
     )
-    for name, value, allowed in neutral:
-        if value is not None and value not in allowed:
-            raise Unsupported(f"'{name}' is not supported by this server in this form.", param=name)
 
 
 def _check_notes(request: ResponseBody) -> None:
@@ -196,28 +208,6 @@ def _check_notes(request: ResponseBody) -> None:
     for name in ("prompt_cache_key", "safety_identifier", "user", "previous_response_id"):
         if len(getattr(request, name) or "") > MAX_NOTE:
             raise InvalidRequest(f"'{name}' may have {MAX_NOTE} characters.", param=name)
-    if request.max_tool_calls is not None and request.max_tool_calls < 1:
-        raise InvalidRequest(
-            f"'max_tool_calls' must be 1 or more, not {request.max_tool_calls}.", param="max_tool_calls"
-        )
-
-
-def _sampling(request: ResponseBody) -> SamplingParams:
-    def given(value: float | None, default: float) -> float:
-        return default if value is None else value
-
-    if request.seed is not None and not -(2**63) <= request.seed < 2**63:
-        raise InvalidRequest(f"'seed' must be a 64-bit integer, not {request.seed}.", param="seed")
-    return SamplingParams(
-        temperature=given(request.temperature, 1.0),
-        top_p=given(request.top_p, 1.0),
-        top_k=int(given(request.top_k, 0)),
-        min_p=given(request.min_p, 0.0),
-        seed=None if request.seed is None else request.seed % 2**64,
-        presence_penalty=given(request.presence_penalty, 0.0),
-        frequency_penalty=given(request.frequency_penalty, 0.0),
-        repeat_penalty=given(request.repeat_penalty, 1.0),
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
-        max_tokens=request.max_output_tokens,
-        ignore_eos=bool(request.ignore_eos),
-    )
+    if request.max_tool_calls is not None and request.max_tool_calls < 0:
+        message = f"'max_tool_calls' must be 0 or more, not {request.max_tool_calls}."
+        raise InvalidRequest(message, param="max_tool_calls")

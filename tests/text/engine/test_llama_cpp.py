@@ -29,7 +29,7 @@ def test_the_answer_is_the_good_one(engine: LlamaEngine) -> None:
 
 
 def test_requests_side_by_side_answer_like_alone(engine: LlamaEngine) -> None:
-    questions = [CAPITAL, "What is the capital of Italy?", "Count from one to five.", "What colour is the sky?"]
+    questions = [f"What is the capital of {country}?" for country in ("France", "Italy", "Spain", "Germany")]
     alone = [ask(engine, question) for question in questions]
     session = Session(engine)
     for request, question in enumerate(questions):
@@ -126,6 +126,60 @@ def test_prefixes_are_reused_and_can_be_switched_off(engine: LlamaEngine) -> Non
         session.finish(2)
         assert (session.ended[2].cached_tokens > 80) == reused
         assert (session.counters.cached_cells > 0) == reused
+
+
+HISTORY = "Here is a long conversation that goes on for some time, and is asked about again and again. " * 5
+
+
+def churn(session: Session, count: int, client: str = "a") -> None:
+    """Other requests, each with a prefix of its own that stays in the cache."""
+    first = len(session.ended)
+    for request in range(first, first + count):
+        text = f"{request} is the number of this request, which has nothing to do with any other one of them."
+        session.ask(request, text, client=client, max_tokens=1)
+        if request % 8 == 7:
+            session.finish(request + 1)
+    session.finish(first + count)
+
+
+def continued(session: Session, **params) -> int:
+    """How many tokens of its prompt a request of the session finds in the cache."""
+    request = len(session.ended)
+    session.ask(request, HISTORY + "What comes next?", max_tokens=1, **params)
+    session.finish(request + 1)
+    return session.ended[request].cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("begun", "then", "kept"),
+    [
+        ({"cache_key": "session"}, {"cache_key": "session"}, True),
+        ({"cache_key": "session"}, {}, True),
+        ({}, {"cache_key": "session"}, False),
+        ({"cache_key": "session"}, {"cache_key": "session", "client": "b"}, False),
+    ],
+)
+def test_the_prefix_of_a_session_with_a_key_outlives_fifty_other_requests(
+    engine: LlamaEngine, begun: dict, then: dict, kept: bool
+) -> None:
+    session = Session(engine, cached=512)
+    continued(session, **begun)
+    churn(session, 50)
+    tokens = len(engine.tokenize(HISTORY))
+    assert session.counters.cached_cells > 480, "the cache is full"
+    assert (continued(session, **then) > tokens - 32) is kept
+
+
+def test_requests_that_need_the_cells_get_those_of_a_session(engine: LlamaEngine) -> None:
+    session = Session(engine)
+    continued(session, cache_key="session")
+    first = len(session.ended)
+    for request in (first, first + 1):  # together they need all 2,048 cells but some 60
+        session.ask(request, f"{request}" + " word" * 975, max_tokens=16, ignore_eos=True)
+    session.finish(first + 2)
+    assert not session.refused
+    assert {session.ended[request].completion_tokens for request in (first, first + 1)} == {16}
+    assert continued(session, cache_key="session") == 0
 
 
 def test_cells_come_back_on_cancel(engine: LlamaEngine) -> None:

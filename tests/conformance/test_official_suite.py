@@ -1,0 +1,104 @@
+"""The official Python SDK's own tests of its resources, against the real stack with the real model.
+
+They are in the SDK's source distribution, which `make test` fetches, and run in a pytest of their own, with the plugin
+official_suite.py in place of their conftest.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from minilm import minilm
+from stack import MODEL, POLL_SECONDS, Stack
+from suite_rules import FILES, LEFT_OUT, NEEDED, REFUSED
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SUITE = Path(sys.prefix) / "openai-suite"
+SECONDS = 500
+READY_SECONDS = 60
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def tiny_gguf() -> bytes:
+    """A GGUF header that only names an architecture: what can be registered, and is deleted again."""
+    texts = [struct.pack("<Q", len(text)) + text for text in (b"general.architecture", b"llama")]
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + texts[0] + struct.pack("<I", 8) + texts[1]
+
+
+@pytest.fixture(scope="module")
+def embedder(stack: Stack) -> Iterator[str]:
+    """An embedding model, ready for as long as the suite runs."""
+    name = "conformance-embedder"
+    with openai.OpenAI(base_url=stack.base_url, api_key="unused", max_retries=0) as client:
+        body = {"id": name, "source": minilm().as_uri(), "format": "safetensors"}
+        client.post("/models", body=body, cast_to=object)
+        deadline = time.monotonic() + READY_SECONDS
+        while name not in [model.id for model in client.models.list()]:
+            assert time.monotonic() < deadline, stack.output()
+            time.sleep(POLL_SECONDS)
+        yield name
+        client.models.delete(name)
+
+
+@pytest.fixture(scope="module")
+def run(stack: Stack, embedder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What has become of the suite: exit status, output, and the plugin's report."""
+    assert SUITE.exists(), "the official SDK's tests are missing: make test fetches them"
+    report = tmp_path_factory.mktemp("conformance") / "report.json"
+    source = stack.home / "models" / "conformance.gguf"
+    source.parent.mkdir(exist_ok=True)
+    source.write_bytes(tiny_gguf())
+    command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "official_suite", "-p", "no:cacheprovider"]
+    command += ["-p", "no:langsmith_plugin", "-c", str(HERE / "suite.ini"), "--rootdir", str(SUITE), "--tb=short", "-q"]
+    done = subprocess.run(
+        [*command, *(f"tests/api_resources/{file}" for file in FILES)],
+        cwd=SUITE,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/"),
+            "PYTHONPATH": str(HERE),
+            "TEST_API_BASE_URL": stack.base_url,
+            "ALLM_MODEL": MODEL,
+            "ALLM_EMBEDDER": embedder,
+            "ALLM_SOURCE": source.as_uri(),
+            "ALLM_SUITE_REPORT": str(report),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert report.exists(), f"{done.stdout}\n{done.stderr}"
+    return {**json.loads(report.read_text()), "status": done.returncode, "output": done.stdout[-20_000:]}
+
+
+def test_every_case_passes(run: dict[str, Any]) -> None:
+    assert run["status"] == 0, run["output"]
+    wholly_left_out = {"chat/completions/test_messages.py"}
+    assert set(run["outcomes"]) == {f"{file} passed" for file in FILES if file not in wholly_left_out}
+
+
+def test_what_is_left_out_is_still_there(run: dict[str, Any]) -> None:
+    assert set(run["left_out"]) == {f"{file} {operation}" for file, operation in LEFT_OUT}
+
+
+def test_what_is_refused_is_still_asked_for(run: dict[str, Any]) -> None:
+    assert set(run["refusals"]) == {f"{rule.route} {rule.param}" for rule in (*REFUSED, *NEEDED)}
+
+
+def test_the_suite_is_that_of_the_installed_sdk() -> None:
+    pinned = (HERE / "openai-sdist.txt").read_text().splitlines()[-1].split()[0]
+    assert pinned == f"openai=={openai.__version__}"
+    assert pinned in (ROOT / "constraints.txt").read_text().splitlines()
