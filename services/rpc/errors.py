@@ -13,7 +13,8 @@
     └── Internal          INTERNAL             500  server_error / internal
 
 A duplicate registration is an InvalidRequest told as ALREADY_EXISTS, 409 and model_exists (`ModelExists`); a stored
-response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`).
+response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`). An
+Internal told as UNAVAILABLE, 503 and store_unavailable: the store of responses cannot be reached (`StoreUnavailable`).
 
 A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
 """
@@ -187,6 +188,17 @@ class Internal(AllmError):
     http_status = 500
     openai_type = "server_error"
     openai_code = "internal"
+
+
+class StoreUnavailable(Internal):
+    """The store of responses cannot be reached; nothing was done, and asking again later helps."""
+
+    grpc_status = grpc.StatusCode.UNAVAILABLE
+    http_status = 503
+    openai_code = "store_unavailable"
+
+    def __init__(self, message: str, *, retry_after: float = 2.0) -> None:
+        super().__init__(message, retry_after=retry_after)
 
 
 def _short(message: str) -> str:

@@ -73,6 +73,7 @@ class ChatRequest:
     choices: int = 1  # answers to the same conversation
     logprobs: int | None = None  # None: off; else how many of the likeliest tokens to tell beside each
     reasoning_effort: ReasoningEffort = ""  # empty: the model's own default
+    cache_key: str = ""  # what the caller calls the session, so that its prefix stays in the cache; empty: nothing
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:

@@ -20,6 +20,7 @@ MAX_SEED = 2**64 - 1
 MAX_TOOLS = 128
 MAX_CHOICES = 16
 MAX_TOP_LOGPROBS = 20
+MAX_CACHE_KEY = 512  # characters
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 # parameter -> (lowest, highest); what is only a bound from above or below leaves the other open
@@ -53,6 +54,8 @@ def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_TOP_LOGPROBS:
         message = f"'top_logprobs' must be 0 to {MAX_TOP_LOGPROBS}, not {request.logprobs}."
         raise InvalidRequest(message, param="top_logprobs")
+    if len(request.cache_key) > MAX_CACHE_KEY:
+        raise InvalidRequest(f"'prompt_cache_key' may have {MAX_CACHE_KEY} characters.", param="prompt_cache_key")
     if request.output.schema is not None:
         check_size(request.output.schema, "response_format")
         check_schema(request.output.schema, "response_format")

@@ -11,6 +11,9 @@ from services.rpc.errors import InvalidRequest
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 100
+# Properties of one object that may be left out: the compiler holds four items for each of them where any may come
+# next, and gives up at 2,000 in the middle of an answer.
+MAX_OPTIONAL = 400
 MAX_PROBLEM = 300  # characters
 _GUIDANCE = "x-guidance"  # the compiler's own options; not for callers to set
 # JSON Schema 2020-12 section 7.3; any other format is a note for people, and libraries write many (`path`, `jwt`, ...).
@@ -21,8 +24,48 @@ _FORMATS = frozenset(
     """.split()  # noqa: SIM905 (twenty quoted words are harder to read)
 )
 _VALUES = frozenset({"const", "enum", "default", "examples"})  # what is in them is no schema
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # names -> schemas
+_COUNTS = frozenset(
+    {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
+)
+# Keywords that say nothing without one of the others.
+_DEPENDENT = {
+    "if": ("then", "else"),
+    "then": ("if",),
+    "else": ("if",),
+    "minContains": ("contains",),
+    "maxContains": ("contains",),
+}
+# Values with which a keyword allows everything.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "not": (False,),
+}
+# The compiler knows no leap years, and allows a second 60 in any minute. These are the dates and times that every
+# library reads: no leap second, no year 0.
+_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_YEARS = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_DATE = (
+    rf"(?:{_YEARS}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
+)
+_NO_LEAP_SECOND = r"[0-9]{2}:[0-9]{2}:[0-5][0-9].*"
+_CALENDAR = {"date": f"^{_DATE}$", "time": f"^{_NO_LEAP_SECOND}$", "date-time": f"^{_DATE}[Tt]{_NO_LEAP_SECOND}$"}
 # What the compiler says without the keyword that it is about.
-_KEYWORDS = {"regex parse error": "pattern", "Failed to generate regex for float range": "minimum/maximum"}
+_KEYWORDS = {
+    "regex parse error": "pattern",
+    "Failed to generate regex for float range": "minimum/maximum/exclusiveMinimum/exclusiveMaximum",
+    "Unknown format": "format",
+    "patternProperty": "patternProperties",
+    "Resource": "$ref",
+    "Unsatisfiable schema: schema is false": "false",
+}
+_ADVICE = ". Enable 'coerce_one_of'"  # which only the compiler's own callers can follow
 
 
 def check_size(schema: dict[str, Any], param: str) -> None:
@@ -36,7 +79,7 @@ def check_size(schema: dict[str, Any], param: str) -> None:
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
     """Raises InvalidRequest unless sampling can be constrained by the schema; the message names the keyword."""
-    if problem := _problem(fit(schema)):
+    if problem := _crowded(schema) or _problem(fit(schema)):
         raise InvalidRequest(f"'{param}' cannot be used: {problem}", param=param)
 
 
@@ -49,6 +92,8 @@ def fit(schema: dict[str, Any]) -> dict[str, Any]:
 def lenient(schema: dict[str, Any]) -> dict[str, Any]:
     """The nearest that can be followed, for a schema that nobody promised to follow: at least an object."""
     fitted = fit(schema)
+    if _crowded(schema):
+        return {"type": "object"}
     if not _problem(fitted):
         return fitted
     loose = {**fitted, _GUIDANCE: {"lenient": True}}
@@ -69,18 +114,55 @@ def _fit(value: Any) -> Any:
         return [_fit(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {
-        key: item if key in _VALUES else _fit(item)
-        for key, item in value.items()
-        if not (key == "format" and isinstance(item, str) and item not in _FORMATS)
-        and not (key == "propertyNames" and item == {"type": "string"})
-    }
+    fitted: dict[str, Any] = {}
+    for key, item in value.items():
+        if key in _VALUES:
+            fitted[key] = item
+        elif key in _NAMED and isinstance(item, dict):
+            fitted[key] = {name: _fit(schema) for name, schema in item.items()}
+        elif key in _COUNTS and isinstance(item, float) and item.is_integer():
+            fitted[key] = int(item)
+        elif not _says_nothing(key, item, value):
+            fitted[key] = _fit(item)
+    if pattern := _CALENDAR.get(str(fitted.get("format"))):
+        also = fitted.get("allOf")
+        fitted["allOf"] = [*(also if isinstance(also, list) else ()), {"pattern": pattern}]
+    return fitted
+
+
+def _says_nothing(key: str, value: Any, schema: dict[str, Any]) -> bool:
+    if key in _DEPENDENT and not any(other in schema for other in _DEPENDENT[key]):
+        return True
+    if key == "format":
+        return isinstance(value, str) and value not in _FORMATS
+    return any(value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL.get(key, ()))
+
+
+def _crowded(schema: Any) -> str:
+    """Says which of the schema's objects has more optional properties than are followed; empty when none does."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, list):
+            parts += part
+        if not isinstance(part, dict):
+            continue
+        parts += [item for key, item in part.items() if key not in _VALUES]
+        named, required = part.get("properties"), part.get("required")
+        if isinstance(named, dict):
+            must = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+            optional = len(named.keys() - must)
+            if optional > MAX_OPTIONAL:
+                return f"properties: {optional} of one object are optional; {MAX_OPTIONAL} are allowed"
+    return ""
 
 
 def _problem(schema: dict[str, Any]) -> str:
     """The compiler's own words, on one line; empty when it compiles."""
     problem = " ".join(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))).split())
+    problem = problem.partition(_ADVICE)[0]
     for words, keyword in _KEYWORDS.items():
         if problem.startswith(words):
-            problem = f"{keyword}: {problem}"
+            meta = keyword == "$ref" and f"'{schema.get('$schema')}'" in problem
+            problem = f"{'$schema' if meta else keyword}: {problem}"
     return problem[:MAX_PROBLEM]

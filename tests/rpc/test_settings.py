@@ -48,6 +48,23 @@ def documented() -> dict[str, str]:
     return rows
 
 
+def test_the_url_of_redis_is_checked_and_never_shown() -> None:
+    for url in (
+        "redis://:s3cret@host:6379/0",
+        "rediss://user:s3cret@[::1]/1",
+        "unix:///run/redis.sock",
+        "redis://host",
+    ):
+        settings = load_settings({"ALLM_REDIS_URL": url})
+        assert settings.store.redis_url == url
+        assert url not in repr(settings)
+    for url in ("host:6379", "http://:s3cret@host", "redis://:s3cret@", "redis://:s3cret@host:x", "unix://", "s3cret"):
+        with pytest.raises(SettingError) as caught:
+            load_settings({"ALLM_REDIS_URL": url})
+        assert caught.value.variable == "ALLM_REDIS_URL"
+        assert "s3cret" not in str(caught.value)
+
+
 def test_the_defaults_of_an_empty_environment() -> None:
     settings = load_settings({})
     assert settings.home == Path.home() / ".allm"
@@ -110,11 +127,14 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_CHUNK_TOKENS": ("32", "chunk_tokens", 32),
         "ALLM_QUEUE_LIMIT": ("0", "queue_limit", 0),
         "ALLM_PREFIX_CACHE": ("off", "prefix_cache", False),
+        "ALLM_DTYPE": ("float32", "dtype", "float32"),
+        "ALLM_TENSOR_PARALLEL": ("2", "tensor_parallel", 2),
         "ALLM_REQUEST_SECONDS": ("0.1", "request_seconds", 0.1),
         "ALLM_STALL_SECONDS": ("1", "stall_seconds", 1.0),
         "ALLM_LOAD_SECONDS": ("1", "load_seconds", 1.0),
         "ALLM_STORE": ("off", "enabled", False),
         "ALLM_STORE_DAYS": ("0.5", "days", 0.5),
+        "ALLM_REDIS_URL": ("redis://h/0", "redis_url", "redis://h/0"),
     }
     environ = Recorded()
     defaults = flat(load_settings(environ))

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions: OpenAI's bytes around the cores."""
+"""POST /v1/chat/completions, /v1/completions and /v1/embeddings: OpenAI's bytes around the cores."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from services.rpc.call import Call, facade
 from services.rpc.openai import sse
 from services.rpc.openai.body import json_body
 from services.text.api.completions_facade import create_completion
+from services.text.api.embeddings_facade import create_embedding
 from services.text.api.openai_chat import ChunkWriter, completion_object
 from services.text.api.openai_chat_request import read_request
 from services.text.chat import Chat
 from services.text.completion import Completion
 from services.text.completions import Completions
+from services.text.embeddings import Embeddings
 
 
 class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     """The REST facade of the text service."""
 
-    def __init__(self, chat: Chat, completions: Completions) -> None:
+    def __init__(self, chat: Chat, completions: Completions, embeddings: Embeddings) -> None:
         self._chat = chat
         self._completions = completions
+        self._embeddings = embeddings
 
     @facade()
     async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
@@ -51,6 +54,13 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     ) -> None:
         """The older interface: a text goes on."""
         await create_completion(self._completions, request, call)
+
+    @facade()
+    async def CreateEmbedding(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """The vectors of some inputs."""
+        await create_embedding(self._embeddings, request, call)
 
 
 async def _stream(completion: Completion, chunks: ChunkWriter, include_usage: bool, call: Call) -> None:

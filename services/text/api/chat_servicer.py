@@ -105,6 +105,7 @@ def read_request(request: AnyRequest) -> ChatRequest:
         choices=request.choices if request.HasField("choices") else 1,
         logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
         reasoning_effort=_effort(request.reasoning_effort),
+        cache_key=request.prompt_cache_key,
     )
     limits.check(chat, {"n": "choices"})
     return chat

@@ -190,6 +190,7 @@ def _settings(asked: Asked) -> response_pb2.ResponseSettings:
         background=asked.background,
         truncation=truncation,
         metadata=asked.metadata,
+        prompt_cache_key=asked.prompt_cache_key or "",
     )
     if asked.output.kind == "json_object":
         settings.output_format.json_object = True

@@ -35,6 +35,7 @@ _SETTINGS = (
     "store",
     "background",
     "metadata",
+    "prompt_cache_key",
 )
 # What the core and the model's worker call parameters that have another name here.
 CALLED = {
@@ -162,6 +163,7 @@ def read_request(request: AnyRequest) -> ResponseRequest:
         background=settings.background,
         shorten=settings.truncation == response_pb2.TRUNCATION_AUTO,
         metadata=dict(settings.metadata),
+        prompt_cache_key=settings.prompt_cache_key or None,
     )
     items = tuple(read_item(item, f"input[{at}]") for at, item in enumerate(request.input))
     return ResponseRequest(model=request.model, input=items, asked=asked)
@@ -181,5 +183,6 @@ def _chat(model: str, settings: response_pb2.ResponseSettings) -> ChatRequest:
             output_format=settings.output_format,
             top_logprobs=settings.top_logprobs if settings.HasField("top_logprobs") else None,
             reasoning_effort=settings.reasoning_effort,
+            prompt_cache_key=settings.prompt_cache_key,
         )
     )

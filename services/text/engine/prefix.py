@@ -1,16 +1,19 @@
 """The prefix cache: cells of ended requests, kept for later requests of the same client that begin alike.
 
 Entries hold whole blocks only, belong to one client, and are dropped least recently used first: when there are too
-many of them, and whenever a running request needs their cells.
+many of them, and whenever a running request needs their cells. The prefix of a session that its client has given a key
+goes only after all that have none, as long as those with keys hold no more than their share.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.text.engine.cells import BLOCK, CellLedger, Holding
+
+KEYED_SHARE = 2  # of the cache, entries with a key may hold a half
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +24,7 @@ class Entry:
     tokens: list[int]
     id: int
     holding: Holding
+    keys: set[str] = field(default_factory=set)  # what the client calls the sessions whose newest prefix it is
 
 
 def common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
@@ -68,21 +72,27 @@ class PrefixCache:
             self._entries.move_to_end(best[0].id)
         return best
 
-    def take(self, client: str, tokens: Sequence[int]) -> tuple[Entry, int] | None:
-        """Takes an entry out, to run on in its sequence: the one that shares most, if that is half of it, else the
-        least recently used. Also how many tokens it shares, perhaps 0. None when there is no entry.
+    def take(self, client: str, tokens: Sequence[int], key: str = "") -> tuple[Entry, int] | None:
+        """Takes an entry out, to run on in its sequence: the one that shares most, if that is half of it and no other
+        session needs it, else the one that is wanted least. Also how many tokens it shares, perhaps 0. None when there
+        is no entry.
         """
         if not self._entries:
             return None
         found = self.find(client, tokens)
         good = found is not None and 2 * found[1] >= len(found[0].tokens)
-        entry = found[0] if found and good else next(iter(self._entries.values()))
+        mine = found is not None and (not found[0].keys or key in found[0].keys)
+        entry = found[0] if found and good and mine else self._least_wanted()
         del self._entries[entry.id]
         self._ledger.forget(entry.holding)
         return entry, common_tokens(entry.tokens, tokens) if entry.client == client else 0
 
     def keep(self, entry: Entry) -> None:
-        """Takes an ended request's prefix; one that another entry covers is not kept twice."""
+        """Takes an ended request's prefix; one that another entry covers is not kept twice.
+
+        A session has one entry: the newest replaces the one before.
+        """
+        kept = entry
         for other in list(self._entries.values()):
             if other.client != entry.client:
                 continue
@@ -90,25 +100,53 @@ class PrefixCache:
             if shared == len(entry.tokens):
                 self._forget(entry)
                 self._entries.move_to_end(other.id)
-                return
+                other.keys |= entry.keys
+                kept = other
+                break
             if shared == len(other.tokens):
+                entry.keys |= other.keys
                 self._forget(self._entries.pop(other.id))
-        self._entries[entry.id] = entry
+        self._entries[kept.id] = kept
+        self._replace(kept)
+        self._bound_keys()
         while len(self._entries) > self._max_entries or self._ledger.cached > self._max_cells:
             if not self.evict():
                 break
 
     def evict(self) -> bool:
-        """Drops the least recently used entry; False when there is none."""
+        """Drops the entry that is wanted least; False when there is none."""
         if not self._entries:
             return False
-        self._forget(self._entries.popitem(last=False)[1])
+        self._forget(self._entries.pop(self._least_wanted().id))
         return True
 
     def clear(self) -> None:
         """Drops all entries."""
         while self.evict():
             pass
+
+    def _least_wanted(self) -> Entry:
+        """The least recently used entry without a key; where all have one, of those."""
+        return next((entry for entry in self._entries.values() if not entry.keys), next(iter(self._entries.values())))
+
+    def _replace(self, newest: Entry) -> None:
+        """Drops what the sessions of an entry had before."""
+        for other in list(self._entries.values()):
+            if other is not newest and other.client == newest.client and other.keys & newest.keys:
+                other.keys -= newest.keys
+                if not other.keys:
+                    self._forget(self._entries.pop(other.id))
+
+    def _bound_keys(self) -> None:
+        """Takes the keys from the least recently used entries while those that have one hold more than their share."""
+        keyed = [entry for entry in self._entries.values() if entry.keys]
+        cells = sum(len(entry.tokens) for entry in keyed)
+        for at, entry in enumerate(keyed):
+            entries = len(keyed) - at
+            if entries <= self._max_entries // KEYED_SHARE and cells <= self._max_cells // KEYED_SHARE:
+                return
+            entry.keys = set()
+            cells -= len(entry.tokens)
 
     def _forget(self, entry: Entry) -> None:
         self._ledger.forget(entry.holding)

@@ -9,6 +9,7 @@ from services.text.parsers.tool_shape import Tools
 ARGUMENTS = ("arguments", "parameters")
 # What models write beside the two, and nobody needs.
 _IGNORED = ("type", "id")
+_KEYS = ("name", *ARGUMENTS, *_IGNORED)
 
 
 def call_objects(reader: Reader, tools: Tools) -> Reading[bool]:
@@ -44,7 +45,7 @@ class _CallObject:
     def read(self) -> Reading[bool]:
         going = True
         while going:
-            key = yield from json_text.string(self._reader)
+            key = yield from json_text.string(self._reader, _KEYS)
             if key is None or not (yield from json_text.symbol(self._reader, ":")):
                 break
             if not (yield from self._entry(key)):
@@ -59,7 +60,7 @@ class _CallObject:
 
     def _entry(self, key: str) -> Reading[bool]:
         if key == "name" and not self._started:
-            name = yield from json_text.string(self._reader)
+            name = yield from json_text.string(self._reader, self._tools)
             if name is None or name not in self._tools:
                 return False
             self._start(name)

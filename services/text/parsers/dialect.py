@@ -77,8 +77,8 @@ _NO_SYSTEM = re.compile(r"system (?:role|message|prompt)s? (?:is |are )?not supp
 
 
 def choose(template: str, architecture: str) -> Dialect:
-    """The dialect of a model, from its chat template and its GGUF architecture."""
-    if architecture == "gpt-oss":
+    """The dialect of a model, from its chat template and its architecture, as GGUF or config.json spell it."""
+    if architecture in ("gpt-oss", "gpt_oss"):
         return HARMONY
     for dialect, signs in _SIGNS:
         if all(re.search(sign, template) for sign in signs):

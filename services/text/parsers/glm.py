@@ -46,7 +46,7 @@ def _head(name: str) -> str:
 
 def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
     yield from thoughts(reader, is_open=reasoning_open)
-    yield from marked_calls(reader, (OPEN,), lambda _: _call(reader, tools), CLOSE)
+    yield from marked_calls(reader, tools, (OPEN,), lambda _: _call(reader, tools), CLOSE)
 
 
 def _call(reader: Reader, tools: Tools) -> Reading[bool]:
@@ -54,7 +54,8 @@ def _call(reader: Reader, tools: Tools) -> Reading[bool]:
     pieces: list[str] = []
     yield from reader.scan(_NAME_END, pieces.append)
     name = "".join(pieces).strip()
-    if name not in tools:
+    if reader.broken_off or name not in tools:
+        reader.check_begun(tools, name)
         return False
     reader.start_call(name)
     values = NamedValues(reader, tools[name])

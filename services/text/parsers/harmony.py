@@ -22,6 +22,7 @@ ENDS = ("<|end|>", "<|return|>", "<|call|>")
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 _BODY_ENDS = (START, CHANNEL, *ENDS)
 _HEADER_STARTS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")
+_HEADER_BEGUN = ("<|", "to=")  # what begins no text
 _NAMESPACE = "functions."
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([a-z]+)")
@@ -62,6 +63,9 @@ def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
         reader.hold()
         header = yield from _header(reader)
         if header is None:
+            if reader.broken_off and reader.held.lstrip().startswith(_HEADER_BEGUN):
+                reader.drop()
+                return
             reader.back()
             yield from _stray(reader)
             continue

@@ -28,4 +28,4 @@ def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) 
 
 def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
     yield from thoughts(reader, is_open=reasoning_open)
-    yield from marked_calls(reader, (OPEN,), lambda _: call_objects(reader, tools), CLOSE)
+    yield from marked_calls(reader, tools, (OPEN,), lambda _: call_objects(reader, tools), CLOSE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 
 from services.text.parsers.reader import Reader, Reading, Tell
 
@@ -18,13 +19,17 @@ def symbol(reader: Reader, char: str) -> Reading[bool]:
     return (yield from reader.skip(char))
 
 
-def string(reader: Reader) -> Reading[str | None]:
-    """Reads a string and whitespace in front of it; None where there is no whole one."""
+def string(reader: Reader, known: Iterable[str]) -> Reading[str | None]:
+    """Reads a string and whitespace in front of it; None where there is no whole one.
+
+    `known`: one that was cut off, and that begins none of these, makes all of what is being read no markup.
+    """
     yield from reader.skip_space()
     if (yield from reader.peek()) != '"':
         return None
     pieces: list[str] = []
     if not (yield from value(reader, pieces.append)):
+        reader.check_begun(known, "".join(pieces)[1:])
         return None
     found = parsed("".join(pieces))
     return found if isinstance(found, str) else None

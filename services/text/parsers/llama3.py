@@ -8,7 +8,7 @@ from services.text.parsers import lark
 from services.text.parsers.call_object import call_object
 from services.text.parsers.marked_calls import marked_calls
 from services.text.parsers.parser import Parser, ReadingParser
-from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.reader import MIN_MARK, Reader, Reading
 from services.text.parsers.reasoning import thoughts
 from services.text.parsers.tool_shape import Tools, ToolShape, by_name
 
@@ -35,11 +35,15 @@ def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) 
 
 def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
     yield from thoughts(reader, is_open=reasoning_open)
-    reader.hold()
-    yield from reader.skip(TAG)
-    if not (yield from _calls(reader, tools)):
-        reader.back()
-    yield from marked_calls(reader, (TAG,), lambda _: _calls(reader, tools))
+    if tools:
+        reader.hold()
+        yield from reader.skip(TAG)
+        told = yield from _calls(reader, tools)
+        if reader.broken_off and (told or len(reader.held) >= MIN_MARK):
+            reader.drop()
+        elif not told:
+            reader.back()
+    yield from marked_calls(reader, tools, (TAG,), lambda _: _calls(reader, tools))
 
 
 def _calls(reader: Reader, tools: Tools) -> Reading[bool]:

@@ -37,7 +37,7 @@ def list_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) 
 
 def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
     yield from thoughts(reader, is_open=reasoning_open, opener="[THINK]")
-    yield from marked_calls(reader, (OPEN,), lambda _: _call(reader, tools))
+    yield from marked_calls(reader, tools, (OPEN,), lambda _: _call(reader, tools))
 
 
 def _call(reader: Reader, tools: Tools) -> Reading[bool]:
@@ -47,7 +47,8 @@ def _call(reader: Reader, tools: Tools) -> Reading[bool]:
         return (yield from call_objects(reader, tools))
     name: list[str] = []
     yield from reader.scan(_NAME_END, name.append)
-    if "".join(name) not in tools:
+    if reader.broken_off or "".join(name) not in tools:
+        reader.check_begun(tools, "".join(name))
         return False
     reader.start_call("".join(name))
     if (yield from reader.skip(CALL_ID)):

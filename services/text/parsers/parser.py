@@ -20,8 +20,11 @@ class Parser(Protocol):
         """Takes more text; returns what has become certain."""
         ...
 
-    def finish(self) -> list[Event]:
-        """No more text comes: returns what was held back. A call that broke off is told as far as it came."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """No more text comes: returns what was held back. A call that broke off is told as far as it came.
+
+        `cut`: the answer was cut off by its length. Markup that has only begun is then no text, and not told.
+        """
         ...
 
 
@@ -38,9 +41,9 @@ class ReadingParser:
         next(self._steps, None)
         return self._reader.take_events()
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, cut: bool = False) -> list[Event]:
         """See Parser."""
-        self._reader.end()
+        self._reader.end(cut=cut)
         for _ in self._steps:
             pass
         self._reader.flush()

@@ -51,14 +51,15 @@ def _head(name: str) -> str:
 def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
     yield from thoughts(reader, is_open=reasoning_open)
     # The outer tag is often forgotten.
-    yield from marked_calls(reader, (OPEN, FUNCTION), lambda opener: _call(reader, tools, opener), CLOSE)
+    yield from marked_calls(reader, tools, (OPEN, FUNCTION), lambda opener: _call(reader, tools, opener), CLOSE)
 
 
 def _call(reader: Reader, tools: Tools, opener: str) -> Reading[bool]:
     if opener == OPEN and not (yield from reader.skip(FUNCTION)):
         return False
-    name = yield from _name(reader)
-    if name is None or name not in tools:
+    name, whole = yield from _name(reader)
+    if not whole or name not in tools:
+        reader.check_begun(tools, name)
         return False
     reader.start_call(name)
     values = NamedValues(reader, tools[name])
@@ -74,18 +75,17 @@ def _call(reader: Reader, tools: Tools, opener: str) -> Reading[bool]:
 def _parameter(reader: Reader, values: NamedValues) -> Reading[bool]:
     if not (yield from reader.skip(PARAMETER)):
         return False
-    name = yield from _name(reader)
-    if name is None:
+    name, whole = yield from _name(reader)
+    if not whole:
         return False
     if (yield from reader.starts("\n")):
         yield from reader.take(1)
     return (yield from values.read(name, (f"\n{END_PARAMETER}", END_PARAMETER)))
 
 
-def _name(reader: Reader) -> Reading[str | None]:
-    """A name up to `>`, which is read over."""
+def _name(reader: Reader) -> Reading[tuple[str, bool]]:
+    """A name up to `>`, which is read over, and whether that was there."""
     pieces: list[str] = []
-    if (yield from reader.scan(_NAME_END, pieces.append)) != ">":
-        return None
-    yield from reader.take(1)
-    return "".join(pieces).strip()
+    whole = (yield from reader.scan(_NAME_END, pieces.append)) == ">"
+    yield from reader.take(int(whole))
+    return "".join(pieces).strip(), whole

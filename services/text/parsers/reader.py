@@ -7,7 +7,7 @@ Their results depend on the text alone, never on how it was cut into pieces.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
@@ -19,6 +19,8 @@ Tell = Callable[[str], None]
 SPACE = " \t\r\n"
 # Markup that has not become a call within so many characters is text: little is held back, and little read twice.
 MAX_HELD = 2048
+# So much of a mark at the end of an answer that was cut off is the mark: a single character may be anything.
+MIN_MARK = 2
 
 
 class _Spacing:
@@ -59,6 +61,8 @@ class Reader:
         self._text = ""
         self._at = 0
         self._ended = False
+        self._cut = False
+        self._broken_off = False
         self._held_from: int | None = None
         self._events: list[Event] = []
         self._content = _Spacing(trim=False)
@@ -75,9 +79,10 @@ class Reader:
         else:
             self._text += text
 
-    def end(self) -> None:
-        """No more text comes."""
+    def end(self, *, cut: bool) -> None:
+        """No more text comes. `cut`: the answer was not at its end."""
         self._ended = True
+        self._cut = cut
 
     def flush(self) -> None:
         """Tells whitespace that was held back, at the very end."""
@@ -95,6 +100,7 @@ class Reader:
     def more(self) -> Reading[bool]:
         """Waits for more text; False when none comes, or as much as may be is held back already."""
         if self._ended or self._end < len(self._text) or self._end == self._limit:
+            self._broken_off = self._cut and self._end == len(self._text)
             return False
         yield
         return True
@@ -179,7 +185,9 @@ class Reader:
             if mark or left == 0:
                 return mark
             if not (yield from self.more()):
-                # What could have become a mark has not.
+                # What could have become a mark has not, unless the answer was cut off in it.
+                if self._broken_off and len(self.rest) >= MIN_MARK:
+                    self.drop()
                 if rest := self._text[self._at : self._end][:left]:
                     tell(rest)
                     self._at += len(rest)
@@ -222,6 +230,35 @@ class Reader:
             held = self._text[self._held_from : self._at]
             self._held_from = None
             self.content(held)
+
+    # --- markup that was cut off
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether markup was being read when an answer that was cut off was at its end."""
+        return self._broken_off
+
+    @property
+    def held(self) -> str:
+        """What has come since `hold`."""
+        return "" if self._held_from is None else self._text[self._held_from :]
+
+    @property
+    def rest(self) -> str:
+        """What has come and is not read."""
+        return self._text[self._at :]
+
+    def drop(self) -> None:
+        """All that is left is markup that was cut off; the whitespace in front of it belongs to it."""
+        self._held_from = None
+        self._at = len(self._text)
+        self._reasoning.drop()
+        self._content.drop()
+
+    def check_begun(self, known: Iterable[str], text: str) -> None:
+        """Takes `broken_off` back where the answer was cut off in a name, and `text` begins none that is known."""
+        if not any(name.startswith(text) for name in known):
+            self._broken_off = False
 
     # --- telling
 

@@ -5,7 +5,7 @@ Only at the beginning: an answer may well speak about such a tag.
 
 from __future__ import annotations
 
-from services.text.parsers.reader import Reader, Reading
+from services.text.parsers.reader import MIN_MARK, Reader, Reading
 
 THINK = "<think>"
 # How each block begins and ends.
@@ -16,17 +16,27 @@ def thoughts(reader: Reader, *, is_open: bool, opener: str = THINK) -> Reading[N
     """Reads the blocks at the beginning. `is_open`: the prompt has begun one with `opener`."""
     if is_open:
         # Some models begin once more what their prompt has begun.
-        yield from reader.skip(opener)
+        if not (yield from reader.skip(opener)):
+            _drop_cut_mark(reader)
         yield from _thought(reader, BLOCKS[opener])
     while True:
         reader.hold()
         yield from reader.skip_space()
         found = yield from reader.starts(*BLOCKS)
         if not found:
-            reader.back()
+            if not _drop_cut_mark(reader):
+                reader.back()
             return
         yield from reader.take(len(found))
         yield from _thought(reader, BLOCKS[found])
+
+
+def _drop_cut_mark(reader: Reader) -> bool:
+    """Drops a mark in which the answer was cut off; says whether there was one."""
+    if not reader.broken_off or len(reader.rest) < MIN_MARK:
+        return False
+    reader.drop()
+    return True
 
 
 def _thought(reader: Reader, closer: str) -> Reading[None]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from services.rpc import metrics
-from services.rpc.errors import AllmError, Internal
+from services.rpc.errors import AllmError, Internal, StoreUnavailable
 from services.text.responses.event import Event, Progress
 from services.text.responses.item import Item
 from services.text.responses.response import Failure, Response, failure_of
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 8  # responses that one replica makes at the same time: callers who wait shall find places, too
 BEAT_SECONDS = 0.5  # also how long a cancelled response may go on
+AWAY_SECONDS = 30.0  # how long a response goes on whose store cannot be reached
 FLUSH_SECONDS = 0.1  # how long events wait for others, to be written together
 
 Running = Callable[[Response], AbstractAsyncContextManager[Run]]
@@ -80,7 +81,8 @@ class Background:
             await record.fail(failure_of(error))
         except asyncio.CancelledError:
             if self._closing:
-                await record.fail(Failure(code="INTERNAL", message="the service was stopped meanwhile; ask again"))
+                why = Failure(code="INTERNAL", message="the service was stopped meanwhile; ask again")
+                await record.fail(why, wait=False)
             raise
         except Exception:
             log.exception("unexpected error in the background")
@@ -96,7 +98,9 @@ class Background:
             await asyncio.sleep(BEAT_SECONDS)
             jobs = list(self._jobs.items())
             try:
-                wanted = await self._store.beat(self._runner)
+                wanted = await self._store.beat(self._runner, [response_id for response_id, _ in jobs])
+            except StoreUnavailable:
+                continue  # it has said so itself
             except AllmError:
                 log.exception("the store of responses cannot be told that this process is alive")
                 continue
@@ -113,7 +117,10 @@ class _Job(NamedTuple):
 
 
 class _Record:
-    """Writes down what becomes of one response, not more often than somebody could follow."""
+    """Writes down what becomes of one response, not more often than somebody could follow.
+
+    A store that cannot be reached may come back: until then what is made waits here, for AWAY_SECONDS at most.
+    """
 
     def __init__(self, store: ResponseStore, response: Response) -> None:
         self.response = response  # as it is by now
@@ -122,30 +129,48 @@ class _Record:
         self._events: list[Event] = []
         self._written = 0
         self._next_write = 0.0
+        self._away_since: float | None = None
 
-    async def take(self, events: Sequence[Event], response: Response) -> bool:
-        """Notes events and the state that they have led to. False: nobody wants them any more."""
+    async def take(self, events: Sequence[Event], response: Response, *, wait: bool = True) -> bool:
+        """Notes events and the state that they have led to. False: nobody wants them any more.
+
+        Where the store is away, `wait` says whether the end waits for it. Raises StoreUnavailable.
+        """
         self.response = response
         if response.asked.streamed:
             self._events += events
-        now = time.monotonic()
-        if response.status == self._status and now < self._next_write:
+        due = response.status != self._status and (self._away_since is None or not response.running)
+        if not due and time.monotonic() < self._next_write:
             return True
-        self._next_write = now + FLUSH_SECONDS
-        return await self._write()
+        while True:
+            try:
+                return await self._write()
+            except StoreUnavailable:
+                now = time.monotonic()
+                self._away_since = self._away_since or now
+                if not wait or now - self._away_since > AWAY_SECONDS:
+                    raise
+                self._next_write = now + BEAT_SECONDS
+                if response.running:  # more is coming, and brings this along
+                    return True
+                await asyncio.sleep(BEAT_SECONDS)
 
-    async def fail(self, failure: Failure) -> None:
+    async def fail(self, failure: Failure, *, wait: bool = True) -> None:
         """Ends the response with an error. Where that cannot be kept, it will be found to be nobody's."""
         failed = msgspec.structs.replace(self.response, status="failed", failure=failure)
         try:
-            await self.take([Progress("failed", failed)], failed)
+            await self.take([Progress("failed", failed)], failed, wait=wait)
         except AllmError:
             log.exception("the end of a response cannot be kept")
 
     async def _write(self) -> bool:
-        events, self._events = self._events, []
-        if not events and self.response.status == self._status:
+        self._next_write = time.monotonic() + FLUSH_SECONDS
+        if not self._events and self.response.status == self._status:
             return True
-        first, self._written = self._written, self._written + len(events)
+        events = list(self._events)
+        wanted = await self._store.advance(self.response, events, self._written)
+        del self._events[: len(events)]
+        self._written += len(events)
         self._status = self.response.status
-        return await self._store.advance(self.response, events, first)
+        self._away_since = None
+        return wanted

@@ -39,12 +39,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     background: bool = False
     streamed: bool = False  # in the background: whether its events are kept, for whoever follows
     shorten: bool = False  # whether the oldest turns may be left out where the conversation does not fit
+    prompt_cache_key: str | None = None  # what the caller calls the session, so that its prefix stays in the cache
 
     output_name: OutputName = OutputName()
     summary: str | None = None  # of thoughts
     max_tool_calls: int | None = None  # counts tools that run here, of which there are none
     metadata: dict[str, str] = {}
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
 

@@ -12,7 +12,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from services.rpc.errors import AllmError, ContextLengthExceeded, InvalidRequest, Unsupported
+from services.rpc.errors import (
+    AllmError,
+    ContextLengthExceeded,
+    Internal,
+    InvalidRequest,
+    StoreUnavailable,
+    Unsupported,
+)
 from services.text import limits
 from services.text.chat import Chat
 from services.text.choice import ChoiceEvent
@@ -65,16 +72,24 @@ class Responses:
 
         Raises:
             ResponseNotFound: what it continues, or an item that it names, is not there.
+            StoreUnavailable: it is to be kept, or continues one that is, and the store cannot be reached.
             Others as `Chat.complete`; where the first token needs waiting for, what happens until then is raised, too.
         """
         request = self._admit(request)
+        store = self._store if request.asked.store else None
+        if store:
+            await store.check()
         given, chat = await self._prepare(request, client)
         async with self._answering(chat, client, shorten=request.asked.shorten) as (completion, first):
             response = Response(id=new_id("resp"), model=completion.model_id, created=time.time(), asked=request.asked)
 
             async def keep(ended: Response) -> None:
-                if self._store and request.asked.store:
-                    await self._store.add(client, ended, given)
+                if store:
+                    try:
+                        await store.add(client, ended, given)
+                    except StoreUnavailable as error:
+                        # As UNAVAILABLE the gateway would have another replica make it once more.
+                        raise Internal(error.message) from error
 
             yield Run(response, completion, first, keep)
 
@@ -216,6 +231,7 @@ class Responses:
             output=asked.output,
             logprobs=asked.logprobs,
             reasoning_effort=asked.reasoning_effort,
+            cache_key=asked.prompt_cache_key or "",
         )
         limits.check(chat)
         return given, chat

@@ -6,10 +6,9 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import msgspec
-
 from services.text.responses.event import Event
 from services.text.responses.item import Item
+from services.text.responses.record import body_of, encode, event_of, item_of, response_of
 from services.text.responses.response import Response
 
 VERSION = 1
@@ -48,11 +47,6 @@ CREATE TABLE events (
 INPUT, OUTPUT = 0, 1
 RUNNING = "status IN ('queued', 'in_progress')"
 
-_encode = msgspec.json.Encoder().encode
-_response = msgspec.json.Decoder(Response).decode
-_item: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
-_event: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
-
 
 class Row(NamedTuple):
     """A stored response, and what only the store knows of it."""
@@ -73,7 +67,7 @@ def insert(
     heartbeat: float = 0.0,
 ) -> int:
     """Adds a response with its input and output; gives their size in bytes."""
-    body = _body(response)
+    body = body_of(response)
     connection.execute(
         "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
@@ -96,7 +90,7 @@ def insert(
 def update(connection: sqlite3.Connection, response: Response) -> None:
     """Gives a response the state, and any output, that it has come to."""
     connection.execute(
-        "UPDATE responses SET status = ?, body = ? WHERE id = ?", (response.status, _body(response), response.id)
+        "UPDATE responses SET status = ?, body = ? WHERE id = ?", (response.status, body_of(response), response.id)
     )
     _add_items(connection, response.id, OUTPUT, response.output)
 
@@ -107,7 +101,7 @@ def find(connection: sqlite3.Connection, client: str, response_id: str, now: flo
         "SELECT body, runner, heartbeat FROM responses WHERE id = ? AND client = ? AND expires > ?",
         (response_id, client, now),
     ).fetchone()
-    return Row(_response(found[0]), found[1], found[2]) if found else None
+    return Row(response_of(found[0]), found[1], found[2]) if found else None
 
 
 def items(connection: sqlite3.Connection, response_id: str, side: int | None = None) -> tuple[Item, ...]:
@@ -116,7 +110,7 @@ def items(connection: sqlite3.Connection, response_id: str, side: int | None = N
         "SELECT body FROM items WHERE response = ? AND side >= ? AND side <= ? ORDER BY side, position",
         (response_id, INPUT if side is None else side, OUTPUT if side is None else side),
     )
-    return tuple(_item.decode(body) for (body,) in found)
+    return tuple(item_of(body) for (body,) in found)
 
 
 def item(connection: sqlite3.Connection, client: str, item_id: str, now: float) -> Item | None:
@@ -126,14 +120,14 @@ def item(connection: sqlite3.Connection, client: str, item_id: str, now: float) 
         "WHERE items.id = ? AND client = ? AND expires > ? ORDER BY created DESC LIMIT 1",
         (item_id, client, now),
     ).fetchone()
-    return _item.decode(found[0]) if found else None
+    return item_of(found[0]) if found else None
 
 
 def add_events(connection: sqlite3.Connection, response_id: str, first: int, told: Iterable[Event]) -> None:
-    """Keeps events, for those who follow from elsewhere."""
+    """Keeps events, for those who follow from elsewhere. Those that are there already stay."""
     connection.executemany(
-        "INSERT INTO events VALUES (?, ?, ?)",
-        [(response_id, position, _encode(event)) for position, event in enumerate(told, first)],
+        "INSERT OR IGNORE INTO events VALUES (?, ?, ?)",
+        [(response_id, position, encode(event)) for position, event in enumerate(told, first)],
     )
 
 
@@ -143,15 +137,11 @@ def events(connection: sqlite3.Connection, response_id: str, after: int, limit: 
         "SELECT position, body FROM events WHERE response = ? AND position > ? ORDER BY position LIMIT ?",
         (response_id, after, limit),
     )
-    return ((position, _event.decode(body)) for position, body in found)
-
-
-def _body(response: Response) -> bytes:
-    return _encode(msgspec.structs.replace(response, output=()))
+    return ((position, event_of(body)) for position, body in found)
 
 
 def _add_items(connection: sqlite3.Connection, response_id: str, side: int, added: Iterable[Item]) -> int:
-    rows = [(response_id, side, position, one.id, _encode(one)) for position, one in enumerate(added)]
+    rows = [(response_id, side, position, one.id, encode(one)) for position, one in enumerate(added)]
     connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
     size = sum(len(row[-1]) for row in rows)
     connection.execute("UPDATE responses SET bytes = bytes + ? WHERE id = ?", (size, response_id))

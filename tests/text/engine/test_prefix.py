@@ -16,10 +16,14 @@ class Kept:
         self.dropped: list[int] = []
         self.cache = PrefixCache(self.ledger, entries, cells, self.dropped.append)
 
-    def keep(self, client: str, tokens: list[int], sequence: int) -> None:
+    def keep(self, client: str, tokens: list[int], sequence: int, key: str = "") -> None:
         holding = Holding()
         self.ledger.grow(holding, len(tokens))
-        self.cache.keep(Entry(client, tokens, sequence, self.ledger.keep(holding)))
+        self.cache.keep(Entry(client, tokens, sequence, self.ledger.keep(holding), {key} if key else set()))
+
+    def has(self, client: str, tokens: list[int]) -> bool:
+        found = self.cache.find(client, tokens)
+        return found is not None and found[1] == len(tokens)
 
 
 def test_common_blocks_equals_counting() -> None:
@@ -83,3 +87,132 @@ def test_the_bound_on_cells_holds(cells: int) -> None:
     for number in range(10):
         kept.keep("a", [number] * BLOCK, number)
         assert kept.ledger.cached <= cells
+
+
+# --- sessions with a key
+
+
+def test_an_entry_with_a_key_outlives_those_without() -> None:
+    kept = Kept(entries=4)
+    kept.keep("a", [1] * BLOCK, 1, "session")
+    for number in range(2, 50):
+        kept.keep("a", [number] * BLOCK, number)
+    assert kept.has("a", [1] * BLOCK)
+    assert 1 not in kept.dropped
+    assert len(kept.cache) == 4
+
+
+def test_the_bound_on_cells_spares_it_too() -> None:
+    kept = Kept(entries=100, cells=8 * BLOCK)
+    kept.keep("a", [1] * 4 * BLOCK, 1, "session")
+    for number in range(2, 50):
+        kept.keep("a", [number] * BLOCK, number)
+    assert kept.has("a", [1] * 4 * BLOCK)
+    assert kept.ledger.cached <= 8 * BLOCK
+
+
+def test_a_session_has_one_entry_and_the_newest_replaces_it() -> None:
+    kept = Kept(entries=10)
+    kept.keep("a", [1] * 2 * BLOCK, 1, "session")
+    kept.keep("a", [1] * BLOCK + [2] * BLOCK, 2, "session")
+    assert kept.dropped == [1]
+    kept.keep("b", [1] * BLOCK + [3] * BLOCK, 3, "session")
+    kept.keep("a", [1] * BLOCK + [4] * BLOCK, 4, "another")
+    assert kept.dropped == [1], "another client's session of that name is another session"
+    assert kept.ledger.cached == 6 * BLOCK
+
+
+def test_a_key_goes_over_to_what_covers_its_prefix() -> None:
+    for first, second in (("session", ""), ("", "session")):
+        kept = Kept(entries=2)
+        kept.keep("a", [1] * BLOCK, 1, first)
+        kept.keep("a", [1] * 2 * BLOCK, 2, second)
+        for number in range(3, 20):
+            kept.keep("a", [number] * BLOCK, number)
+        assert kept.has("a", [1] * 2 * BLOCK), (first, second)
+    kept = Kept(entries=2)
+    kept.keep("a", [1] * 2 * BLOCK, 1)
+    kept.keep("a", [1] * BLOCK, 2, "session")
+    for number in range(3, 20):
+        kept.keep("a", [number] * BLOCK, number)
+    assert kept.has("a", [1] * 2 * BLOCK), "what is longer serves the session as well"
+
+
+def test_sessions_that_began_alike_share_an_entry_until_they_part() -> None:
+    kept = Kept(entries=20)
+    kept.keep("a", [1] * BLOCK, 1, "first")
+    kept.keep("a", [1] * BLOCK, 2, "second")
+    kept.keep("a", [1] * BLOCK + [2] * BLOCK, 3, "first")
+    kept.keep("a", [1] * BLOCK + [3] * BLOCK, 4, "second")
+    assert kept.has("a", [1] * BLOCK + [2] * BLOCK)
+    assert kept.has("a", [1] * BLOCK + [3] * BLOCK)
+    assert len(kept.cache) == 2
+
+
+@pytest.mark.parametrize(("entries", "cells"), [(8, 1000), (100, 8 * BLOCK)])
+def test_those_with_a_key_hold_no_more_than_a_half(entries: int, cells: int) -> None:
+    kept = Kept(entries=entries, cells=cells)
+    for number in range(30):
+        kept.keep("a", [number] * BLOCK, number, f"session {number}")
+        keyed = [entry for entry in kept.cache._entries.values() if entry.keys]
+        assert len(keyed) <= 4
+    assert kept.has("a", [29] * BLOCK)
+    for number in range(30, 60):
+        kept.keep("a", [number] * BLOCK, number)
+    assert [kept.has("a", [number] * BLOCK) for number in range(25, 30)] == [False, True, True, True, True]
+
+
+def test_one_that_is_larger_than_the_share_is_like_any_other() -> None:
+    kept = Kept(cells=8 * BLOCK)
+    kept.keep("a", [1] * 6 * BLOCK, 1, "session")
+    assert kept.has("a", [1] * 6 * BLOCK)
+    kept.keep("a", [2] * 4 * BLOCK, 2)
+    assert kept.dropped == [1]
+
+
+def test_what_needs_the_cells_gets_them_from_sessions_too() -> None:
+    kept = Kept()
+    kept.keep("a", [1] * BLOCK, 1, "session")
+    kept.keep("a", [2] * BLOCK, 2)
+    assert kept.cache.evict()
+    assert kept.dropped == [2]
+    assert kept.cache.evict()
+    assert kept.dropped == [2, 1]
+    assert not kept.cache.evict()
+    assert kept.ledger.cached == 0
+
+
+def test_a_session_is_not_taken_by_another_request_while_there_is_something_else() -> None:
+    tokens = [1] * 4 * BLOCK
+    kept = Kept()
+    kept.keep("a", tokens, 1, "session")
+    kept.keep("a", [2] * BLOCK, 2)
+    taken = kept.cache.take("a", tokens)
+    assert taken
+    assert (taken[0].id, taken[1]) == (2, 0)
+    taken = kept.cache.take("a", tokens, "session")
+    assert taken
+    assert (taken[0].id, taken[1]) == (1, 4 * BLOCK)
+    kept.keep("a", tokens, 3, "session")
+    taken = kept.cache.take("b", tokens, "session")
+    assert taken
+    assert (taken[0].id, taken[1]) == (3, 0), "there is nothing else; and it is not that client's session"
+
+
+def test_any_order_of_sessions_keeps_the_bounds_and_the_count() -> None:
+    rng = random.Random(2)  # noqa: S311
+    kept = Kept(entries=6, cells=12 * BLOCK)
+    for sequence in range(2000):
+        start = rng.randrange(3)
+        tokens = [start] * BLOCK * rng.randint(1, 3) + [rng.randrange(3)] * BLOCK * rng.randint(0, 3)
+        client, key = rng.choice("ab"), rng.choice(["", "", "x", "y", "z"])
+        if rng.random() < 0.1 and (taken := kept.cache.take(client, tokens, key)):
+            kept.dropped.append(taken[0].id)
+        kept.keep(client, tokens, sequence, key)
+        entries = list(kept.cache._entries.values())
+        assert len(entries) <= 6
+        assert sum(len(entry.tokens) for entry in entries) == kept.ledger.cached <= 12 * BLOCK
+        names = [(entry.client, name) for entry in entries for name in entry.keys]
+        assert len(names) == len(set(names)), "a session has one entry"
+        assert {entry.id for entry in entries}.isdisjoint(kept.dropped)
+        assert len(entries) + len(kept.dropped) == sequence + 1, "no sequence id is lost"

@@ -26,6 +26,40 @@ WEATHER = ToolShape(
 NOW = ToolShape("now", None)
 TOOLS = (WEATHER, NOW)
 
+PARIS = '{"city": "Paris \\"é\\" </b>", "days": 3}'
+QWEN_PARIS = (
+    '<tool_call>\n<function=get_weather>\n<parameter=city>\nParis "é" </b>\n</parameter>\n'
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+GLM_PARIS = (
+    '<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris "é" </b></arg_value>\n'
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+)
+# One call, and two in a row, as each dialect writes them.
+CALLS = {
+    "harmony": ("<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + PARIS, None),
+    "mistral": (f"[TOOL_CALLS]get_weather[ARGS]{PARIS}", "[TOOL_CALLS]now[ARGS]{}"),
+    "mistral-list": (
+        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {PARIS}}}]',
+        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "now", "arguments": {{}}}}]',
+    ),
+    "nemotron": (
+        f'<TOOLCALL>[{{"name": "get_weather", "arguments": {PARIS}}}]</TOOLCALL>',
+        f'<TOOLCALL>[{{"name": "get_weather", "arguments": {PARIS}}}, {{"name": "now", "arguments": {{}}}}]</TOOLCALL>',
+    ),
+    "glm": (GLM_PARIS, "\n<tool_call>now\n</tool_call>"),
+    "qwen-xml": (QWEN_PARIS, "\n<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+    "hermes": (
+        f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>',
+        '\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    ),
+    "llama3": (
+        f'{{"name": "get_weather", "parameters": {PARIS}}}',
+        '; {"name": "now", "parameters": {}}',
+    ),
+}
+CALLS["hermes-told"] = CALLS["hermes"]
+
 
 def merged(events: list[Event]) -> list[Event]:
     """Neighbours of one kind put together."""

@@ -1,54 +1,24 @@
-"""Stored responses: owners, time to live, chains, cancelling, and replicas on one file."""
+"""Stored responses, in either store: owners, time to live, chains, cancelling, and replicas that share them."""
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from scripted_chat import said
+from store_clock import START, Clock, OpenStore
 
 from services.rpc.errors import InvalidRequest, Overloaded, ResponseNotFound
 from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.responses import store as limits
-from services.text.responses.database import DatabaseUnusable
 from services.text.responses.event import Delta
 from services.text.responses.item import FunctionCallItem, FunctionOutputItem, MessageItem, Part, ReasoningItem
 from services.text.responses.response import Asked, Response
 from services.text.responses.store import DAY, MAX_BACKGROUND, STALE_SECONDS, ResponseStore
-
-START = 1_000_000.0
-
-
-@dataclass
-class Clock:
-    now: float = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "responses.db"
-
-
-@pytest.fixture
-async def store(path: Path, clock: Clock) -> AsyncIterator[ResponseStore]:
-    found = await ResponseStore.open(path, 30, clock)
-    yield found
-    await found.close()
 
 
 def response(response_id: str = "resp_1", status: Any = "completed", **asked: Any) -> Response:
@@ -107,16 +77,15 @@ async def test_others_cannot_tell_that_it_is_there(store: ResponseStore) -> None
     assert await store.item("ann", "msg_in") == given()[0]
 
 
-async def test_what_is_deleted_is_gone_with_all_its_items(store: ResponseStore, path: Path) -> None:
+async def test_what_is_deleted_is_gone_with_all_its_items(store: ResponseStore) -> None:
     await store.add("ann", response(), given())
     await store.delete("ann", "resp_1")
     with pytest.raises(ResponseNotFound):
         await store.get("ann", "resp_1")
     with pytest.raises(ResponseNotFound):
         await store.delete("ann", "resp_1")
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT count(*) FROM items").fetchone() == (0,)
-    connection.close()
+    for item_id in ("msg_in", "resp_1_out"):
+        assert await store.item("ann", item_id) is None
 
 
 async def test_its_time_ends_to_the_second(store: ResponseStore, clock: Clock) -> None:
@@ -205,22 +174,15 @@ async def test_what_has_not_ended_cannot_be_continued(store: ResponseStore) -> N
     assert caught.value.param == "previous_response_id"
 
 
-# --- in the background, with two replicas on one file
-
-
-@pytest.fixture
-async def other(path: Path, clock: Clock, store: ResponseStore) -> AsyncIterator[ResponseStore]:
-    found = await ResponseStore.open(path, 30, clock)
-    yield found
-    await found.close()
+# --- in the background, with two replicas
 
 
 async def test_another_replica_can_cancel(store: ResponseStore, other: ResponseStore) -> None:
     queued = response(status="queued")
     await store.add_background("ann", queued, given(), "runner")
-    assert await store.beat("runner") == {"resp_1"}
+    assert await store.beat("runner", ["resp_1"]) == {"resp_1"}
     assert (await other.cancel("ann", "resp_1")).status == "cancelled"
-    assert await store.beat("runner") == set()
+    assert await store.beat("runner", ["resp_1"]) == set()
     assert not await store.advance(msgspec.structs.replace(queued, status="completed"), [], 0)
     assert (await store.get("ann", "resp_1")).status == "cancelled"
     assert (await other.cancel("ann", "resp_1")).status == "cancelled", "twice is once"
@@ -245,12 +207,12 @@ async def test_what_a_dead_replica_made_has_failed(store: ResponseStore, other: 
     await store.add_background("ann", response(status="queued"), given(), "runner")
     clock.now += STALE_SECONDS
     assert (await other.get("ann", "resp_1")).status == "queued"
-    await store.beat("runner")
+    await store.beat("runner", ["resp_1"])
     clock.now += STALE_SECONDS + 1
     found = await other.get("ann", "resp_1")
     assert found.status == "failed"
     assert found.failure
-    assert await store.beat("runner") == set()
+    assert await store.beat("runner", ["resp_1"]) == set()
     assert await store.get("ann", "resp_1") == found
 
 
@@ -275,55 +237,91 @@ async def test_events_are_kept_in_order(store: ResponseStore, other: ResponseSto
     assert await other.events("ann", "resp_1", 6, 2) == []
 
 
-async def test_many_replicas_may_open_and_write_at_the_same_time(path: Path, clock: Clock) -> None:
-    stores = await asyncio.gather(*(ResponseStore.open(path, 30, clock) for _ in range(6)))
-    try:
-        adding = [
-            one.add("ann", response(f"resp_{number}_{n}"), given())
-            for number, one in enumerate(stores)
-            for n in range(10)
-        ]
-        await asyncio.gather(*adding)
-        for number in range(6):
-            assert (await stores[0].get("ann", f"resp_{number}_9")).output
-    finally:
-        await asyncio.gather(*(one.close() for one in stores))
+async def test_what_its_maker_does_not_name_any_more_is_nobodys(store: ResponseStore, clock: Clock) -> None:
+    for number in (1, 2):
+        await store.add_background("ann", response(f"resp_{number}", "queued"), given(), "runner")
+    clock.now += STALE_SECONDS + 1
+    assert await store.beat("runner", ["resp_2"]) == {"resp_2"}
+    assert await store.beat("another", ["resp_1"]) == set(), "it is not what that one makes"
+    assert (await store.get("ann", "resp_1")).status == "failed"
+    assert (await store.get("ann", "resp_2")).status == "queued"
 
 
-# --- the file
+async def test_writing_twice_is_writing_once(store: ResponseStore) -> None:
+    """A connection that breaks does not say whether what went before was done."""
+    running = response(status="in_progress", streamed=True)
+    told = [Delta(0, "text", "msg", f"{number}") for number in range(4)]
+    await store.add_background("ann", running, given(), "runner")
+    for _ in range(2):
+        assert await store.advance(running, told[:2], 0)
+    assert await store.advance(running, told, 0)
+    assert await store.events("ann", "resp_1", -1, 100) == list(enumerate(told))
 
 
-async def test_the_file_is_private_and_survives(path: Path, clock: Clock) -> None:
-    first = await ResponseStore.open(path, 30, clock)
-    await first.add("ann", response(), given())
-    assert {found.stat().st_mode & 0o777 for found in path.parent.iterdir()} == {0o600}
-    await first.close()
-    second = await ResponseStore.open(path, 30, clock)
-    assert await second.get("ann", "resp_1") == response()
-    await second.close()
+async def test_the_latest_response_says_what_an_item_is(store: ResponseStore) -> None:
+    for number in range(3):
+        kept = msgspec.structs.replace(response(f"resp_{number}"), created=START + number)
+        await store.add("ann", kept, given(f"in{number}", "msg_same"))
+    assert await store.item("ann", "msg_same") == given("in2", "msg_same")[0]
+    await store.delete("ann", "resp_2")
+    assert await store.item("ann", "msg_same") == given("in1", "msg_same")[0]
 
 
-@pytest.mark.parametrize(
-    ("statement", "said_of_it"),
-    [("CREATE TABLE t (x)", "not allm's"), ("PRAGMA user_version = 9", "not allm's"), ("", "another version")],
-)
-async def test_a_file_of_something_else_is_left_alone(path: Path, statement: str, said_of_it: str) -> None:
-    if statement:
-        connection = sqlite3.connect(path)
-        connection.execute(statement)
-    else:
-        await (await ResponseStore.open(path, 30)).close()
-        connection = sqlite3.connect(path)
-        connection.execute("PRAGMA user_version = 2")
-    connection.close()
-    before = path.read_bytes()  # noqa: ASYNC240
-    with pytest.raises(DatabaseUnusable, match=said_of_it) as caught:
-        await ResponseStore.open(path, 30)
-    assert "ALLM_STORE=off" in str(caught.value)
-    assert path.read_bytes() == before  # noqa: ASYNC240
+async def test_names_that_look_like_others_are_kept_apart(store: ResponseStore) -> None:
+    await store.add("a:1:b", response("resp_1"), given("in", "c"))
+    await store.add("a", response("resp_2"), given("in", "1:b:c"))
+    assert await store.item("a:1:b", "1:b:c") is None
+    assert await store.item("a", "c") is None
+    assert await store.item("a", "1:b:c")
+    assert await store.item("", "c") is None
 
 
-async def test_a_damaged_file_is_told(path: Path) -> None:
-    path.write_bytes(b"nonsense" * 1000)  # noqa: ASYNC240
-    with pytest.raises(DatabaseUnusable, match="cannot be read"):
-        await ResponseStore.open(path, 30)
+async def test_places_that_nobody_can_mean_hold_nothing(store: ResponseStore) -> None:
+    running = response(status="in_progress", streamed=True)
+    await store.add_background("ann", running, given(), "runner")
+    await store.advance(running, [Delta(0, "text", "msg", "x")], 0)
+    assert await store.events("ann", "resp_1", -9, 5) == [(0, Delta(0, "text", "msg", "x"))]
+    assert await store.events("ann", "resp_1", 2**62, 5) == []
+
+
+async def test_a_large_response_is_kept_whole(store: ResponseStore) -> None:
+    items = tuple(said(f"{number}", "user", f"msg_{number}") for number in range(12_000))
+    await store.add("ann", response(), items)
+    assert await store.input_items("ann", "resp_1") == items
+    assert len(await store.conversation("ann", "resp_1")) == 12_001
+    assert await store.item("ann", "msg_11999") == items[-1]
+
+
+async def test_many_replicas_may_open_and_write_at_the_same_time(open_store: OpenStore) -> None:
+    stores = await asyncio.gather(*(open_store() for _ in range(6)))
+    adding = [
+        one.add("ann", response(f"resp_{number}_{n}"), given()) for number, one in enumerate(stores) for n in range(10)
+    ]
+    await asyncio.gather(*adding)
+    for number in range(6):
+        assert (await stores[0].get("ann", f"resp_{number}_9")).output
+    await asyncio.gather(*(one.close() for one in stores))
+
+
+async def test_only_one_of_many_takes_the_last_place(open_store: OpenStore) -> None:
+    stores = await asyncio.gather(*(open_store() for _ in range(4)))
+    tasks = [
+        stores[number % 4].add_background("ann", response(f"resp_{number}", "queued"), given(), "runner")
+        for number in range(MAX_BACKGROUND + 8)
+    ]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes if outcome is not None] == [Overloaded] * 8
+    await asyncio.gather(*(one.close() for one in stores))
+
+
+async def test_it_ends_once_whoever_ends_it(store: ResponseStore, other: ResponseStore) -> None:
+    """Its maker and a caller who cancels come at the same time: one of them wins, and both see which."""
+    for number in range(20):
+        running = response(f"resp_{number}", "in_progress")
+        await store.add_background("ann", running, given(), "runner")
+        done = msgspec.structs.replace(running, status="completed", output=(said("x", "assistant"),))
+        kept, cancelled = await asyncio.gather(store.advance(done, [], 0), other.cancel("ann", running.id))
+        final = await store.get("ann", running.id)
+        assert cancelled == final
+        assert final.status == ("completed" if kept else "cancelled")
+        assert bool(final.output) is kept

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_chat import MODEL, PROMPT_TOKENS, ScriptedChat, request, said
+from store_clock import OpenStore
 
 from services.rpc.errors import (
     AllmError,
@@ -24,7 +25,6 @@ from services.text.responses.event import Delta, Event, Progress
 from services.text.responses.item import FunctionCallItem, ItemReference, MessageItem
 from services.text.responses.response import Response
 from services.text.responses.responses import Responses
-from services.text.responses.store import ResponseStore
 
 ANN = "ann"
 
@@ -35,18 +35,24 @@ def chat() -> ScriptedChat:
 
 
 @pytest.fixture
-async def responses(tmp_path: Path, chat: ScriptedChat) -> AsyncIterator[Responses]:
-    found = Responses(chat, await ResponseStore.open(tmp_path / "r.db", 30))  # type: ignore[arg-type]
+async def responses(chat: ScriptedChat, open_store: OpenStore) -> AsyncIterator[Responses]:
+    found = Responses(chat, await open_store())  # type: ignore[arg-type]
     yield found
     await found.close()
 
 
 @pytest.fixture
-async def other(tmp_path: Path, chat: ScriptedChat, responses: Responses) -> AsyncIterator[Responses]:
+async def another(chat: ScriptedChat, open_store: OpenStore, responses: Responses) -> AsyncIterator[Responses]:
     """Another replica."""
-    found = Responses(chat, await ResponseStore.open(tmp_path / "r.db", 30))  # type: ignore[arg-type]
+    found = Responses(chat, await open_store())  # type: ignore[arg-type]
     yield found
     await found.close()
+
+
+@pytest.fixture
+def clock() -> Callable[[], float]:
+    """Here time is real."""
+    return time.time
 
 
 @pytest.fixture
@@ -188,6 +194,14 @@ async def test_a_conversation_goes_on_without_the_instructions(responses: Respon
     ]
 
 
+async def test_a_session_has_a_name_in_the_cache(responses: Responses, chat: ScriptedChat) -> None:
+    response = await whole(responses, prompt_cache_key="session")
+    assert chat.asked[-1].cache_key == "session"
+    assert (await responses.get(response.id, ANN)).asked.prompt_cache_key == "session"
+    await whole(responses, previous_response_id=response.id)
+    assert chat.asked[-1].cache_key == "", "it is not taken over"
+
+
 async def test_it_goes_on_for_nobody_else(responses: Responses) -> None:
     first = await whole(responses)
     with pytest.raises(ResponseNotFound) as caught:
@@ -296,25 +310,25 @@ async def ended(responses: Responses, response_id: str) -> Response:
     return response
 
 
-async def test_one_in_the_background(responses: Responses, other: Responses) -> None:
+async def test_one_in_the_background(responses: Responses, another: Responses) -> None:
     queued = await responses.start(request(background=True), ANN)
     assert (queued.status, queued.output) == ("queued", ())
-    response = await ended(other, queued.id)
+    response = await ended(another, queued.id)
     assert (response.status, text_of(response)) == ("completed", "Hello")
     assert response.usage
-    continued = await whole(other, "more", previous_response_id=queued.id)
+    continued = await whole(another, "more", previous_response_id=queued.id)
     assert continued.status == "completed"
 
 
 @pytest.mark.parametrize("here", [True, False])
 @pytest.mark.parametrize("how", ["cancel", "delete"])
 async def test_any_replica_can_stop_it(
-    responses: Responses, other: Responses, chat: ScriptedChat, here: bool, how: str
+    responses: Responses, another: Responses, chat: ScriptedChat, here: bool, how: str
 ) -> None:
     chat.gate = asyncio.Event()
     queued = await responses.start(request(background=True), ANN)
     await until(lambda: chat.running)
-    by = responses if here else other
+    by = responses if here else another
     if how == "cancel":
         assert (await by.cancel(queued.id, ANN)).status == "cancelled"
     else:
@@ -322,7 +336,7 @@ async def test_any_replica_can_stop_it(
     await until(lambda: not chat.running)
     assert chat.stopped == 1
     if how == "cancel":
-        assert (await other.get(queued.id, ANN)).status == "cancelled"
+        assert (await another.get(queued.id, ANN)).status == "cancelled"
 
 
 async def test_one_that_fails(responses: Responses, chat: ScriptedChat) -> None:
@@ -341,9 +355,9 @@ async def test_one_that_cannot_even_begin(responses: Responses, chat: ScriptedCh
     assert (response.status, response.failure.code) == ("failed", "INVALID_REQUEST")
 
 
-async def test_a_service_that_stops_says_so(tmp_path: Path, chat: ScriptedChat, responses: Responses) -> None:
+async def test_a_service_that_stops_says_so(chat: ScriptedChat, open_store: OpenStore, responses: Responses) -> None:
     chat.gate = asyncio.Event()
-    leaving = Responses(chat, await ResponseStore.open(tmp_path / "r.db", 30))  # type: ignore[arg-type]
+    leaving = Responses(chat, await open_store())  # type: ignore[arg-type]
     queued = await leaving.start(request(background=True), ANN)
     await until(lambda: chat.running)
     await leaving.close()
@@ -353,11 +367,11 @@ async def test_a_service_that_stops_says_so(tmp_path: Path, chat: ScriptedChat, 
     assert "stopped" in response.failure.message
 
 
-async def test_it_can_be_followed_from_anywhere(responses: Responses, other: Responses, chat: ScriptedChat) -> None:
+async def test_it_can_be_followed_from_anywhere(responses: Responses, another: Responses, chat: ScriptedChat) -> None:
     chat.gate = asyncio.Event()
     queued = await responses.start(request(background=True, streamed=True), ANN)
     told: list[tuple[int, Event]] = []
-    async for batch in other.follow(queued.id, ANN):
+    async for batch in another.follow(queued.id, ANN):
         told += batch
         if any(isinstance(event, Delta) for _, event in told):
             chat.gate.set()
@@ -365,7 +379,7 @@ async def test_it_can_be_followed_from_anywhere(responses: Responses, other: Res
     assert steps([event for _, event in told]) == ["created", "queued", "in_progress", "completed"]
     last = told[-1][1]
     assert isinstance(last, Progress)
-    assert last.response == await other.get(queued.id, ANN)
+    assert last.response == await another.get(queued.id, ANN)
     again = [one async for batch in responses.follow(queued.id, ANN, 3) for one in batch]
     assert again == told[4:]
     assert [batch async for batch in responses.follow(queued.id, ANN, told[-1][0])] == []

@@ -1,0 +1,237 @@
+"""Stored responses in Redis, which the text replicas of many hosts share.
+
+One Redis or Valkey (or a primary with its replicas), no cluster: the scripts make up their keys. What it keeps over its
+own restarts is its own business (`appendonly yes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, RedisError, ResponseError
+
+from services.rpc.errors import StoreUnavailable
+from services.rpc.settings import SettingError
+from services.text.responses import redis_scripts, store
+from services.text.responses.event import Event
+from services.text.responses.item import Item
+from services.text.responses.record import body_of, encode, event_of, failure_of, item_of, response_of
+from services.text.responses.response import Response, Status
+
+log = logging.getLogger(__name__)
+
+CALL_SECONDS = 5.0  # of one call, all told
+CONNECT_SECONDS = 2.0
+CONNECTIONS = 32
+CLIENTS_AT_ONCE = 100  # of a sweep
+MAX_PLACE = 2**53  # in a list, which callers name: beyond it is nothing
+WARN_SECONDS = 60.0  # between two lines of the log that say the same
+
+_ORPHANED = encode(store.ORPHANED)
+
+
+class RedisResponseStore:
+    """See ResponseStore. `clock` tells seconds since 1970; None: Redis' own clock, which all replicas share."""
+
+    def __init__(self, url: str, days: float, clock: Callable[[], float] | None = None) -> None:
+        """Connects when it is first needed. Raises SettingError where the URL says what redis-py does not know."""
+        retry: Any = Retry(NoBackoff(), 1, supported_errors=(ConnectionError,))  # a connection that Redis has closed
+        try:
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=CONNECTIONS,
+                timeout=CALL_SECONDS,
+                socket_timeout=CALL_SECONDS,
+                socket_connect_timeout=CONNECT_SECONDS,
+                retry=retry,
+                client_name="allm",
+            )
+        except (ValueError, TypeError):
+            # The reason might quote the URL, and with it the password.
+            raise SettingError("ALLM_REDIS_URL", "...", "a URL whose options the redis package knows") from None
+        self._redis = Redis(connection_pool=pool)
+        self._where = _place(url)
+        self._seconds = days * store.DAY
+        self._clock = clock
+        self._written = 0  # bytes since the last sweep
+        self._warned = -WARN_SECONDS
+        register = self._redis.register_script
+        self._add, self._get, self._delete = map(register, (redis_scripts.ADD, redis_scripts.GET, redis_scripts.DELETE))
+        self._cancel, self._look, self._item = map(
+            register, (redis_scripts.CANCEL, redis_scripts.LOOK, redis_scripts.ITEM)
+        )
+        self._conversation, self._advance = map(register, (redis_scripts.CONVERSATION, redis_scripts.ADVANCE))
+        self._beat, self._sweep = map(register, (redis_scripts.BEAT, redis_scripts.SWEEP))
+
+    async def close(self) -> None:
+        """Gives up the connections."""
+        await self._redis.aclose()
+        await self._redis.connection_pool.disconnect()
+
+    async def check(self) -> None:
+        """See ResponseStore."""
+        await self._call(self._redis.ping)
+
+    # --- what callers do
+
+    async def add(self, client: str, response: Response, given: Sequence[Item]) -> None:
+        """See ResponseStore."""
+        await self._keep(client, response, given, runner="", most=0)
+        if self._written > store.SWEEP_BYTES:
+            await self.sweep()
+
+    async def get(self, client: str, response_id: str) -> Response:
+        """See ResponseStore."""
+        found = await self._run(self._get, client, response_id, store.STALE_SECONDS, _ORPHANED)
+        return _response(found, response_id)
+
+    async def delete(self, client: str, response_id: str) -> None:
+        """See ResponseStore."""
+        _there(await self._run(self._delete, client, response_id), response_id)
+
+    async def cancel(self, client: str, response_id: str) -> Response:
+        """See ResponseStore."""
+        found = await self._run(self._cancel, client, response_id, store.STALE_SECONDS, _ORPHANED)
+        if found[0] == b"synchronous":
+            raise store.synchronous()
+        return _response(found, response_id)
+
+    async def input_items(self, client: str, response_id: str) -> tuple[Item, ...]:
+        """See ResponseStore."""
+        found = await self._run(self._look, client, response_id, "input", 0, -1)
+        return tuple(map(item_of, _there(found, response_id)))
+
+    async def item(self, client: str, item_id: str) -> Item | None:
+        """See ResponseStore."""
+        found = await self._run(self._item, client, item_id)
+        return item_of(found[1]) if len(found) > 1 and found[1] else None
+
+    async def conversation(self, client: str, response_id: str) -> tuple[Item, ...]:
+        """See ResponseStore."""
+        limits = (store.MAX_CHAIN, store.MAX_CHAIN_BYTES)
+        outcome, *found = await self._run(self._conversation, client, response_id, *limits)
+        if outcome == b"gap":
+            raise store.gap(found[0].decode(), within=found[1] > 0)
+        if outcome == b"unfinished":
+            raise store.unfinished(found[0].decode(), found[1].decode())
+        if outcome == b"long":
+            raise store.too_long()
+        return tuple(map(item_of, found))
+
+    # --- what is made in the background
+
+    async def add_background(self, client: str, response: Response, given: Sequence[Item], runner: str) -> None:
+        """See ResponseStore."""
+        await self._keep(client, response, given, runner=runner, most=store.MAX_BACKGROUND)
+
+    async def advance(self, response: Response, told: Sequence[Event], first_event: int) -> bool:
+        """See ResponseStore."""
+        state = (response.id, response.status, body_of(response), _ids(response.output), first_event)
+        items = list(map(encode, response.output))
+        return bool(await self._run(self._advance, *state, len(items), *items, *map(encode, told)))
+
+    async def beat(self, runner: str, making: Collection[str]) -> set[str]:
+        """See ResponseStore."""
+        return {response_id.decode() for response_id in await self._run(self._beat, runner, *making)}
+
+    async def events(self, client: str, response_id: str, after: int, limit: int) -> list[tuple[int, Event]]:
+        """See ResponseStore."""
+        first = min(max(after + 1, 0), MAX_PLACE)
+        found = await self._run(self._look, client, response_id, "events", first, first + limit - 1)
+        return list(enumerate(map(event_of, _there(found, response_id)), first))
+
+    # --- what is forgotten
+
+    async def sweep(self) -> int:
+        """See ResponseStore. What has expired goes by itself; this is about what is counted, and about too many."""
+        self._written = swept = 0
+        cursor = 0
+        limits = (store.MAX_STORED, store.MAX_STORED_BYTES, store.SWEPT_AT_ONCE)
+        while True:
+            scan = functools.partial(self._redis.sscan, "allm:1:clients", cursor, count=CLIENTS_AT_ONCE)
+            cursor, clients = await self._call(scan)
+            for client in clients:
+                while deleted := await self._run(self._sweep, client, *limits):
+                    swept += deleted
+            if not cursor:
+                return swept
+
+    # --- inside
+
+    async def _keep(self, client: str, response: Response, given: Sequence[Item], *, runner: str, most: int) -> None:
+        asked = response.asked
+        facts = (response.id, asked.previous_response_id or "", repr(response.created))
+        state = (repr(response.created + self._seconds), response.status, runner, int(asked.background))
+        sides = (body_of(response), _ids(given), _ids(response.output), len(given))
+        items = map(encode, (*given, *response.output))
+        outcome, count = await self._run(self._add, client, *facts, *state, *sides, most, store.STALE_SECONDS, *items)
+        if outcome == b"crowded":
+            raise store.crowded(count)
+        self._written += count
+
+    async def _run(self, script: Any, *values: str | bytes | float) -> Any:
+        now = repr(self._clock()) if self._clock else ""
+        return await self._call(lambda: script(args=(now, *values)))
+
+    async def _call(self, ask: Callable[[], Any]) -> Any:
+        """Raises StoreUnavailable, without what Redis said: that could quote what it was sent."""
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await ask()
+        except (RedisError, OSError, TimeoutError) as error:
+            problem = _problem(error)
+        if time.monotonic() - self._warned > WARN_SECONDS:
+            self._warned = time.monotonic()
+            log.warning("the store of responses cannot be used", extra={"redis": self._where, "how": problem})
+        raise StoreUnavailable(f"the store of responses (ALLM_REDIS_URL) cannot be used now: {problem}")
+
+
+def _problem(error: Exception) -> str:
+    """What an operator can act on."""
+    if isinstance(error, AuthenticationError | AuthorizationError):
+        return "Redis refuses the user or the password"
+    if isinstance(error, ConnectionError | OSError) and not isinstance(error, TimeoutError):
+        return "Redis cannot be reached, or is still starting"
+    if isinstance(error, ResponseError):
+        word = str(error).split(" ", 1)[0]  # the kind, where redis-py knows no class for it: MISCONF, WRONGTYPE
+        return f"Redis answers {word if word.isupper() else type(error).__name__}"
+    return f"Redis has not answered within {CALL_SECONDS:g} seconds"
+
+
+def _place(url: str) -> str:
+    """Where a URL points to, without user, password and options."""
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+
+def _there(found: list[bytes], response_id: str) -> list[bytes]:
+    if found[0] == b"none":
+        raise store.not_found(response_id)
+    return found[1:]
+
+
+def _response(found: list[bytes], response_id: str) -> Response:
+    """What GET has found: what changes without its maker stands beside the body."""
+    body, status, failure, *output = _there(found, response_id)
+    response = response_of(body)
+    known: Status = msgspec.convert(status.decode(), Status)
+    return msgspec.structs.replace(
+        response,
+        status=known,
+        failure=failure_of(failure) if failure else response.failure,
+        output=tuple(map(item_of, output)),
+    )
+
+
+def _ids(items: Sequence[Item]) -> bytes:
+    return encode([item.id for item in items])

@@ -1,0 +1,246 @@
+"""Stored responses in a SQLite file, which the text replicas of one host share."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from services.text.responses import rows, store
+from services.text.responses.database import Database
+from services.text.responses.event import Event
+from services.text.responses.item import Item
+from services.text.responses.response import Response
+
+
+class SqliteResponseStore:
+    """See ResponseStore. `clock` tells seconds since 1970."""
+
+    def __init__(self, database: Database, days: float, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._seconds = days * store.DAY
+        self._clock = clock
+        self._written = 0  # bytes since the last sweep
+
+    @classmethod
+    async def open(cls, path: Path, days: float, clock: Callable[[], float] = time.time) -> SqliteResponseStore:
+        """Opens or makes the file. Raises DatabaseUnusable."""
+        return cls(await Database.open(path, rows.SCHEMA, rows.VERSION), days, clock)
+
+    async def close(self) -> None:
+        """Closes the file."""
+        await self._database.close()
+
+    async def check(self) -> None:
+        """See ResponseStore: a file does not go away."""
+
+    # --- what callers do
+
+    async def add(self, client: str, response: Response, given: Sequence[Item]) -> None:
+        """See ResponseStore."""
+        expires = response.created + self._seconds
+        self._written += await self._database.write(
+            lambda connection: rows.insert(connection, client, response, given, expires=expires)
+        )
+        if self._written > store.SWEEP_BYTES:
+            await self.sweep()
+
+    async def get(self, client: str, response_id: str) -> Response:
+        """See ResponseStore."""
+
+        def look(connection: sqlite3.Connection) -> Response | None:
+            row = self._row(connection, client, response_id)
+            return None if self._is_orphan(row) else self._whole(connection, row.response)
+
+        found = await self._database.read(look)
+        if found is None:  # only then is there something to write, for which replicas take turns
+            found = await self._database.write(lambda connection: self._get(connection, client, response_id))
+        return found
+
+    async def delete(self, client: str, response_id: str) -> None:
+        """See ResponseStore."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            self._get(connection, client, response_id)
+            connection.execute("DELETE FROM responses WHERE id = ?", (response_id,))
+
+        await self._database.write(work)
+
+    async def cancel(self, client: str, response_id: str) -> Response:
+        """See ResponseStore."""
+
+        def work(connection: sqlite3.Connection) -> Response:
+            found = self._get(connection, client, response_id)
+            if not found.asked.background:
+                raise store.synchronous()
+            if not found.running:
+                return found
+            found = msgspec.structs.replace(found, status="cancelled")
+            rows.update(connection, found)
+            return found
+
+        return await self._database.write(work)
+
+    async def input_items(self, client: str, response_id: str) -> tuple[Item, ...]:
+        """See ResponseStore."""
+
+        def work(connection: sqlite3.Connection) -> tuple[Item, ...]:
+            self._row(connection, client, response_id)
+            return rows.items(connection, response_id, rows.INPUT)
+
+        return await self._database.read(work)
+
+    async def item(self, client: str, item_id: str) -> Item | None:
+        """See ResponseStore."""
+        return await self._database.read(lambda connection: rows.item(connection, client, item_id, self._clock()))
+
+    async def conversation(self, client: str, response_id: str) -> tuple[Item, ...]:
+        """See ResponseStore."""
+
+        def work(connection: sqlite3.Connection) -> tuple[Item, ...]:
+            chain = self._chain(connection, client, response_id)
+            return tuple(item for one in reversed(chain) for item in rows.items(connection, one))
+
+        return await self._database.read(work)
+
+    # --- what is made in the background
+
+    async def add_background(self, client: str, response: Response, given: Sequence[Item], runner: str) -> None:
+        """See ResponseStore."""
+        now = self._clock()
+
+        def work(connection: sqlite3.Connection) -> int:
+            (running,) = connection.execute(
+                f"SELECT count(*) FROM responses WHERE client = ? AND {rows.RUNNING} AND heartbeat >= ?",  # noqa: S608
+                (client, now - store.STALE_SECONDS),
+            ).fetchone()
+            if running >= store.MAX_BACKGROUND:
+                raise store.crowded(running)
+            expires = response.created + self._seconds
+            return rows.insert(connection, client, response, given, expires=expires, runner=runner, heartbeat=now)
+
+        self._written += await self._database.write(work)
+
+    async def advance(self, response: Response, told: Sequence[Event], first_event: int) -> bool:
+        """See ResponseStore."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            found = connection.execute(
+                f"SELECT 1 FROM responses WHERE id = ? AND {rows.RUNNING}",  # noqa: S608
+                (response.id,),
+            ).fetchone()
+            if found:
+                rows.update(connection, response)
+                rows.add_events(connection, response.id, first_event, told)
+            return bool(found)
+
+        return await self._database.write(work)
+
+    async def beat(self, runner: str, making: Collection[str]) -> set[str]:
+        """See ResponseStore."""
+
+        def work(connection: sqlite3.Connection) -> set[str]:
+            now = self._clock()
+            connection.executemany(
+                f"UPDATE responses SET heartbeat = ? WHERE id = ? AND runner = ? AND {rows.RUNNING}",  # noqa: S608
+                [(now, response_id, runner) for response_id in making],
+            )
+            found = connection.execute(
+                f"SELECT id FROM responses WHERE runner = ? AND {rows.RUNNING}",  # noqa: S608
+                (runner,),
+            )
+            return {response_id for (response_id,) in found} & set(making)
+
+        return await self._database.write(work)
+
+    async def events(self, client: str, response_id: str, after: int, limit: int) -> list[tuple[int, Event]]:
+        """See ResponseStore."""
+
+        def work(connection: sqlite3.Connection) -> list[tuple[int, Event]]:
+            self._row(connection, client, response_id)
+            return list(rows.events(connection, response_id, after, limit))
+
+        return await self._database.read(work)
+
+    # --- what is forgotten
+
+    async def sweep(self) -> int:
+        """See ResponseStore."""
+        now, self._written = self._clock(), 0
+        too_many = await self._database.read(_rich_clients)
+        doomed: list[tuple[str, tuple[object, ...]]] = [("expires <= ?", (now,))]
+        doomed += [("client = ? AND created <= ?", (client, until)) for client, until in too_many]
+        swept = 0
+        for condition, values in doomed:
+            while deleted := await self._database.write(_deletion(condition, values)):
+                swept += deleted
+        return swept
+
+    # --- inside a transaction
+
+    def _row(self, connection: sqlite3.Connection, client: str, response_id: str) -> rows.Row:
+        found = rows.find(connection, client, response_id, self._clock())
+        if found is None:
+            raise store.not_found(response_id)
+        return found
+
+    def _get(self, connection: sqlite3.Connection, client: str, response_id: str) -> Response:
+        row = self._row(connection, client, response_id)
+        response = row.response
+        if self._is_orphan(row):
+            response = msgspec.structs.replace(response, status="failed", failure=store.ORPHANED)
+            rows.update(connection, response)
+        return self._whole(connection, response)
+
+    def _is_orphan(self, row: rows.Row) -> bool:
+        """Whether it is to be made by a replica that is gone."""
+        return row.response.running and row.heartbeat < self._clock() - store.STALE_SECONDS
+
+    def _whole(self, connection: sqlite3.Connection, response: Response) -> Response:
+        return msgspec.structs.replace(response, output=rows.items(connection, response.id, rows.OUTPUT))
+
+    def _chain(self, connection: sqlite3.Connection, client: str, response_id: str) -> list[str]:
+        """The ids of a response and of all that it continues, newest first."""
+        chain: list[str] = []
+        size = 0
+        current: str | None = response_id
+        while current:
+            found = connection.execute(
+                "SELECT previous, status, bytes FROM responses WHERE id = ? AND client = ? AND expires > ?",
+                (current, client, self._clock()),
+            ).fetchone()
+            if found is None:
+                raise store.gap(current, within=bool(chain))
+            previous, status, item_bytes = found
+            if status in ("queued", "in_progress"):
+                raise store.unfinished(current, status)
+            chain.append(current)
+            size += item_bytes
+            if len(chain) > store.MAX_CHAIN or size > store.MAX_CHAIN_BYTES:
+                raise store.too_long()
+            current = previous
+        return chain
+
+
+def _rich_clients(connection: sqlite3.Connection) -> list[tuple[str, float]]:
+    """Clients with too much, and the time up to which theirs goes."""
+    found = connection.execute(
+        "SELECT client, max(created) FROM ("
+        "  SELECT client, created, row_number() OVER latest AS place, sum(bytes) OVER latest AS total FROM responses"
+        "  WINDOW latest AS (PARTITION BY client ORDER BY created DESC)"
+        ") WHERE place > ? OR total > ? GROUP BY client",
+        (store.MAX_STORED, store.MAX_STORED_BYTES),
+    )
+    return found.fetchall()
+
+
+def _deletion(condition: str, values: Iterable[object]) -> Callable[[sqlite3.Connection], int]:
+    def work(connection: sqlite3.Connection) -> int:
+        some = f"SELECT id FROM responses WHERE {condition} LIMIT {store.SWEPT_AT_ONCE}"  # noqa: S608
+        done = connection.execute(f"DELETE FROM responses WHERE id IN ({some})", tuple(values))  # noqa: S608
+        return done.rowcount
+
+    return work

@@ -1,0 +1,178 @@
+"""The official JSON-Schema-Test-Suite: each schema is refused by the keyword's name, or what is written under its
+grammar is valid for the schema as it came.
+
+Answers are random walks over the tokens that the grammar allows, with the demo model's tokenizer: an answer that a
+model would hardly give is as good a test as any.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from byte_tokens import TOKENIZER
+from llguidance import LLMatcher
+from schema_suite import Case, schema_cases
+
+from services.rpc.errors import InvalidRequest
+from services.text.conversation import ChatRequest, Message, OutputFormat
+from services.text.engine.runtimes.llama_cpp import LlamaEngine
+from services.text.engine.sampling import SamplingParams
+from services.text.grammar import grammar_of
+from services.text.limits import check
+from services.text.parsers.dialect import choose
+
+ROOT = Path(__file__).parents[3]
+WALKS = 4  # of each schema
+MAX_TOKENS = 160
+CLOSING = re.compile(rb"[\"}\]:,\d]+|null|true|false")
+# Python's `re`, with which the validator reads patterns, knows no Unicode properties.
+UNREADABLE = r"\p{"
+
+
+def request(schema: dict[str, Any]) -> ChatRequest:
+    output = OutputFormat(kind="json_schema", schema=schema)
+    return ChatRequest(
+        model="m", messages=(Message(role="user", content="x"),), sampling=SamplingParams(), output=output
+    )
+
+
+def grammar(schema: dict[str, Any]) -> str:
+    return grammar_of(request(schema), choose("", "llama"), reasoning_open=False)
+
+
+def refusal(case: Case) -> str:
+    """Why a schema is refused; empty when it is not."""
+    try:
+        check(request(case.schema))
+    except InvalidRequest as error:
+        assert error.param == "response_format"
+        return error.message
+    return ""
+
+
+def words(value: Any) -> Iterator[str]:
+    """Every keyword of a schema, and every name in it."""
+    if isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from words(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from words(item)
+    elif value is False:
+        yield "false"
+    elif value == jsonschema.Draft202012Validator.META_SCHEMA["$id"]:
+        yield "$dynamicAnchor"  # which it refers to
+
+
+def ascii_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    """Patterns are those of ECMA 262, where words and digits are what Python calls ASCII, and white space is not."""
+    flags = 0 if r"\s" in pattern.lower() else re.ASCII
+    if isinstance(instance, str) and not re.search(pattern, instance, flags):
+        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": ascii_pattern})
+
+
+class Walker:
+    """Writes random answers under a grammar."""
+
+    def __init__(self, engine: LlamaEngine) -> None:
+        self._engine = engine
+        size = engine.ready.vocabulary
+        self._texts = [engine.piece(token, False) for token in range(size)]
+        self._closing = np.array([CLOSING.fullmatch(text) is not None for text in self._texts])
+        self._words = np.zeros((size + 31) // 32, dtype=np.uint32)
+
+    def walk(self, text: str, seed: str) -> str | None:
+        """An answer; None: the limit came first."""
+        chance = random.Random(seed)  # noqa: S311 (a fixed seed)
+        constraint = self._engine.constraint(text)
+        told = b""
+        for count in range(MAX_TOKENS):
+            constraint.fill(self._words.ctypes.data, self._words.nbytes)
+            bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")[: len(self._texts)].astype(bool)
+            # Whatever ends a value is taken often: nobody else would end one of 49,152 tokens.
+            closing = bits & self._closing
+            wanted = closing if closing.any() and chance.random() < (0.4 if count < 20 else 0.9) else bits
+            allowed = np.flatnonzero(wanted)
+            assert len(allowed), f"nothing may follow {told!r}"
+            token = int(chance.choice(allowed))
+            if self._engine.is_end(token):
+                return told.decode()
+            constraint.consume(token)
+            assert constraint.fault is None, constraint.fault
+            told += self._texts[token]
+            if constraint.complete:
+                return told.decode()
+        return None
+
+
+CASES = schema_cases()
+SUPPORTED = [case for case in CASES if not refusal(case)]
+
+
+def test_the_suite_is_the_one_that_comes_with_the_validator() -> None:
+    (wanted,) = re.findall(r"^jsonschema==(\S+)", (ROOT / "tests/text/schema-suite.txt").read_text(), re.MULTILINE)
+    assert f"\njsonschema=={wanted}\n" in (ROOT / "constraints.txt").read_text()
+    assert len(CASES) >= 400
+    assert len(SUPPORTED) >= 200
+
+
+def test_what_is_not_supported_is_refused_by_a_word_of_the_schema() -> None:
+    for case in CASES:
+        if reason := refusal(case):
+            assert any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", reason) for word in words(case.schema)), (
+                case.name,
+                reason,
+            )
+
+
+@pytest.fixture(scope="module")
+def walker(engine: LlamaEngine) -> Walker:
+    return Walker(engine)
+
+
+def test_what_is_written_under_a_supported_schema_is_valid_for_it(walker: Walker) -> None:
+    ended: Counter[str] = Counter()
+    for case in SUPPORTED:
+        if UNREADABLE in json.dumps(case.schema).replace("\\\\", "\\"):
+            ended["unreadable"] += 1
+            continue
+        validator = Validator(case.schema, format_checker=Validator.FORMAT_CHECKER)
+        for number in range(WALKS):
+            text = walker.walk(grammar(case.schema), f"{case.name} {number}")
+            ended["length" if text is None else "whole"] += 1
+            if text is not None:
+                errors = [error.message for error in validator.iter_errors(json.loads(text))]
+                assert not errors, (case.name, text, errors)
+    assert ended["unreadable"] <= 8, ended
+    assert ended["whole"] > 4 * ended["length"], ended
+    assert ended["whole"] >= 500, ended
+
+
+def test_no_instance_that_the_suite_calls_invalid_can_be_written() -> None:
+    invalid = 0
+    for case in SUPPORTED:
+        start = LLMatcher(TOKENIZER, grammar(case.schema), log_level=0)
+        for instance in case.invalid:
+            text = json.dumps(instance, ensure_ascii=False)
+            if "\ufeff" in text:
+                continue  # a mark of byte order is white space to ECMA 262 alone
+            matcher, wanted = start.deep_copy(), list(text.encode())
+            assert not (matcher.try_consume_tokens(wanted) == len(wanted) and matcher.is_accepting()), (
+                case.name,
+                text,
+            )
+            invalid += 1
+    assert invalid > 300

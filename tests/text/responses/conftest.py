@@ -1,0 +1,62 @@
+"""Both stores, for the tests that hold for either: a SQLite file, and a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis_server import RedisServer
+from store_clock import Clock, OpenStore
+
+from services.text.responses.redis_store import RedisResponseStore
+from services.text.responses.sqlite_store import SqliteResponseStore
+from services.text.responses.store import ResponseStore
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def empty_redis(redis_server: RedisServer) -> RedisServer:
+    connection = redis_server.connect()
+    connection.flushall()
+    connection.close()
+    return redis_server
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> OpenStore:
+    """Opens the store once more, as another replica does. Who opens it closes it."""
+    server = request.getfixturevalue("empty_redis") if request.param == "redis" else None
+
+    async def open_one() -> ResponseStore:
+        if server:
+            return RedisResponseStore(server.url, 30, clock)
+        return await SqliteResponseStore.open(tmp_path / "responses.db", 30, clock)
+
+    return open_one
+
+
+@pytest.fixture
+async def store(open_store: OpenStore) -> AsyncIterator[ResponseStore]:
+    found = await open_store()
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def other(open_store: OpenStore, store: ResponseStore) -> AsyncIterator[ResponseStore]:
+    """The same store, as another replica has it."""
+    found = await open_store()
+    yield found
+    await found.close()
