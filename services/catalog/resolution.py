@@ -24,7 +24,14 @@ def outlook(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
 
 
 def explain(replica: Replica, desired: DesiredModel) -> list[Verdict]:
-    """What a replica thinks of every runtime it has, best first; one that fits an execution cache comes before all."""
+    """What a replica thinks of every runtime it has, best first; one that fits an execution cache comes before all.
+
+    Why an execution cache is not used is told with the runtime that would use it.
+    """
+    return _with_skipped(_verdicts(replica, desired), list(_skipped(replica, desired)))
+
+
+def _verdicts(replica: Replica, desired: DesiredModel) -> list[Verdict]:
     verdicts = replica.registry.explain(desired.facts, desired.measured, desired.runtime)
     caches: dict[str, list[str]] = {}
     runtimes: dict[str, Runtime] = {}
@@ -50,6 +57,39 @@ def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact
             yield artifact, replica.registry.resolve(artifact.facts, asked=artifact.runtime)
         except Unsupported:
             continue
+
+
+def _skipped(replica: Replica, desired: DesiredModel) -> Iterator[tuple[str, str]]:
+    """The execution caches that a replica does not use: their runtime, and why."""
+    device = replica.registry.device
+    for artifact in desired.artifacts:
+        reason = ""
+        if device not in artifact.devices:
+            reason = f"it is for {', '.join(sorted(artifact.devices))}, and this is {device}"
+        elif desired.runtime not in ("", artifact.runtime):
+            reason = f"it is for {artifact.runtime}, and an operator asked for {desired.runtime}"
+        else:
+            try:
+                replica.registry.resolve(artifact.facts, asked=artifact.runtime)
+            except Unsupported as refusal:
+                reason = refusal.message
+        if reason:
+            yield artifact.runtime, f"the execution cache {artifact.name} is skipped: {reason}"
+
+
+def _with_skipped(verdicts: list[Verdict], skipped: list[tuple[str, str]]) -> list[Verdict]:
+    """Puts what is said of execution caches with their runtime, or with the first where that one is not here."""
+    if not verdicts:
+        return verdicts
+    names = {verdict.runtime.name for verdict in verdicts}
+    told = [(name if name in names else verdicts[0].runtime.name, words) for name, words in skipped]
+    return [
+        replace(
+            verdict,
+            reason="; ".join([verdict.reason, *(words for name, words in told if name == verdict.runtime.name)]),
+        )
+        for verdict in verdicts
+    ]
 
 
 def _cache_reason(names: list[str], chosen: bool) -> str:

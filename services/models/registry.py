@@ -5,7 +5,7 @@ There is no discovery of any kind: a runtime is one entry here and one module in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.models.descriptor import ModelFacts
@@ -22,9 +22,26 @@ class Runtime:
     name: str
     modality: str
     formats: frozenset[str]
-    architectures: frozenset[str]
-    capabilities: frozenset[str]
+    architectures: Mapping[str, frozenset[str]]  # for each of its capabilities, those that it knows
     devices: frozenset[str]
+    quantizations: frozenset[str] = frozenset()  # `architecture:quantization` of quantised safetensors that it reads
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What it can do with one architecture or another."""
+        return frozenset(self.architectures)
+
+    def offers(self, model: ModelFacts) -> bool:
+        """Whether it can do what the model is for. Of some models nothing is known that they would be for."""
+        return bool(model.capabilities) and model.capabilities <= self.capabilities
+
+    def knows(self, model: ModelFacts) -> bool:
+        """Whether it knows the model's architecture, for everything that the model is to do."""
+        return all(model.architecture in self.architectures.get(one, ()) for one in model.capabilities)
+
+    def reads(self, model: ModelFacts) -> bool:
+        """Whether it can compute with the model's weights as they are quantised."""
+        return not model.quantization or f"{model.architecture}:{model.quantization}" in self.quantizations
 
 
 # The decoder architectures of the pinned llama.cpp (src/llama-arch.cpp); a test holds the list against the library.
@@ -41,14 +58,38 @@ _LLAMA_CPP_DECODERS = frozenset(
     """.split()  # noqa: SIM905 (a hundred quoted words are harder to read)
 )
 
+# Those that only embed. A decoder embeds where its header says how to pool; whole families have none that does.
+_LLAMA_CPP_ENCODERS = frozenset(
+    """
+    bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding
+    """.split()  # noqa: SIM905
+)
+
+# model_type of config.json, as transformers' own definitions have it (no code of a model's own is ever run).
+_TORCH_DECODERS = frozenset({"llama", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"})
+_TORCH_ENCODERS = frozenset(
+    """
+    albert bert camembert deberta deberta-v2 distilbert electra ernie eurobert modernbert mpnet nomic_bert rembert
+    roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl
+    """.split()  # noqa: SIM905
+)
+_TORCH_EMBEDDING_DECODERS = frozenset("gemma gemma2 gemma3_text llama mistral phi3 qwen2 qwen3".split())  # noqa: SIM905
+
 RUNTIMES = (
     Runtime(
         name="llama_cpp",
         modality="text",
         formats=frozenset({"gguf"}),
-        architectures=_LLAMA_CPP_DECODERS,
-        capabilities=frozenset({"chat"}),
+        architectures={"chat": _LLAMA_CPP_DECODERS, "embeddings": _LLAMA_CPP_DECODERS | _LLAMA_CPP_ENCODERS},
         devices=frozenset({"cpu", "cuda", "mps"}),
+    ),
+    Runtime(
+        name="torch",
+        modality="text",
+        formats=frozenset({"safetensors"}),
+        architectures={"chat": _TORCH_DECODERS, "embeddings": _TORCH_ENCODERS | _TORCH_EMBEDDING_DECODERS},
+        devices=frozenset({"cpu", "cuda", "mps"}),
+        quantizations=frozenset({"gpt_oss:mxfp4"}),
     ),
 )
 
@@ -135,13 +176,19 @@ class EngineRegistry:
         """Why a runtime cannot run a model; empty if it can."""
         if runtime.modality != model.modality or model.format not in runtime.formats:
             return f"it does not read {model.modality} models in {model.format}"
-        if model.architecture not in runtime.architectures:
-            return f"it does not know the architecture {model.architecture!r}"
-        if missing := model.capabilities - runtime.capabilities:
-            return f"it cannot {', '.join(sorted(missing))}"
+        if not runtime.offers(model):
+            return f"it does not offer {_purpose(model.capabilities - runtime.capabilities)}"
+        if not runtime.knows(model):
+            return f"it does not know the architecture {model.architecture!r}{_for(model, [runtime])}"
+        if not runtime.reads(model):
+            return f"it does not read weights of {model.architecture} quantised with {model.quantization!r}"
+        return self._objection_here(runtime, model)
+
+    def _objection_here(self, runtime: Runtime, model: ModelFacts) -> str:
+        """Why a runtime that knows the model cannot run it on this machine; empty if it can."""
         if self._device not in runtime.devices:
             return f"it does not run on {self._device}"
-        if self._device == "cpu" and not self._forced and model.size > CPU_LIMIT_BYTES:
+        if self._device == "cpu" and not self._forced and _memory(model) > CPU_LIMIT_BYTES:
             return self._needs_gpu(model)
         return ""
 
@@ -152,18 +199,29 @@ class EngineRegistry:
         if not left:
             return f"{model.id}: no runtime here reads {model.modality} models in {model.format}"
         names = ", ".join(runtime.name for runtime in left)
-        left = [runtime for runtime in left if model.architecture in runtime.architectures]
+        able = [runtime for runtime in left if runtime.offers(model)]
+        if not able:
+            return f"{model.id}: {names} does not offer {_purpose(model.capabilities)}"
+        left = [runtime for runtime in able if runtime.knows(model)]
         if not left:
-            return f"{model.id}: architecture {model.architecture!r} is not supported by {names}"
-        left = [runtime for runtime in left if model.capabilities <= runtime.capabilities]
+            what = f"architecture {model.architecture!r} is not supported by {names}{_for(model, able)}"
+            return f"{model.id}: {what}"
+        return self._refusal_of_files(model, [runtime for runtime in left if runtime.reads(model)], names)
+
+    def _refusal_of_files(self, model: ModelFacts, left: list[Runtime], names: str) -> str:
+        """The same of runtimes that know the architecture; `left` are those that read the weights as they are."""
+        if not left:
+            quantised = f"weights of {model.architecture} quantised with {model.quantization!r}"
+            return f"{model.id}: {quantised} are not supported by {names}"
         if not any(self._device in runtime.devices for runtime in left):
             return f"{model.id}: {names} cannot run it on {self._device}"
         return f"{model.id}: {self._needs_gpu(model)}"
 
     def _needs_gpu(self, model: ModelFacts) -> str:
+        dequantised = f" dequantised from {model.quantization}" if model.unpacked_size else ""
         return (
-            f"needs a GPU: its weights take {model.size / GIB:.1f} GiB, without a GPU {CPU_LIMIT_BYTES / GIB:.0f} GiB "
-            "are accepted (ALLM_DEVICE=cpu lifts the limit)"
+            f"needs a GPU: its weights take {_memory(model) / GIB:.1f} GiB{dequantised}, without a GPU "
+            f"{CPU_LIMIT_BYTES / GIB:.0f} GiB are accepted (ALLM_DEVICE=cpu lifts the limit)"
         )
 
     def _figures(self, measured: Iterable[Measurement]) -> dict[str, Measurement]:
@@ -187,3 +245,18 @@ class EngineRegistry:
         if asked:
             return f"an operator asked for it ({what})"
         return f"the best measured: {what}" if figure else "the first registered that can run it; none was measured"
+
+
+def _memory(model: ModelFacts) -> int:
+    """Bytes of the weights on a CPU, which computes with plain numbers only."""
+    return max(model.size, model.unpacked_size)
+
+
+def _purpose(capabilities: frozenset[str]) -> str:
+    return ", ".join(sorted(capabilities)) or "what the model is made for"
+
+
+def _for(model: ModelFacts, runtimes: Iterable[Runtime]) -> str:
+    """What an architecture is not known for, where it is known for something else."""
+    known = any(model.architecture in names for runtime in runtimes for names in runtime.architectures.values())
+    return f" for {', '.join(sorted(model.capabilities))}" if known else ""

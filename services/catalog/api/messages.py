@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 
@@ -111,21 +112,32 @@ def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
 
 
 def _runtimes(offers: Iterable[model_service_pb2.RuntimeOffer], modality: Modality) -> tuple[Runtime, ...]:
-    runtimes = tuple(
-        Runtime(
-            name=_words("runtimes", [offer.name])[0],
+    """Puts together what is offered of each runtime: one offer may be about some of its capabilities only."""
+    runtimes: dict[str, Runtime] = {}
+    for offer in offers:
+        (name,) = _words("runtimes", [offer.name])
+        architectures = frozenset(_words("runtimes.architectures", offer.architectures))
+        known = runtimes.get(name)
+        runtime = Runtime(
+            name=name,
             modality=modality,
             # Formats that a newer service reads and this catalog has never heard of cannot be registered here either.
             formats=frozenset(word for word, value in wire.FORMATS.items() if value in offer.formats),
-            architectures=frozenset(_words("runtimes.architectures", offer.architectures)),
-            capabilities=frozenset(_words("runtimes.capabilities", offer.capabilities)),
+            architectures=dict.fromkeys(_words("runtimes.capabilities", offer.capabilities), architectures),
             devices=frozenset(_words("runtimes.devices", offer.devices)),
+            quantizations=frozenset(_words("runtimes.quantizations", offer.quantizations)),
         )
-        for offer in offers
-    )
-    if len(runtimes) > MAX_RUNTIMES or len({runtime.name for runtime in runtimes}) < len(runtimes):
-        raise InvalidRequest(f"there may be {MAX_RUNTIMES} runtimes, each of them once", param="runtimes")
-    return runtimes
+        if known and (
+            known.capabilities & runtime.capabilities
+            or (known.formats, known.devices, known.quantizations)
+            != (runtime.formats, runtime.devices, runtime.quantizations)
+        ):
+            raise InvalidRequest(f"two offers of the runtime {name!r} contradict each other", param="runtimes")
+        both = {**known.architectures, **runtime.architectures} if known else runtime.architectures
+        runtimes[name] = replace(runtime, architectures=both)
+        if len(runtimes) > MAX_RUNTIMES or len(both) > MAX_WORDS:
+            raise InvalidRequest(f"there may be {MAX_RUNTIMES} runtimes", param="runtimes")
+    return tuple(runtimes.values())
 
 
 def _words(param: str, words: Iterable[str]) -> list[str]:

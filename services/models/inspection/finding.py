@@ -20,6 +20,8 @@ class Finding:
     context_tokens: int  # 0: it does not say
     files: tuple[ManifestFile, ...]  # ordered by path
     primary: str  # path of the file that a runtime opens; empty: it opens the folder
+    quantization: str = ""  # as in ModelFacts
+    unpacked_size: int = 0  # as in ModelFacts
 
     def facts(self, model_id: str) -> ModelFacts:
         """As a model of that id."""
@@ -31,6 +33,8 @@ class Finding:
             capabilities=self.capabilities,
             size=sum(file.size for file in self.files),
             context_tokens=self.context_tokens,
+            quantization=self.quantization,
+            unpacked_size=self.unpacked_size,
         )
 
     def manifest(self, tree: FileTree) -> Manifest:

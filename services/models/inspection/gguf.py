@@ -9,7 +9,7 @@ from services.models.inspection.listing import listed, place
 from services.models.inspection.parallel import in_parallel
 from services.models.inspection.split import Split, require_all, split_of, splits_in
 from services.models.tree import FileTree
-from services.rpc.errors import ModelInvalid
+from services.rpc.errors import ModelInvalid, Unsupported
 
 # Architectures of llama.cpp that embed and do not write.
 ENCODERS = frozenset(
@@ -18,7 +18,7 @@ ENCODERS = frozenset(
     """.split()  # noqa: SIM905 (easier to read)
 )
 _PARTS = {"mmproj": "a projector", "adapter": "an adapter", "imatrix": "an importance matrix"}  # general.type
-_POOLING_NONE = 0  # llama.cpp's own number
+_POOLING_NONE, _POOLING_RANK = 0, 4  # llama.cpp's own numbers
 
 
 def inspect_gguf(tree: FileTree, file: str) -> Finding:
@@ -26,6 +26,7 @@ def inspect_gguf(tree: FileTree, file: str) -> Finding:
 
     Raises:
         ModelInvalid: it is missing, not the only one, cut off or otherwise wrong; names the files.
+        Unsupported: it ranks texts.
     """
     split = _choose(tree, file)
     require_all(tree, split)
@@ -100,4 +101,6 @@ def _check_split(split: Split, headers: list[GgufHeader]) -> None:
 def _embeds(header: GgufHeader) -> bool:
     """Whether it is an encoder, or a decoder that was made to embed: only those say how to pool."""
     pooling = header.metadata.get(f"{header.architecture}.pooling_type", _POOLING_NONE)
+    if pooling == _POOLING_RANK:
+        raise Unsupported("the model ranks texts (its pooling_type is rank), which is not served", param="source")
     return header.architecture in ENCODERS or (isinstance(pooling, int) and pooling > _POOLING_NONE)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import reprlib
 
-from services.models.inspection.document import read_list
+from services.models.inspection.document import read_list, read_object
 from services.models.inspection.listing import missing
 from services.models.inspection.weights import WHOLE, Weights
 from services.models.tree import FileTree
-from services.rpc.errors import ModelInvalid
+from services.rpc.errors import ModelInvalid, Unsupported
 
 MODULES = "modules.json"
+INPUTS = "sentence_bert_config.json"
 MAX_MODULES = 32
+KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
@@ -21,6 +23,7 @@ def find_modules(tree: FileTree) -> tuple[list[str], list[Weights]]:
 
     Raises:
         ModelInvalid: modules.json is wrong, or a module lacks what it needs.
+        Unsupported: a module is of a kind that no runtime here knows; names it.
     """
     if MODULES not in tree.files:
         return [], []
@@ -41,6 +44,12 @@ def find_modules(tree: FileTree) -> tuple[list[str], list[Weights]]:
     return files, weights
 
 
+def input_limit(tree: FileTree) -> int:
+    """The most tokens of an input, where the model's makers set a limit below its architecture's; else 0."""
+    limit = read_object(tree, INPUTS).get("max_seq_length") if INPUTS in tree.files else None
+    return limit if type(limit) is int and limit > 0 else 0
+
+
 def _folders(tree: FileTree) -> list[tuple[str, str]]:
     """Folder and class of every module that has a folder."""
     modules = read_list(tree, MODULES)
@@ -52,6 +61,10 @@ def _folders(tree: FileTree) -> list[tuple[str, str]]:
         kind = module.get("type") if isinstance(module, dict) else None
         if not isinstance(folder, str) or not isinstance(kind, str) or (folder and not _FOLDER.fullmatch(folder)):
             raise ModelInvalid(f"{MODULES} names {reprlib.repr(folder)}, which is no folder of a module")
+        name = kind.rpartition(".")[2]
+        if name not in KINDS:
+            message = f"{MODULES} has a module {reprlib.repr(name)}; known are {', '.join(KINDS)}"
+            raise Unsupported(message, param="source")
         if folder:
-            found.append((folder, kind.rpartition(".")[2]))
+            found.append((folder, name))
     return found

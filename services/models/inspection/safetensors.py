@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from services.models.inspection.config import CONFIG, read_config
 from services.models.inspection.finding import Finding
-from services.models.inspection.listing import missing, there
-from services.models.inspection.modules import MODULES, find_modules
+from services.models.inspection.listing import missing, place, there
+from services.models.inspection.modules import MODULES, find_modules, input_limit
+from services.models.inspection.shard import Tensor
 from services.models.inspection.weights import INDEX, WHOLE, check_weights, find_weights
+from services.models.manifest import ManifestFile
 from services.models.tree import FileTree
-from services.rpc.errors import InvalidRequest
+from services.rpc.errors import InvalidRequest, ModelInvalid
 
 TOKENIZER = "tokenizer.json"
+_PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
 # What runtimes read when it is there. Nothing else of the folder belongs to the model: no other formats' weights, no
 # code, and no metadata.json, which another program keeps for itself.
 COMPANIONS = frozenset(
@@ -27,8 +32,9 @@ def inspect_safetensors(tree: FileTree) -> Finding:
     """Checks a folder of safetensors without reading its weights.
 
     Raises:
-        ModelInvalid: files are missing, ambiguous or damaged; names them.
+        ModelInvalid: files are missing, ambiguous or damaged, or the model needs code of its own; names them.
         InvalidRequest: it is a Whisper model, which has a format of its own.
+        Unsupported: it is an embedding model with a step that is not known.
     """
     config = read_config(tree) if there(tree, CONFIG) else None
     if config and config.model_type == "whisper":
@@ -38,18 +44,37 @@ def inspect_safetensors(tree: FileTree) -> Finding:
         absent.append(WHOLE)
     if absent or config is None:
         raise missing(tree, absent)
+    if config.fault:
+        raise ModelInvalid(f"{place(tree)}: {config.fault}")
     weights = find_weights(tree)
     if weights is None:
         raise missing(tree, [WHOLE])
     modules, modules_weights = find_modules(tree)
-    check_weights(tree, [weights, *modules_weights])
+    tensors = check_weights(tree, [weights, *modules_weights])[0]
     paths = {CONFIG, TOKENIZER, *weights.files, *modules, *(COMPANIONS & tree.files.keys())}
+    files = tuple(tree.files[path] for path in sorted(paths))
+    quantization = config.quantization or _unsaid_quantization(tensors)
     return Finding(
         format="safetensors",
         modality="text",
         architecture=config.model_type,
         capabilities=frozenset({"embeddings"}) if MODULES in tree.files else config.capabilities,
-        context_tokens=config.context_tokens,
-        files=tuple(tree.files[path] for path in sorted(paths)),
+        context_tokens=input_limit(tree) or config.context_tokens,
+        files=files,
         primary="",
+        quantization=quantization,
+        unpacked_size=_unpacked(files, tensors) if quantization == "mxfp4" else 0,
     )
+
+
+def _unsaid_quantization(tensors: Mapping[str, Tensor]) -> str:
+    """The type of weights that are in none that models compute in, though config.json says nothing of it."""
+    strange = {tensor.dtype for name, tensor in tensors.items() if name.endswith(".weight")} - _PLAIN
+    return min(strange, default="").lower()
+
+
+def _unpacked(files: Iterable[ManifestFile], tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of a model in MXFP4 once its weights are in bfloat16: a byte of two numbers becomes four bytes."""
+    blocks = sum(tensor.size for name, tensor in tensors.items() if name.endswith("_blocks"))
+    scales = sum(tensor.size for name, tensor in tensors.items() if name.endswith("_scales"))
+    return sum(file.size for file in files) + 3 * blocks - scales

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from services.models.inspection.document import parse_object
@@ -44,7 +45,15 @@ _BITS = {
 }
 
 
-def read_tensor_names(tree: FileTree, path: str) -> frozenset[str]:
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What a header says of a tensor."""
+
+    dtype: str  # in the format's own words, such as `BF16`
+    size: int  # bytes
+
+
+def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
     """Reads and checks the header of a safetensors file, and returns what tensors it holds.
 
     Raises:
@@ -67,7 +76,7 @@ def read_tensor_names(tree: FileTree, path: str) -> frozenset[str]:
         raise ModelInvalid(f"{path} is cut off: it has {size} bytes; by its header it must have {needed}")
     if size > needed:
         raise ModelInvalid(f"{path} is corrupt: it has {size} bytes; by its header it must have {needed}")
-    return frozenset(entries)
+    return {name: _tensor(entry) for name, entry in entries.items()}
 
 
 def _header(file: BinaryIO, path: str, size: int) -> bytes:
@@ -107,6 +116,11 @@ def _weights(path: str, entries: dict[str, Any]) -> int:
             raise ModelInvalid(f"{path} is corrupt: tensor {name[:100]!r} begins at {begin}, which {how} ({reached})")
         reached = end
     return reached
+
+
+def _tensor(entry: Any) -> Tensor:
+    begin, end = entry["data_offsets"]
+    return Tensor(entry["dtype"], end - begin)
 
 
 def _range(path: str, name: str, entry: Any) -> tuple[int, int]:

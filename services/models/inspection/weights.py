@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from services.models.inspection.document import read_object
 from services.models.inspection.listing import listed, missing, place
 from services.models.inspection.parallel import in_parallel
-from services.models.inspection.shard import read_tensor_names
+from services.models.inspection.shard import Tensor, read_tensors
 from services.models.tree import FileTree
 from services.rpc.errors import ModelInvalid
 
@@ -71,25 +71,30 @@ def find_weights(tree: FileTree, folder: str = "", *, stem: str = "", variants: 
     return Weights((path,))
 
 
-def check_weights(tree: FileTree, all_weights: Iterable[Weights]) -> None:
+def check_weights(tree: FileTree, all_weights: Iterable[Weights]) -> list[dict[str, Tensor]]:
     """Reads the headers of all shards, never the weights, and checks them against their index.
+
+    Returns the tensors of each of `all_weights`.
 
     Raises:
         ModelInvalid: a header is wrong, a file has not the size that its header says, or the index does not fit.
     """
+    all_weights = list(all_weights)
     shards = [(weights, path) for weights in all_weights for path in weights.shards]
     expected = {path: set[str]() for _, path in shards}
     for weights in {id(weights): weights for weights, _ in shards}.values():
         for tensor, path in weights.tensors.items():
             expected[path].add(tensor)
 
-    def check(shard: tuple[Weights, str]) -> None:
+    def check(shard: tuple[Weights, str]) -> dict[str, Tensor]:
         weights, path = shard
-        names = read_tensor_names(tree, path)
-        if weights.index and names != expected[path]:
-            raise _misfit(weights, path, names, expected[path])
+        tensors = read_tensors(tree, path)
+        if weights.index and tensors.keys() != expected[path]:
+            raise _misfit(weights, path, tensors.keys(), expected[path])
+        return tensors
 
-    in_parallel(check, shards)
+    headers = iter(in_parallel(check, shards))
+    return [{name: tensor for _ in weights.shards for name, tensor in next(headers).items()} for weights in all_weights]
 
 
 def _candidates(tree: FileTree, folder: str, stem: str, variants: bool) -> dict[str, _Candidate]:
@@ -136,7 +141,7 @@ def _ambiguous(tree: FileTree, paths: Iterable[str]) -> ModelInvalid:
     )
 
 
-def _misfit(weights: Weights, path: str, names: frozenset[str], expected: set[str]) -> ModelInvalid:
+def _misfit(weights: Weights, path: str, names: Set[str], expected: set[str]) -> ModelInvalid:
     if absent := expected - names:
         return ModelInvalid(f"{path} does not hold what {weights.index} says: {listed(absent)}")
     extra = names - expected

@@ -149,6 +149,8 @@ class Model(_message.Message):
     KEEP_LOADED_FIELD_NUMBER: _builtins.int
     BENCHMARKS_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    UNPACKED_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id: what requests name. May contain `/`."""
     modality: Global___Modality.ValueType
@@ -175,6 +177,12 @@ class Model(_message.Message):
     """Counts its sources: 1 as registered, one more with each UpdateModel."""
     keep_loaded: _builtins.bool
     """Whether an operator wants it in memory all the time (LoadModel)."""
+    quantization: _builtins.str
+    """How its weights are quantised, as config.json of safetensors says it, such as `mxfp4`. Empty: they are not, or the
+    format has quantised weights of its own (GGUF).
+    """
+    unpacked_bytes: _builtins.int
+    """Bytes that its weights take where they cannot be computed with in quantised form. 0: as many as its files."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names that requests may use for it."""
@@ -221,10 +229,12 @@ class Model(_message.Message):
         keep_loaded: _builtins.bool = ...,
         benchmarks: _abc.Iterable[Global___Benchmark] | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
+        quantization: _builtins.str = ...,
+        unpacked_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "benchmarks", b"benchmarks", "capabilities", b"capabilities", "context_tokens", b"context_tokens", "create_time", b"create_time", "format", b"format", "generation", b"generation", "id", b"id", "keep_loaded", b"keep_loaded", "modality", b"modality", "reason", b"reason", "replicas", b"replicas", "revision", b"revision", "runtime", b"runtime", "size_bytes", b"size_bytes", "source", b"source", "state", b"state", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "benchmarks", b"benchmarks", "capabilities", b"capabilities", "context_tokens", b"context_tokens", "create_time", b"create_time", "format", b"format", "generation", b"generation", "id", b"id", "keep_loaded", b"keep_loaded", "modality", b"modality", "quantization", b"quantization", "reason", b"reason", "replicas", b"replicas", "revision", b"revision", "runtime", b"runtime", "size_bytes", b"size_bytes", "source", b"source", "state", b"state", "unpacked_bytes", b"unpacked_bytes", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

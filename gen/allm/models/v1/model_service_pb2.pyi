@@ -478,7 +478,9 @@ Global___Synced: _TypeAlias = Synced  # noqa: Y015
 
 @_typing.final
 class RuntimeOffer(_message.Message):
-    """A runtime that a replica has."""
+    """A runtime that a replica has, or a part of what it can do: one that knows other architectures for another capability
+    is there once for each, with the same formats and devices.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -487,6 +489,7 @@ class RuntimeOffer(_message.Message):
     ARCHITECTURES_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    QUANTIZATIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, such as `llama_cpp`."""
     @_builtins.property
@@ -495,15 +498,19 @@ class RuntimeOffer(_message.Message):
 
     @_builtins.property
     def architectures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The architectures that it knows."""
+        """The architectures that it knows, for all of `capabilities`."""
 
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What it can do, such as `chat`."""
+        """What it can do with them, such as `chat`; in no other offer of this runtime."""
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The devices that it runs on: `cuda`, `mps`, `cpu`."""
+
+    @_builtins.property
+    def quantizations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The quantised weights that it reads, as `architecture:quantization`, such as `gpt_oss:mxfp4`."""
 
     def __init__(
         self,
@@ -513,10 +520,11 @@ class RuntimeOffer(_message.Message):
         architectures: _abc.Iterable[_builtins.str] | None = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         devices: _abc.Iterable[_builtins.str] | None = ...,
+        quantizations: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architectures", b"architectures", "capabilities", b"capabilities", "devices", b"devices", "formats", b"formats", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architectures", b"architectures", "capabilities", b"capabilities", "devices", b"devices", "formats", b"formats", "name", b"name", "quantizations", b"quantizations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,6 +37,8 @@ class TextServiceStub:
     """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`."""
     CreateCompletion: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
     """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
+    CreateEmbedding: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
+    """POST /v1/embeddings: one JSON body, in several messages where it is long."""
 
 @_typing.type_check_only
 class TextServiceAsyncStub(TextServiceStub):
@@ -47,6 +49,8 @@ class TextServiceAsyncStub(TextServiceStub):
     """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`."""
     CreateCompletion: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
     """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
+    CreateEmbedding: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
+    """POST /v1/embeddings: one JSON body, in several messages where it is long."""
 
 class TextServiceServicer(metaclass=_abc_1.ABCMeta):
     """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
@@ -66,5 +70,13 @@ class TextServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
         """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
+
+    @_abc_1.abstractmethod
+    def CreateEmbedding(
+        self,
+        request: _httpbody_pb2.HttpBody,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
+        """POST /v1/embeddings: one JSON body, in several messages where it is long."""
 
 def add_TextServiceServicer_to_server(servicer: TextServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -36,6 +36,7 @@ class CreateChatCompletionRequest(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id or alias of a model, as ListModels shows it. Required."""
     parallel_tool_calls: _builtins.bool
@@ -46,6 +47,10 @@ class CreateChatCompletionRequest(_message.Message):
     """Asks for the probabilities of the answer's tokens, and of so many of the likeliest beside each. 0 to 20."""
     reasoning_effort: _builtins.str
     """How much to think, for models that do: `none`, `minimal`, `low`, `medium`, `high`. Default: as the model does."""
+    prompt_cache_key: _builtins.str
+    """The caller's own name of a session, at most 512 characters: what was computed for the session's last request stays in
+    the prefix cache for the next one as long as memory allows. Optional.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The conversation so far, oldest first. Required, at least one."""
@@ -79,10 +84,11 @@ class CreateChatCompletionRequest(_message.Message):
         choices: _builtins.int | None = ...,
         top_logprobs: _builtins.int | None = ...,
         reasoning_effort: _builtins.str = ...,
+        prompt_cache_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
     _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015
@@ -159,6 +165,7 @@ class StreamChatCompletionRequest(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id or alias of a model, as ListModels shows it. Required."""
     parallel_tool_calls: _builtins.bool
@@ -169,6 +176,10 @@ class StreamChatCompletionRequest(_message.Message):
     """Asks for the probabilities of the answer's tokens, and of so many of the likeliest beside each. 0 to 20."""
     reasoning_effort: _builtins.str
     """How much to think, for models that do: `none`, `minimal`, `low`, `medium`, `high`. Default: as the model does."""
+    prompt_cache_key: _builtins.str
+    """The caller's own name of a session, at most 512 characters: what was computed for the session's last request stays in
+    the prefix cache for the next one as long as memory allows. Optional.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The conversation so far, oldest first. Required, at least one."""
@@ -202,10 +213,11 @@ class StreamChatCompletionRequest(_message.Message):
         choices: _builtins.int | None = ...,
         top_logprobs: _builtins.int | None = ...,
         reasoning_effort: _builtins.str = ...,
+        prompt_cache_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choices", b"_choices", "_parallel_tool_calls", b"_parallel_tool_calls", "_top_logprobs", b"_top_logprobs", "choices", b"choices", "messages", b"messages", "model", b"model", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__choices: _TypeAlias = _typing.Literal["choices"]  # noqa: Y015
     _WhichOneofArgType__choices: _TypeAlias = _typing.Literal["_choices", b"_choices"]  # noqa: Y015

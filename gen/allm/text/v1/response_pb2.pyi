@@ -326,6 +326,7 @@ class ResponseSettings(_message.Message):
     BACKGROUND_FIELD_NUMBER: _builtins.int
     TRUNCATION_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     instructions: _builtins.str
     """What the model is told before the conversation; not taken over by responses that continue this one. Optional."""
     parallel_tool_calls: _builtins.bool
@@ -342,6 +343,10 @@ class ResponseSettings(_message.Message):
     """Whether to answer at once with a queued response that is then made in the background. Needs `store`. Default false."""
     truncation: Global___Truncation.ValueType
     """What to do with a conversation that does not fit. Default: it is refused."""
+    prompt_cache_key: _builtins.str
+    """The caller's own name of a session, at most 512 characters: what was computed for the session's last request stays in
+    the prefix cache for the next one as long as memory allows. Optional.
+    """
     @_builtins.property
     def sampling(self) -> _chat_pb2.SamplingParameters:
         """How to sample; `max_tokens` counts thoughts, too. Every parameter has a default."""
@@ -378,10 +383,11 @@ class ResponseSettings(_message.Message):
         background: _builtins.bool = ...,
         truncation: Global___Truncation.ValueType = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        prompt_cache_key: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_store", b"_store", "_top_logprobs", b"_top_logprobs", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "sampling", b"sampling", "store", b"store", "tool_choice", b"tool_choice", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_store", b"_store", "_top_logprobs", b"_top_logprobs", "background", b"background", "instructions", b"instructions", "metadata", b"metadata", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "previous_response_id", b"previous_response_id", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "store", b"store", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs", "truncation", b"truncation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_store", b"_store", "_top_logprobs", b"_top_logprobs", "background", b"background", "instructions", b"instructions", "metadata", b"metadata", "output_format", b"output_format", "parallel_tool_calls", b"parallel_tool_calls", "previous_response_id", b"previous_response_id", "prompt_cache_key", b"prompt_cache_key", "reasoning_effort", b"reasoning_effort", "sampling", b"sampling", "store", b"store", "tool_choice", b"tool_choice", "tools", b"tools", "top_logprobs", b"top_logprobs", "truncation", b"truncation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015

@@ -18,9 +18,6 @@ samplers and the greedy choice both read them.
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,12 +27,11 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary
+from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span
+from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.sampling import SamplingParams
-
-log = logging.getLogger(__name__)
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache; llama.cpp has 256 in all
 DEFAULT_CONTEXT = 32_768  # what `context_tokens=0` takes at the most: a longer context must be asked for
@@ -43,12 +39,6 @@ CELLS_PER_SEQUENCE = 512  # what `kv_tokens=0` gives each concurrent request
 MICRO_BATCH = 512  # tokens that llama.cpp computes in one graph
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 _NO_SPACE = 1  # llama_decode: no cells for the batch, nothing was changed
-_MARK = re.compile(
-    rb"</?(?:tool_call|tool_response|think|arg_key|arg_value|TOOLCALL|TOOLRESPONSE|function|parameter)>"
-    rb"|\[/?(?:TOOL_CALLS|ARGS|CALL_ID|THINK)\]"
-)
-_LOG_ERROR = 4
-_LOG_WARNING = 3
 
 
 class LlamaEngine:
@@ -60,9 +50,7 @@ class LlamaEngine:
         Raises:
             EngineError: MODEL_INVALID when llama.cpp cannot read the file, OUT_OF_MEMORY when the context does not fit.
         """
-        llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        self._model = _load_model(options, progress)
+        self._model = load_model(options, progress)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocab)
         recurrent = llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
@@ -248,7 +236,7 @@ class LlamaEngine:
         params.no_perf = True
         created = llama_cpp.llama_init_from_model(self._model, params)
         if not created:
-            message = f"no memory for a key-value cache of {cells} tokens (ALLM_KV_TOKENS): {_last_error()}"
+            message = f"no memory for a key-value cache of {cells} tokens (ALLM_KV_TOKENS): {last_error()}"
             raise EngineError("OUT_OF_MEMORY", message)
         return created
 
@@ -274,16 +262,12 @@ class LlamaEngine:
         return Vocabulary(tokens, control, self._ends.tolist(), self.tokenize)
 
     def _is_markup(self, token: int, text: bytes) -> bool:
-        """Whether a token is no text, though it may look like it, so that grammars know it only by its name.
-
-        The marks of calls and thoughts are text: in some models of a family they are control tokens, in others not, and
-        the dialects' grammars write them the same for all.
-        """
+        """Whether a token is no text, though it may look like it, so that grammars know it only by its name."""
         attributes = llama_cpp.llama_vocab_get_attr(self._vocab, token)
         if attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED:
             return text.startswith(b"<|") and text.endswith(b"|>")
         control = attributes & (llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN)
-        return bool(control) and not _MARK.fullmatch(text)
+        return bool(control) and not MARKS.fullmatch(text)
 
     def _text_of(self, token: int, special: bool) -> bytes:
         """A token's bytes; those of a control token only if `special`."""
@@ -352,38 +336,3 @@ def _seed(wanted: int | None) -> int:
     """32 bits for llama.cpp, which takes its LLAMA_DEFAULT_SEED for "random": no user's seed may become that."""
     seed = secrets.randbits(32) if wanted is None else (wanted ^ (wanted >> 32)) & 0xFFFFFFFF
     return seed if seed != llama_cpp.LLAMA_DEFAULT_SEED else 0
-
-
-def _load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any:
-    @llama_cpp.llama_progress_callback
-    def on_progress(fraction: float, _: Any) -> bool:
-        progress(fraction)
-        return True
-
-    params = llama_cpp.llama_model_default_params()
-    params.n_gpu_layers = -1 if options.gpu else 0
-    params.progress_callback = on_progress
-    if not options.gpu:
-        # Read into memory, which worker_environ puts into huge pages, instead of mapped: decoding is a tenth faster.
-        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(options.path), params)
-    if not model:
-        raise EngineError("MODEL_INVALID", f"llama.cpp cannot load {options.path}: {_last_error()}")
-    return model
-
-
-_errors: list[str] = []
-
-
-def _last_error() -> str:
-    return _errors[-1] if _errors else "no reason given"
-
-
-@llama_cpp.llama_log_callback
-def _log_callback(level: int, text: bytes, _: Any) -> None:
-    if level < _LOG_WARNING or level > _LOG_ERROR:
-        return
-    line = text.decode(errors="replace").strip()
-    if level == _LOG_ERROR and line:
-        _errors[:] = [line]
-    log.log(logging.ERROR if level == _LOG_ERROR else logging.WARNING, "llama.cpp: %s", line)

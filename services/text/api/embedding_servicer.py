@@ -1,0 +1,51 @@
+"""allm.text.v1.EmbeddingService: protobuf around the core of embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+
+from allm.text.v1 import embedding_pb2, embedding_service_pb2, embedding_service_pb2_grpc
+
+from services.rpc.call import Call, typed
+from services.rpc.errors import InvalidRequest
+from services.text.embeddings import EmbeddingRequest, Embeddings, Input, check, numbers
+
+AT_ONCE = 64  # vectors put into a message before others have their turn
+
+
+class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
+    """The typed embeddings API."""
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._embeddings = embeddings
+
+    @typed()
+    async def CreateEmbeddings(  # noqa: N802
+        self, request: embedding_service_pb2.CreateEmbeddingsRequest, call: Call
+    ) -> embedding_service_pb2.CreateEmbeddingsResponse:
+        """Embeds some inputs."""
+        wanted = EmbeddingRequest(
+            model=request.model,
+            inputs=tuple(_input(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)),
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            param="inputs[]",
+        )
+        check(wanted)
+        call.model = await self._embeddings.model_id(wanted.model)
+        embedding = await self._embeddings.embed(wanted, call.client)
+        call.facts["usage"] = {"inputs": len(wanted.inputs), "prompt": embedding.tokens}
+        response = embedding_service_pb2.CreateEmbeddingsResponse(
+            model=embedding.model_id, input_tokens=embedding.tokens
+        )
+        for index, vector in enumerate(embedding.vectors):
+            response.embeddings.add(index=index).vector.extend(numbers(vector))
+            if index % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return response
+
+
+def _input(message: embedding_pb2.EmbeddingInput, param: str) -> Input:
+    kind = message.WhichOneof("input")
+    if kind is None:
+        raise InvalidRequest(f"'{param}' has no input set.", param=param)
+    return message.text if kind == "text" else list(message.tokens.ids)

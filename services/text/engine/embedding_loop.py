@@ -1,0 +1,139 @@
+"""Embeddings of many callers, computed together: batches of about so many tokens, filled by all requests in turn.
+
+A large request never holds up a small one: every client gets the same share of a batch, and of that each of its
+requests. Between two batches the loop takes messages, so a cancelled request costs at most the batch that runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.text.engine.encoder import Encoder, Tokens, Vectors
+from services.text.engine.messages import Cancel, Counters, Embedded, Encoded, Stop
+
+
+@dataclass(slots=True)
+class EmbeddingArrival:
+    """A request whose inputs are tokenized and fit the model."""
+
+    request: int
+    client: str
+    inputs: list[Tokens]
+    dimensions: int  # 0: all
+    left: list[int] = field(default_factory=list)  # indexes of inputs still to compute; the longest at the end
+    computed: int = 0  # tokens
+
+    def __post_init__(self) -> None:
+        """Inputs of one length come one after another: a batch is computed as wide as its longest."""
+        self.left = sorted(range(len(self.inputs)), key=lambda index: len(self.inputs[index]))
+
+
+EmbeddingInbox = queue.SimpleQueue[EmbeddingArrival | Cancel | Stop]
+
+
+class EmbeddingLoop:
+    """Runs the requests of one embedding model. `inbox` is filled by another thread; `send` gets Encoded."""
+
+    def __init__(
+        self, encoder: Encoder, batch_tokens: int, inbox: EmbeddingInbox, send: Callable[[object], None]
+    ) -> None:
+        self._encoder = encoder
+        self._batch_tokens = batch_tokens
+        self._inbox = inbox
+        self._send = send
+        self._requests: list[EmbeddingArrival] = []  # by arrival
+        self._steps = 0
+        self._reported: Counters | None = None
+
+    def run(self) -> None:
+        """Serves until a Stop arrives."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """One turn of the loop, at most one batch; waits for a message when there is nothing to do."""
+        if not self._take_messages():
+            return False
+        batch = list(self._choose())
+        vectors: list[Embedded] = []
+        if batch:
+            vectors = self._compute(batch)
+            self._steps += 1
+            self._requests = [request for request in self._requests if request.left]
+        self._report(vectors)
+        return True
+
+    def _take_messages(self) -> bool:
+        wait = not self._requests
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if isinstance(message, Stop):
+                return False
+            if isinstance(message, Cancel):
+                self._requests = [one for one in self._requests if one.request != message.request]
+            else:
+                self._requests.append(message)
+
+    def _choose(self) -> Iterator[tuple[EmbeddingArrival, int]]:
+        """What to compute next: requests and the indexes of their inputs. At least one input, however long it is.
+
+        The next input is always of the client that has the fewest tokens in this batch, and of its requests the one
+        that has the fewest; the older first where they are even. Only the first input of a batch may be longer than a
+        batch: every other time it is not the oldest request's, but that one's for which the least has been done.
+        """
+        turns: dict[str, list[tuple[int, int, EmbeddingArrival]]] = {}
+        clients: list[tuple[int, int, str]] = []
+        ahead = min(self._requests, key=lambda one: one.computed, default=None) if self._steps % 2 else None
+        for order, request in enumerate(sorted(self._requests, key=lambda one: one is not ahead)):  # stable
+            if request.client not in turns:
+                turns[request.client] = []
+                clients.append((0, order, request.client))
+            turns[request.client].append((0, order, request))
+        inputs, tokens = 0, 0
+        while clients and inputs < self._encoder.batch_inputs:
+            of_client, first, client = heapq.heappop(clients)
+            of_request, order, request = heapq.heappop(turns[client])
+            size = len(request.inputs[request.left[-1]])
+            if not inputs or tokens + size <= self._batch_tokens:
+                yield request, request.left.pop()
+                inputs, tokens, of_client = inputs + 1, tokens + size, of_client + size
+                if request.left:
+                    heapq.heappush(turns[client], (of_request + size, order, request))
+            # Else it waits for the next batch; the client's other requests may still fit into this one.
+            if turns[client]:
+                heapq.heappush(clients, (of_client, first, client))
+
+    def _compute(self, batch: list[tuple[EmbeddingArrival, int]]) -> list[Embedded]:
+        for request, index in batch:
+            request.computed += len(request.inputs[index])
+        vectors = self._encoder.encode([request.inputs[index] for request, index in batch])
+        return [
+            Embedded(request.request, index, _finished(vector, request.dimensions, self._encoder.normalised))
+            for (request, index), vector in zip(batch, vectors, strict=True)
+        ]
+
+    def _report(self, vectors: list[Embedded]) -> None:
+        running = sum(request.computed > 0 for request in self._requests)
+        waiting = len(self._requests) - running
+        counters = Counters(self._steps, running, waiting, active_cells=0, cached_cells=0, preempted=0)
+        if vectors or counters != self._reported:
+            self._send(Encoded(vectors, counters))
+            self._reported = counters
+
+
+def _finished(vector: Vectors, dimensions: int, normalised: bool) -> bytes:
+    """A vector [dimensions] as it is told: cut to the first so many numbers, then brought to length one."""
+    told = vector[:dimensions] if dimensions else vector
+    if normalised:
+        length = float(np.linalg.norm(told))
+        told = told / length if length else told
+    return told.astype("<f4").tobytes()

@@ -1,0 +1,132 @@
+"""The `llama_cpp` runtime for embedding models: GGUF through llama-cpp-python's low-level API.
+
+Every input of a batch is a sequence of its own, pooled by llama.cpp as the header says; an encoder whose header says
+nothing takes the mean over its tokens. llama.cpp pools only what it computes in one graph, so a graph has room for a
+whole batch, and for the longest input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from services.text.engine.encoder import Tokens, Vectors
+from services.text.engine.messages import EncoderReady, EngineOptions
+from services.text.engine.runtime import EngineError
+from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
+
+BATCH_INPUTS = 256  # llama.cpp has so many sequence ids
+DEFAULT_LIMIT = 8192  # tokens of an input that `context_tokens=0` takes at the most: a graph has room for all of them
+_POOLINGS = {
+    llama_cpp.LLAMA_POOLING_TYPE_MEAN,
+    llama_cpp.LLAMA_POOLING_TYPE_CLS,
+    llama_cpp.LLAMA_POOLING_TYPE_LAST,
+}
+
+
+class LlamaEncoder:
+    """An embedding model in a llama.cpp context. Not thread-safe but for `tokenize`."""
+
+    normalised = True  # a header has no word for it; llama.cpp's own server does the same
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads the model.
+
+        Raises:
+            EngineError: MODEL_INVALID when llama.cpp cannot read the file, UNSUPPORTED when it does not embed,
+                OUT_OF_MEMORY when the context does not fit.
+        """
+        self._model = load_model(options, progress)
+        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        trained = llama_cpp.llama_model_n_ctx_train(self._model)
+        limit = min(trained, options.context_tokens or DEFAULT_LIMIT)
+        self.batch_inputs = min(BATCH_INPUTS, limit, options.batch_tokens)  # llama.cpp ends where tokens are fewer
+        self._context = self._new_context(options, limit)
+        self._room = llama_cpp.llama_n_batch(self._context)  # tokens of a graph
+        self._batch = llama_cpp.llama_batch_init(self._room, 0, 1)
+        self.ready = EncoderReady(
+            context_tokens=limit,
+            dimensions=llama_cpp.llama_model_n_embd_out(self._model),
+            vocabulary=llama_cpp.llama_vocab_n_tokens(self._vocab),
+        )
+        self.encode([np.zeros(1, np.int32)])  # the first batch pays for page faults and allocations
+
+    def tokenize(self, text: str) -> Tokens:
+        """Token ids of an input, with the special tokens around it."""
+        data = text.encode()
+        room = len(data) + 8
+        tokens = (llama_cpp.llama_token * room)()
+        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, True, True)
+        if count < 0:
+            raise EngineError("INVALID_REQUEST", f"an input of {len(data)} bytes cannot be tokenized", "input")
+        return np.ctypeslib.as_array(tokens)[:count].astype(np.int32)
+
+    def encode(self, inputs: Sequence[Tokens]) -> Vectors:
+        """The pooled vectors [inputs, dimensions] of some inputs."""
+        vectors = np.empty((len(inputs), self.ready.dimensions), np.float32)
+        first = 0
+        while first < len(inputs):
+            last, tokens = first, 0
+            while last < len(inputs) and tokens + len(inputs[last]) <= self._room:
+                tokens += len(inputs[last])
+                last += 1
+            self._compute(inputs[first:last], vectors[first:last])
+            first = last
+        return vectors
+
+    def _compute(self, inputs: Sequence[Tokens], vectors: Vectors) -> None:
+        """Fills in the vectors [inputs, dimensions] of inputs that fit into one graph."""
+        self._fill(inputs)
+        memory = llama_cpp.llama_get_memory(self._context)
+        if memory:  # a decoder's; nothing of the batch before is wanted
+            llama_cpp.llama_memory_clear(memory, True)
+        result = llama_cpp.llama_decode(self._context, self._batch)  # an encoder's, too, where there is no memory
+        if result != 0:
+            raise RuntimeError(f"llama_decode failed with {result}")
+        for sequence in range(len(inputs)):
+            pooled = llama_cpp.llama_get_embeddings_seq(self._context, sequence)
+            vectors[sequence] = np.ctypeslib.as_array(pooled, (self.ready.dimensions,))
+
+    def _fill(self, inputs: Sequence[Tokens]) -> None:
+        batch, at = self._batch, 0
+        for sequence, tokens in enumerate(inputs):
+            for position, token in enumerate(tokens.tolist()):
+                batch.token[at] = token
+                batch.pos[at] = position
+                batch.n_seq_id[at] = 1
+                batch.seq_id[at][0] = sequence
+                batch.logits[at] = 1
+                at += 1
+        batch.n_tokens = at
+
+    def _new_context(self, options: EngineOptions, limit: int) -> Any:
+        created = self._create(options, limit, llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED)
+        pooling = llama_cpp.llama_pooling_type(created)
+        if pooling == llama_cpp.LLAMA_POOLING_TYPE_NONE:
+            llama_cpp.llama_free(created)
+            return self._create(options, limit, llama_cpp.LLAMA_POOLING_TYPE_MEAN)
+        if pooling not in _POOLINGS:
+            message = (
+                f"{options.model_id} ranks or does something else: its pooling_type is {pooling}, it does not embed"
+            )
+            raise EngineError("UNSUPPORTED", message)
+        return created
+
+    def _create(self, options: EngineOptions, limit: int, pooling: int) -> Any:
+        params = llama_cpp.llama_context_default_params()
+        params.embeddings = True
+        params.pooling_type = pooling
+        params.n_ctx = limit  # cells of a decoder's cache
+        params.n_batch = params.n_ubatch = max(limit, options.batch_tokens)
+        params.n_seq_max = self.batch_inputs
+        params.kv_unified = True
+        params.n_threads = params.n_threads_batch = options.threads
+        params.no_perf = True
+        created = llama_cpp.llama_init_from_model(self._model, params)
+        if not created:
+            message = f"no memory for inputs of {limit} tokens (ALLM_CONTEXT_TOKENS): {last_error()}"
+            raise EngineError("OUT_OF_MEMORY", message)
+        return created

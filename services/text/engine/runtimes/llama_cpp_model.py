@@ -1,0 +1,58 @@
+"""GGUF files opened by llama.cpp, whatever they are then used for, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp
+
+from services.text.engine.messages import EngineOptions
+from services.text.engine.runtime import EngineError
+
+log = logging.getLogger(__name__)
+
+_LOG_ERROR = 4
+_LOG_WARNING = 3
+_SUMMARY = "failed to load model"  # what comes after the cause, and would hide it
+_errors: list[str] = []
+
+
+def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any:
+    """Opens the file that the options name. Raises EngineError (MODEL_INVALID) when it cannot be read."""
+    llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+
+    @llama_cpp.llama_progress_callback
+    def on_progress(fraction: float, _: Any) -> bool:
+        progress(fraction)
+        return True
+
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = -1 if options.gpu else 0
+    params.progress_callback = on_progress
+    if not options.gpu:
+        # Read into memory, which worker_environ puts into huge pages, instead of mapped: decoding is a tenth faster.
+        params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(options.path), params)
+    if not model:
+        raise EngineError("MODEL_INVALID", f"llama.cpp cannot load {options.path}: {last_error()}")
+    return model
+
+
+def last_error() -> str:
+    """What llama.cpp complained of last."""
+    return _errors[-1] if _errors else "no reason given"
+
+
+@llama_cpp.llama_log_callback
+def _log_callback(level: int, text: bytes, _: Any) -> None:
+    if level < _LOG_WARNING or level > _LOG_ERROR:
+        return
+    line = text.decode(errors="replace").strip()
+    if level == _LOG_ERROR and line and not (_errors and line.endswith(_SUMMARY)):
+        _errors[:] = [line]
+    log.log(logging.ERROR if level == _LOG_ERROR else logging.WARNING, "llama.cpp: %s", line)

@@ -1,0 +1,1 @@
+"""The `torch` runtime: safetensors models through the model definitions of transformers."""

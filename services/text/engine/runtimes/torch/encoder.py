@@ -1,0 +1,207 @@
+"""The `torch` runtime for embedding models: a folder of safetensors through transformers' own model definitions.
+
+Inputs are computed in groups of about the same length, padded at the end, so that little is computed in vain. Weights
+and hidden states are float32 on a CPU; on a GPU they have 16 bits, pooled in float32.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from services.text.engine.encoder import Tokens, Vectors
+from services.text.engine.messages import EncoderReady, EngineOptions
+from services.text.engine.runtime import EngineError
+from services.text.engine.runtimes.torch.pooling import POOLS
+from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
+
+BATCH_INPUTS = 1024
+DEFAULT_LIMIT = 512  # tokens of an input where nothing says how many
+_ADOPTED = ("nomic_bert",)  # what their repositories' code says is in transformers by now
+_PLACES = ("max_position_embeddings", "n_positions")
+# A group is closed when an input is shorter than this share of its longest, and so many tokens are together: fewer keep
+# neither a CPU nor a GPU busy.
+_ALIKE = 0.75
+_WORTH_CPU, _WORTH_GPU = 64, 4096
+
+
+class TorchEncoder:
+    """An embedding model in torch. Not thread-safe but for `tokenize`."""
+
+    batch_inputs = BATCH_INPUTS
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads the model; none of its own code is ever run.
+
+        Raises:
+            EngineError: UNSUPPORTED for an architecture or a step that is not known, MODEL_INVALID for files that
+                cannot be read or lack weights; names them.
+        """
+        notes: Any = transformers_logging  # it has no types
+        notes.set_verbosity_error()
+        notes.disable_progress_bar()
+        torch.set_num_threads(options.threads)
+        self._device = _device(options)
+        folder = Path(options.path)
+        config = _config(folder)
+        self._recipe = read_recipe(folder, decoder=_writes(config))
+        self._pool = POOLS[self._recipe.pooling]
+        self._model = _load(folder, config, _precision(options, config, self._device), self._device)
+        self._layers = [_linear(layer.weights, layer.activation, self._device) for layer in self._recipe.layers]
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        self._padding = self._tokenizer.pad_token_id or 0
+        progress(1.0)
+        limit = _limit(self._model, self._recipe, self._tokenizer)
+        self._worth = _WORTH_CPU if self._device.type == "cpu" else _WORTH_GPU
+        self.normalised = self._recipe.normalised
+        vocabulary = self._model.get_input_embeddings().num_embeddings
+        # The first vector pays for page faults and allocations, and tells how long vectors are.
+        dimensions = self._compute([np.zeros(min(limit, 8), np.int32) + self._any_token()]).shape[1]
+        self.ready = EncoderReady(
+            context_tokens=min(limit, options.context_tokens or limit), dimensions=dimensions, vocabulary=vocabulary
+        )
+
+    def tokenize(self, text: str) -> Tokens:
+        """Token ids of an input, with the special tokens around it."""
+        found = self._tokenizer(text.lower() if self._recipe.lower else text, truncation=False, verbose=False)
+        return np.array(found["input_ids"], np.int32)
+
+    def encode(self, inputs: Sequence[Tokens]) -> Vectors:
+        """The pooled vectors [inputs, dimensions] of some inputs."""
+        vectors = np.empty((len(inputs), self.ready.dimensions), np.float32)
+        for group in self._groups(inputs):
+            vectors[group] = self._compute([inputs[index] for index in group])
+        return vectors
+
+    def _groups(self, inputs: Sequence[Tokens]) -> Iterator[list[int]]:
+        """Indexes of inputs to compute together, the longest first."""
+        group: list[int] = []
+        for index in sorted(range(len(inputs)), key=lambda index: -len(inputs[index])):
+            longest = len(inputs[group[0]]) if group else 0
+            if len(inputs[index]) < longest * _ALIKE and longest * len(group) >= self._worth:
+                yield group
+                group = []
+            group.append(index)
+        if group:
+            yield group
+
+    @torch.inference_mode()
+    def _compute(self, inputs: Sequence[Tokens]) -> Vectors:
+        """The vectors of one group [inputs, dimensions]."""
+        lengths = torch.tensor([len(tokens) for tokens in inputs])
+        ids = torch.full((len(inputs), int(lengths.max())), self._padding)
+        for row, tokens in enumerate(inputs):
+            ids[row, : len(tokens)] = torch.from_numpy(tokens)
+        mask = None  # nothing is padded: attention needs none, and is computed without
+        if int(lengths.min()) < ids.shape[1]:
+            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(self._device)
+        ids, lengths = ids.to(self._device), lengths.to(self._device)
+        more = {"use_cache": False} if _writes(self._model.config) else {}
+        hidden = self._model(input_ids=ids, attention_mask=mask, **more).last_hidden_state
+        vectors = self._pool(hidden, lengths)
+        for layer in self._layers:
+            vectors = layer(vectors)
+        pooled: Vectors = vectors.float().cpu().numpy()
+        return pooled
+
+    def _any_token(self) -> int:
+        """A token that is no padding: some models count places by it."""
+        return next(token for token in range(2, 8) if token != self._padding)
+
+
+def _device(options: EngineOptions) -> torch.device:
+    if not options.gpu:
+        return torch.device("cpu")
+    return torch.device("cuda" if torch.cuda.is_available() else "mps")
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError) as error:
+        raise EngineError("UNSUPPORTED", f"transformers does not know this model: {str(error)[:300]}") from error
+    except OSError as error:
+        raise EngineError("MODEL_INVALID", f"config.json cannot be read: {str(error)[:300]}") from error
+    own = getattr(config, "auto_map", None) or {}
+    if "AutoModel" in own and config.model_type not in _ADOPTED:
+        message = f"the model needs code of its own ({own['AutoModel']}), which is never run"
+        raise EngineError("UNSUPPORTED", message)
+    return config
+
+
+def _writes(config: PreTrainedConfig) -> bool:
+    """Whether the architecture is a decoder: those have a cache of keys and values."""
+    return hasattr(config, "num_key_value_heads") and getattr(config, "model_type", "") != "eurobert"
+
+
+def _load(folder: Path, config: PreTrainedConfig, precision: torch.dtype, device: torch.device) -> Any:
+    kind: Any = AutoModel._model_mapping.get(type(config), None)
+    if kind is None:
+        raise EngineError("UNSUPPORTED", f"transformers has no model for {config.model_type!r}")
+    more: dict[str, Any] = {}
+    if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
+        more["add_pooling_layer"] = False
+    # A decoder that was made to look both ways has no mask where nothing is padded; sdpa takes none for "causal".
+    both_ways = getattr(config, "is_causal", True) is False
+    try:
+        model, told = kind.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=precision,
+            attn_implementation="sdpa" if kind._supports_sdpa and not both_ways else "eager",
+            output_loading_info=True,
+            **more,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise EngineError("MODEL_INVALID", f"its weights cannot be loaded: {str(error)[:500]}") from error
+    lacking = sorted(str(name) for name in (*told["missing_keys"], *told["mismatched_keys"]))
+    if lacking:
+        first = ", ".join(lacking[:3])
+        raise EngineError("MODEL_INVALID", f"{len(lacking)} tensors of the model are missing or misshapen: {first}")
+    return model.to(device).eval()
+
+
+def _precision(options: EngineOptions, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    if options.dtype != "auto":
+        asked: torch.dtype = getattr(torch, options.dtype)
+        return asked
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if getattr(config, "dtype", None) == torch.bfloat16 else torch.float16
+
+
+def _linear(weights: Path, activation: str, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A layer after pooling, in float32."""
+    try:
+        tensors = load_file(weights, device=str(device))
+        weight, bias = tensors["linear.weight"].float(), tensors.get("linear.bias")
+    except (OSError, KeyError, ValueError) as error:
+        raise EngineError("MODEL_INVALID", f"{weights.parent.name}/{weights.name} cannot be read: {error}") from error
+    after = torch.tanh if activation == "tanh" else torch.nn.Identity()
+
+    def layer(vectors: torch.Tensor) -> torch.Tensor:
+        return after(torch.nn.functional.linear(vectors, weight, None if bias is None else bias.float()))
+
+    return layer
+
+
+def _limit(model: Any, recipe: Recipe, tokenizer: Any) -> int:
+    """The most tokens of an input, by all that say something."""
+    said = [getattr(model.config, name, None) for name in _PLACES]
+    places = next((value for value in said if isinstance(value, int)), 0)
+    # Descendants of RoBERTa count places from that after the padding token's, so fewer tokens fit.
+    padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
+    if places and padding is not None:
+        places -= padding + 1
+    limits = [limit for limit in (places, recipe.max_tokens, tokenizer.model_max_length) if limit > 0]
+    return min(limits) if limits else DEFAULT_LIMIT

@@ -1,0 +1,82 @@
+"""A loaded embedding model, seen from the service: inputs in, a vector for each of them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.residency.worker import WorkerProcess
+from services.rpc import metrics
+from services.rpc.errors import InvalidRequest
+from services.rpc.settings import TextSettings
+from services.text.engine.messages import Embed, Embedded, Encoded, EncoderReady, FromWorker, Stepped
+from services.text.resident import ModelInWorker, Pending
+
+
+class EmbeddingAnswer(Pending):
+    """The vectors of one request, each float32 in little-endian order."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self._vectors: list[bytes] = [b""] * inputs
+        self._missing = inputs
+
+    async def whole(self) -> list[bytes]:
+        """Waits for all vectors, in the order of the inputs. Raises the error that ended the request."""
+        while self._missing:
+            await self._wait()
+        return self._vectors
+
+    def push(self, embedded: Embedded) -> None:
+        """Takes a vector from the worker."""
+        self._vectors[embedded.index] = embedded.vector
+        self._missing -= 1
+        self.finished = not self._missing
+        if self.finished:
+            self._news.set()
+
+
+class LoadedEncoder(ModelInWorker[EmbeddingAnswer]):
+    """A model that embeds, in a worker process of its own."""
+
+    def __init__(
+        self, model_id: str, worker: WorkerProcess[FromWorker], ready: EncoderReady, settings: TextSettings
+    ) -> None:
+        """Takes over a worker that said EncoderReady."""
+        self.ready = ready
+        super().__init__(model_id, worker, settings.max_sequences, settings)
+
+    async def embed(
+        self, client: str, inputs: Sequence[str | list[int]], dimensions: int = 0, param: str = "input[]"
+    ) -> tuple[list[bytes], int]:
+        """The vectors of some inputs, float32 in little-endian order, and how many tokens the inputs have.
+
+        `dimensions`: so many numbers from the beginning of each vector; 0: all. `param`: what the caller calls an
+        input, with `[]` for its index. Giving up cancels the request.
+
+        Raises:
+            InvalidRequest: vectors are shorter than `dimensions`, or an input does not fit the model.
+            Overloaded: the queue is full.
+        """
+        if dimensions > self.ready.dimensions:
+            raise InvalidRequest(
+                f"'dimensions' is {dimensions}, but vectors of {self._model_id} have {self.ready.dimensions}.",
+                param="dimensions",
+            )
+
+        def embed(request: int) -> Embed:
+            return Embed(request=request, client=client, inputs=list(inputs), dimensions=dimensions, param=param)
+
+        with self._open(EmbeddingAnswer(len(inputs)), embed) as answer:
+            return await answer.whole(), answer.prompt_tokens
+
+    def _step(self, message: Stepped | Encoded) -> None:
+        if not isinstance(message, Encoded):
+            return
+        for embedded in message.vectors:
+            answer = self._requests.get(embedded.request)
+            if answer is None:
+                continue  # cancelled meanwhile
+            answer.push(embedded)
+            if answer.finished:
+                del self._requests[embedded.request]
+                metrics.PROMPT_TOKENS.labels(self._model_id).inc(answer.prompt_tokens)

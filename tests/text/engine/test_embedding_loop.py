@@ -1,0 +1,174 @@
+"""The embedding loop: who is computed when, and what becomes of a vector."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from services.text.engine.embedding_loop import EmbeddingArrival, EmbeddingInbox, EmbeddingLoop
+from services.text.engine.encoder import Tokens, Vectors
+from services.text.engine.messages import Cancel, Encoded, EncoderReady, Stop
+from tests.minilm import unpack
+
+BATCH_TOKENS = 100
+
+
+class CountingEncoder:
+    """Its vector of an input is (first token, tokens, 0, 0)."""
+
+    ready = EncoderReady(context_tokens=1000, dimensions=4, vocabulary=10_000)
+
+    def __init__(self, *, normalised: bool = False, batch_inputs: int = 50) -> None:
+        self.normalised, self.batch_inputs = normalised, batch_inputs
+        self.batches: list[list[int]] = []  # lengths of inputs
+
+    def tokenize(self, text: str) -> Tokens:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def encode(self, inputs: Sequence[Tokens]) -> Vectors:
+        self.batches.append([len(tokens) for tokens in inputs])
+        return np.array([[tokens[0], len(tokens), 0, 0] for tokens in inputs], np.float32)
+
+
+class Session:
+    """A loop that is turned by hand."""
+
+    def __init__(self, encoder: CountingEncoder | None = None) -> None:
+        self.encoder = encoder or CountingEncoder()
+        self.inbox: EmbeddingInbox = queue.SimpleQueue()
+        self.sent: list[Encoded] = []
+        self.loop = EmbeddingLoop(self.encoder, BATCH_TOKENS, self.inbox, self.sent.append)
+
+    def ask(self, request: int, *lengths: int, client: str = "a", dimensions: int = 0) -> None:
+        inputs = [np.full(length, request, np.int32) for length in lengths]
+        self.inbox.put(EmbeddingArrival(request, client, inputs, dimensions))
+
+    def turn(self) -> list[tuple[int, int]]:
+        """One turn; the request and index of each vector that came out."""
+        before = len(self.sent)
+        assert self.loop.turn()
+        return [(one.request, one.index) for message in self.sent[before:] for one in message.vectors]
+
+
+def test_one_request_comes_back_whole_and_each_vector_is_its_inputs() -> None:
+    session = Session()
+    session.ask(7, 3, 5, 4)
+    assert sorted(session.turn()) == [(7, 0), (7, 1), (7, 2)]
+    vectors = {one.index: unpack(one.vector).tolist() for one in session.sent[-1].vectors}
+    assert vectors == {0: [7, 3, 0, 0], 1: [7, 5, 0, 0], 2: [7, 4, 0, 0]}
+    assert session.sent[-1].counters.running == 0
+
+
+def test_many_requests_share_a_batch() -> None:
+    session = Session()
+    for request in range(10):
+        session.ask(request, 5)
+    assert {request for request, _ in session.turn()} == set(range(10))
+    assert session.encoder.batches == [[5] * 10]
+
+
+def test_a_batch_has_a_bound_in_tokens_and_in_inputs() -> None:
+    session = Session()
+    session.ask(1, *[30] * 7)
+    while session.sent[-1].counters.running if session.sent else True:
+        session.turn()
+    assert [sum(batch) for batch in session.encoder.batches] == [90, 90, 30]
+    few = Session(CountingEncoder(batch_inputs=4))
+    few.ask(1, *[1] * 9)
+    for _ in range(3):
+        few.turn()
+    assert [len(batch) for batch in few.encoder.batches] == [4, 4, 1]
+
+
+def test_an_input_that_is_longer_than_a_batch_is_computed_alone() -> None:
+    session = Session()
+    session.ask(1, 500, 10)
+    assert session.turn() == [(1, 0)]
+    assert session.turn() == [(1, 1)]
+
+
+def test_a_large_request_does_not_hold_up_a_small_one() -> None:
+    session = Session()
+    session.ask(1, *[20] * 2048)
+    for _ in range(3):
+        session.turn()
+    session.ask(2, 20)
+    assert (2, 0) in session.turn(), "it is in the very next batch"
+
+
+def test_clients_get_the_same_share_however_many_requests_they_have() -> None:
+    session = Session()
+    for request in range(8):
+        session.ask(request, *[10] * 50, client="many")
+    session.ask(100, *[10] * 50, client="one")
+    for _ in range(4):
+        done = session.turn()
+        assert sum(request == 100 for request, _ in done) == len(done) // 2 == 5
+
+
+def test_of_one_client_each_request_gets_its_share() -> None:
+    session = Session()
+    session.ask(1, *[10] * 50)
+    session.ask(2, *[10] * 50)
+    done = session.turn()
+    assert sum(request == 1 for request, _ in done) == sum(request == 2 for request, _ in done) == 5
+
+
+def test_a_long_input_does_not_wait_for_all_of_an_older_request() -> None:
+    session = Session()
+    session.ask(1, *[20] * 1000)
+    session.turn()
+    session.ask(2, 500)
+    done = session.turn() + session.turn()
+    assert (2, 0) in done
+
+
+def test_a_request_is_not_starved_by_ever_newer_ones() -> None:
+    session = Session()
+    session.ask(1, *[90] * 5)
+    done: list[tuple[int, int]] = []
+    for turn in range(20):
+        session.ask(10 + turn, 90)
+        done += session.turn()
+    assert {index for request, index in done if request == 1} == set(range(5))
+
+
+def test_a_cancelled_request_is_not_computed_further() -> None:
+    session = Session()
+    session.ask(1, *[50] * 100)
+    session.ask(2, *[50] * 2)
+    session.turn()
+    session.inbox.put(Cancel(1))
+    session.inbox.put(Cancel(99))
+    assert all(request == 2 for request, _ in session.turn())
+    session.inbox.put(Stop())
+    assert not session.loop.turn()
+    assert session.sent[-1].counters.running == session.sent[-1].counters.waiting == 0
+
+
+def test_counters_tell_who_runs_and_who_waits() -> None:
+    session = Session()
+    for request in range(5):
+        session.ask(request, 60, 60)
+    session.turn()
+    counters = session.sent[-1].counters
+    assert (counters.steps, counters.running, counters.waiting) == (1, 1, 4)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_vectors_are_cut_and_then_brought_to_length_one_where_the_model_says_so(normalised: bool) -> None:
+    session = Session(CountingEncoder(normalised=normalised))
+    session.ask(3, 4, dimensions=2)
+    session.ask(3, 4)
+    session.turn()
+    cut, whole = [unpack(one.vector) for one in session.sent[-1].vectors]
+    expected = np.array([3, 4], np.float32) / (5 if normalised else 1)
+    assert cut.tolist() == pytest.approx(expected.tolist())
+    assert whole.tolist() == pytest.approx([*expected, 0, 0])
+    nothing = Session(CountingEncoder(normalised=True))
+    nothing.inbox.put(EmbeddingArrival(1, "a", [np.zeros(1, np.int32)], 1))
+    nothing.turn()
+    assert np.isfinite(unpack(nothing.sent[-1].vectors[0].vector)).all()

@@ -1,0 +1,226 @@
+"""The torch runtime for embedding models: real weights against the published algorithm, and every architecture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_encoders import PLACES, options, write_model, write_steps
+from transformers import AutoModel, AutoTokenizer
+
+from services.models.registry import RUNTIMES
+from services.text.engine.encoder import Vectors
+from services.text.engine.runtime import EngineError
+from services.text.engine.runtimes.torch.encoder import TorchEncoder
+from services.text.engine.runtimes.torch.pooling import POOLS
+from services.text.engine.runtimes.torch.recipe import POOLINGS
+from tests.minilm import LIMIT, SIZE, minilm
+
+(EMBEDS,) = [runtime.architectures["embeddings"] for runtime in RUNTIMES if runtime.name == "torch"]
+DECODERS = {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
+TEXTS = [
+    "A man is eating food.",
+    "Somebody eats a meal.",
+    "The stock market fell sharply on Tuesday.",
+    "x",
+    "Größe, naïve café — 北京 (2024)! " * 9,
+]
+LETTERS = ["abc", "a", "hello world", "the quick brown fox jumps over", "ba"]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TorchEncoder:
+    fractions: list[float] = []
+    loaded = TorchEncoder(options(minilm()), fractions.append)
+    assert fractions[-1] == 1.0
+    return loaded
+
+
+def encoded(encoder: TorchEncoder, texts: list[str]) -> Vectors:
+    return encoder.encode([encoder.tokenize(text) for text in texts])
+
+
+def one_by_one(encoder: TorchEncoder, texts: list[str]) -> Vectors:
+    return np.concatenate([encoded(encoder, [text]) for text in texts])
+
+
+def unit(vectors: Vectors) -> Vectors:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def refusal(folder: Path) -> EngineError:
+    with pytest.raises(EngineError) as caught:
+        TorchEncoder(options(folder), lambda _: None)
+    return caught.value
+
+
+# --- real weights
+
+
+def test_it_is_what_its_files_say(encoder: TorchEncoder) -> None:
+    ready = encoder.ready
+    assert (ready.context_tokens, ready.dimensions, ready.vocabulary) == (LIMIT, SIZE, 30522)
+    assert encoder.normalised
+
+
+@torch.inference_mode()
+def test_vectors_are_those_of_the_published_algorithm(encoder: TorchEncoder) -> None:
+    """Padded together, mean over an input's own tokens, then of length one: as the model's card spells it out."""
+    tokenizer, model = AutoTokenizer.from_pretrained(minilm()), AutoModel.from_pretrained(minilm())
+    inputs = tokenizer(TEXTS, padding=True, truncation=False, return_tensors="pt")
+    hidden = model(**inputs)[0]
+    mask = inputs["attention_mask"].unsqueeze(-1).expand(hidden.size()).float()
+    pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+    expected = torch.nn.functional.normalize(pooled, p=2, dim=1).numpy()
+    assert unit(encoded(encoder, TEXTS)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_batch_is_what_its_inputs_are_one_by_one(encoder: TorchEncoder) -> None:
+    many = [" ".join(TEXTS[at % 3].split()[: 1 + at % 5]) for at in range(40)] + TEXTS
+    assert encoded(encoder, many) == pytest.approx(one_by_one(encoder, many), abs=1e-5)
+
+
+def test_what_means_the_same_is_near(encoder: TorchEncoder) -> None:
+    vectors = unit(encoded(encoder, TEXTS[:3]))
+    alike, strange = vectors[0] @ vectors[1], max(vectors[0] @ vectors[2], vectors[1] @ vectors[2])
+    assert alike > 0.6
+    assert strange < 0.2
+
+
+def test_texts_are_never_cut_off(encoder: TorchEncoder) -> None:
+    assert len(encoder.tokenize("word " * 1000)) == 1002, "the tokenizer's own file asks for 128"
+
+
+def test_an_operator_may_set_a_lower_limit() -> None:
+    assert TorchEncoder(options(minilm(), context_tokens=100), lambda _: None).ready.context_tokens == 100
+
+
+# --- every architecture that the registry promises
+
+
+@pytest.mark.parametrize("architecture", sorted(EMBEDS))
+def test_an_architecture_embeds_a_batch_as_its_inputs_alone(tmp_path: Path, architecture: str) -> None:
+    decoder = architecture in DECODERS
+    write_model(tmp_path, architecture, decoder=decoder)
+    write_steps(tmp_path, ("Normalize", {}), pooling={"pooling_mode_lasttoken": True} if decoder else "mean")
+    encoder = TorchEncoder(options(tmp_path), lambda _: None)
+    assert encoder.ready.dimensions == 32
+    assert PLACES - 2 <= encoder.ready.context_tokens <= PLACES
+    alone = one_by_one(encoder, LETTERS)
+    assert np.ptp(alone, axis=0).max() > 1e-3, "inputs differ"
+    assert encoded(encoder, LETTERS) == pytest.approx(alone, abs=1e-5)
+    whole = "a" * (encoder.ready.context_tokens - 2)
+    assert np.isfinite(encoded(encoder, [whole])).all(), "as long as it says that an input may be"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "both_ways"),
+    [("qwen2", {}), ("qwen2", {"is_causal": False}), ("gemma3_text", {"use_bidirectional_attention": True})],
+)
+def test_a_decoder_looks_back_only_unless_it_was_made_to_look_both_ways(
+    tmp_path: Path, architecture: str, both_ways: dict[str, bool]
+) -> None:
+    write_model(tmp_path, architecture, decoder=True, **both_ways)
+    write_steps(tmp_path, pooling={"pooling_mode_cls_token": True})
+    encoder = TorchEncoder(options(tmp_path), lambda _: None)
+    first, second = one_by_one(encoder, ["abc", "abx"])
+    assert (np.abs(first - second).max() > 1e-4) == bool(both_ways)
+    assert encoded(encoder, ["abc", "a"])[0] == pytest.approx(first, abs=1e-5)
+
+
+# --- poolings and layers
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_poolings_look_at_an_inputs_own_tokens_only(pooling: str) -> None:
+    assert set(POOLS) == set(POOLINGS)
+    hidden = torch.tensor([[[1.0, 8.0], [3.0, 2.0], [50.0, 50.0]], [[4.0, 4.0], [2.0, 6.0], [6.0, 2.0]]])
+    expected = {
+        "mean": [[2, 5], [4, 4]],
+        "cls": [[1, 8], [4, 4]],
+        "last": [[3, 2], [6, 2]],
+        "max": [[3, 8], [6, 6]],
+        "mean_sqrt_len": [[4 / 2**0.5, 10 / 2**0.5], [12 / 3**0.5, 12 / 3**0.5]],
+        "weightedmean": [[7 / 3, 4], [26 / 6, 22 / 6]],
+    }
+    pooled = POOLS[pooling](hidden, torch.tensor([2, 3]))
+    assert pooled.numpy() == pytest.approx(np.array(expected[pooling], np.float32), abs=1e-5)
+
+
+def test_layers_after_pooling_are_applied_in_their_order(tmp_path: Path) -> None:
+    write_model(tmp_path, "bert")
+    write_steps(tmp_path)
+    plain = encoded(TorchEncoder(options(tmp_path), lambda _: None), LETTERS)
+    identity = "torch.nn.modules.linear.Identity"
+    write_steps(tmp_path, ("Dense", {"activation_function": identity}), ("Dense", {}), ("Normalize", {}))
+    first, second, bias = torch.randn(8, 32), torch.randn(4, 8), torch.randn(4)
+    save_file({"linear.weight": first}, tmp_path / "2_Dense/model.safetensors")
+    save_file({"linear.weight": second, "linear.bias": bias}, tmp_path / "3_Dense/model.safetensors")
+    encoder = TorchEncoder(options(tmp_path), lambda _: None)
+    assert encoder.ready.dimensions == 4
+    expected = np.tanh(plain @ first.numpy().T @ second.numpy().T + bias.numpy())
+    assert encoded(encoder, LETTERS) == pytest.approx(expected, abs=1e-4)
+
+
+# --- what is refused
+
+
+def test_an_architecture_that_transformers_lacks_is_unsupported_by_name(tmp_path: Path) -> None:
+    write_model(tmp_path, "bert")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "exotic-9000"}))
+    error = refusal(tmp_path)
+    assert error.code == "UNSUPPORTED"
+    assert "exotic-9000" in error.message
+
+
+def test_a_models_own_code_is_never_run(tmp_path: Path) -> None:
+    write_model(tmp_path, "bert")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "own.Bert"}}))
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    error = refusal(tmp_path)
+    assert error.code == "UNSUPPORTED"
+    assert "own.Bert" in error.message
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    write_model(tmp_path, "bert")
+    weights = load_file(tmp_path / "model.safetensors")
+    gone = "encoder.layer.1.output.dense.weight"
+    del weights[gone]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    error = refusal(tmp_path)
+    assert error.code == "MODEL_INVALID"
+    assert gone in error.message
+    (tmp_path / "model.safetensors").unlink()
+    assert refusal(tmp_path).code == "MODEL_INVALID"
+
+
+# --- alone on a bare machine
+
+BARE = """
+import sys
+for name in ("msgspec", "grpc", "google", "llama_cpp", "llguidance", "jinja2", "allm"):
+    sys.modules[name] = None  # as if it were not installed
+from services.text.engine.embedding_loop import EmbeddingLoop
+from services.text.engine.messages import EngineOptions
+from services.text.engine.runtimes.torch.encoder import TorchEncoder
+options = EngineOptions(model_id="m", path=sys.argv[1], threads=1, gpu=False, context_tokens=0, kv_tokens=0,
+                        max_sequences=1, batch_tokens=256, chunk_tokens=64, prefix_cache=False)
+encoder = TorchEncoder(options, lambda fraction: None)
+print(encoder.encode([encoder.tokenize("abc")]).shape)
+"""
+
+
+@pytest.mark.slow
+def test_it_needs_torch_and_transformers_and_nothing_else(tmp_path: Path) -> None:
+    write_model(tmp_path, "bert")
+    done = subprocess.run([sys.executable, "-c", BARE, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "(1, 32)\n"), done.stderr
