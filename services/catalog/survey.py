@@ -167,6 +167,8 @@ def _look_at_artifact(known: KnownArtifact, owner: ModelFacts) -> Artifact | Non
         capabilities=owner.capabilities,
         size=manifest.size,
         context_tokens=owner.context_tokens,
+        quantization=finding.quantization,
+        unpacked_size=finding.unpacked_size,
     )
     return Artifact(runtime=known.runtime, devices=known.devices, facts=facts, manifest=manifest)
 

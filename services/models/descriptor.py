@@ -25,6 +25,8 @@ class ModelFacts:
     capabilities: frozenset[str]
     size: int  # bytes of all files
     context_tokens: int  # what the model was trained for; 0: it does not say
+    quantization: str = ""  # how safetensors are quantised; empty: not, or as its format always is (GGUF)
+    unpacked_size: int = 0  # bytes of quantised weights where they must be dequantised to be used; 0: the same as size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ def describe(facts: ModelFacts, generation: int, manifest: Manifest, folder: Pat
         capabilities=facts.capabilities,
         size=facts.size,
         context_tokens=facts.context_tokens,
+        quantization=facts.quantization,
+        unpacked_size=facts.unpacked_size,
         generation=generation,
         files=tuple(folder / file.path for file in manifest.files),
         primary=folder / manifest.primary if manifest.primary else folder,

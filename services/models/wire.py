@@ -87,6 +87,8 @@ def model_message(desired: DesiredModel) -> model_pb2.Model:
         capabilities=sorted(facts.capabilities),
         size_bytes=facts.size,
         context_tokens=facts.context_tokens,
+        quantization=facts.quantization,
+        unpacked_bytes=facts.unpacked_size,
         create_time=timestamp_pb2.Timestamp(seconds=desired.created),
         update_time=timestamp_pb2.Timestamp(seconds=desired.updated),
         source=desired.source,
@@ -120,6 +122,8 @@ def read_desired(message: manifest_pb2.DesiredModel) -> DesiredModel:
         capabilities=frozenset(model.capabilities),
         size=model.size_bytes,
         context_tokens=model.context_tokens,
+        quantization=model.quantization,
+        unpacked_size=model.unpacked_bytes,
     )
     return DesiredModel(
         facts=facts,
@@ -214,6 +218,8 @@ def _artifact_message(artifact: Artifact) -> manifest_pb2.Artifact:
         format=FORMATS[artifact.facts.format],
         architecture=artifact.facts.architecture,
         manifest=manifest_message(artifact.manifest),
+        quantization=artifact.facts.quantization,
+        unpacked_bytes=artifact.facts.unpacked_size,
     )
 
 
@@ -227,5 +233,7 @@ def _read_artifact(owner: ModelFacts, message: manifest_pb2.Artifact) -> Artifac
         capabilities=owner.capabilities,
         size=manifest.size,
         context_tokens=owner.context_tokens,
+        quantization=message.quantization,
+        unpacked_size=message.unpacked_bytes,
     )
     return Artifact(runtime=message.runtime, devices=frozenset(message.devices), facts=facts, manifest=manifest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterator
 
 import grpc
 from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
@@ -88,7 +89,7 @@ class Reporter:
         if self._complete:
             request.device = self._registry.device
             request.device_forced = self._registry.forced
-            request.runtimes.extend(map(_offer, self._registry.runtimes))
+            request.runtimes.extend(offer for runtime in self._registry.runtimes for offer in _offers(runtime))
         try:
             reply = await self._catalog.ReportModelStatus(request, timeout=TIMEOUT)
         except grpc.aio.AioRpcError as error:
@@ -112,11 +113,14 @@ class Reporter:
             await self._catalog.ReportModelStatus(request, timeout=1.0)
 
 
-def _offer(runtime: Runtime) -> model_service_pb2.RuntimeOffer:
-    return model_service_pb2.RuntimeOffer(
-        name=runtime.name,
-        formats=[wire.FORMATS[known] for known in FORMATS if known in runtime.formats],
-        architectures=sorted(runtime.architectures),
-        capabilities=sorted(runtime.capabilities),
-        devices=sorted(runtime.devices),
-    )
+def _offers(runtime: Runtime) -> Iterator[model_service_pb2.RuntimeOffer]:
+    """One for each capability: it knows other architectures for each."""
+    for capability, architectures in runtime.architectures.items():
+        yield model_service_pb2.RuntimeOffer(
+            name=runtime.name,
+            formats=[wire.FORMATS[known] for known in FORMATS if known in runtime.formats],
+            architectures=sorted(architectures),
+            capabilities=[capability],
+            devices=sorted(runtime.devices),
+            quantizations=sorted(runtime.quantizations),
+        )

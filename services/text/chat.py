@@ -13,7 +13,7 @@ from services.text.completion import Completion
 from services.text.conversation import ChatRequest
 from services.text.grammar import grammar_of
 from services.text.loaded import LoadedTextModel
-from services.text.parsers.dialect import PLAIN, ToolShape
+from services.text.parsers.dialect import HARMONY, PLAIN, ToolShape
 from services.text.text_models import TextModels
 from services.text.tool_prompt import with_tools
 
@@ -53,8 +53,6 @@ class Chat:
             Overloaded: the queue is full.
         """
         stored = await self._models.find(request.model)
-        if "chat" not in stored.desired.facts.capabilities:
-            raise Unsupported(f"{stored.id} cannot chat", param="model")
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             prompt = _prompt(model, request)
             reasoning_open = bool(_OPEN_THOUGHT.search(prompt))
@@ -64,7 +62,7 @@ class Chat:
             for number in range(request.choices):
                 sampling = request.sampling.for_choice(number)
                 answer = await stack.enter_async_context(
-                    model.generate(client, prompt, sampling, grammar, request.logprobs)
+                    model.generate(client, prompt, sampling, grammar, request.logprobs, request.cache_key)
                 )
                 choices.append(Choice(answer, model.dialect.parser(tools, reasoning_open=reasoning_open)))
             completion = Completion(stored.id, choices)
@@ -75,6 +73,8 @@ class Chat:
 def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
     if request.reasoning_effort not in ("", "none") and not model.template.thinks:
         raise Unsupported(f"{request.model} does not reason.", param="reasoning_effort")
+    if request.reasoning_effort == "none" and model.dialect.name == HARMONY.name:
+        raise Unsupported(f"{request.model} always reasons: 'low' is the least.", param="reasoning_effort")
     tools = request.callable_tools
     if tools and model.dialect.name == PLAIN.name:
         raise Unsupported(f"{request.model} cannot be told of tools: its chat template leaves no room.", param="tools")

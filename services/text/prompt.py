@@ -19,6 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.rpc.errors import InvalidRequest, ModelInvalid
 from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
+from services.text.template_messages import one_call_each, with_one_system, with_thoughts_before_calls
 
 # ChatML: what most models without a template of their own understand best.
 DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
@@ -56,6 +57,8 @@ class ChatTemplate:
         self._bos, self._eos, self._add_bos = bos, eos, add_bos
         # Whether the template knows how much to think; one that does not cannot be asked for it.
         self.thinks = any(word in source for word in ("enable_thinking", "reasoning_effort", "thinking_budget"))
+        self._single_calls = "tool_calls[0]" in source
+        self._harmony = "<|channel|>" in source and "<|message|>" in source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
@@ -77,7 +80,7 @@ class ChatTemplate:
         """
         try:
             text = self._template.render(
-                messages=[_as_dict(message) for message in messages],
+                messages=[_as_dict(message) for message in self._fitting(messages)],
                 add_generation_prompt=True,
                 bos_token=self._bos,
                 eos_token=self._eos,
@@ -93,6 +96,12 @@ class ChatTemplate:
                 f"the model's chat template fails on this conversation: {error}", param="messages"
             ) from error
         return text.removeprefix(self._bos) if self._add_bos and self._bos else text
+
+    def _fitting(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The conversation without what the template would drop or stumble over."""
+        if self._single_calls:
+            messages = one_call_each(messages)
+        return with_thoughts_before_calls(with_one_system(messages)) if self._harmony else messages
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

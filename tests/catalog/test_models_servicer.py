@@ -178,6 +178,7 @@ async def test_everything_a_replica_says_comes_through(tmp_path: Path) -> None:
         ({"modality": 9}, "modality"),
         ({"complete": True, "device": "tpu"}, "device"),
         ({"complete": True, "runtimes": [llama_cpp(), llama_cpp()]}, "runtimes"),
+        ({"complete": True, "runtimes": [llama_cpp(), llama_cpp(capabilities=["embed"], devices=["mps"])]}, "runtimes"),
         ({"complete": True, "runtimes": [llama_cpp(name="")]}, "runtimes"),
         ({"complete": True, "runtimes": [llama_cpp(architectures=["x"] * 1001)]}, "runtimes.architectures"),
         ({"statuses": [status("m", 0)]}, "statuses"),
@@ -189,6 +190,18 @@ async def test_reports_that_cannot_be(tmp_path: Path, report: dict[str, Any], pa
     async with running(tmp_path) as service:
         told = await refusal(service.report(**({"replica": "text-1"} | report)))
         assert (told.code, told.param) == (Code.INVALID_ARGUMENT, param)
+
+
+async def test_a_runtime_may_be_offered_in_parts(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        gguf(service.files / "m.gguf", architecture="strange")
+        embeds = llama_cpp(capabilities=["embeddings"], architectures=["strange"])
+        await service.report(complete=True, runtimes=[embeds])
+        assert "does not offer chat" in (await service.register("m")).reason
+        await service.report(complete=True, runtimes=[embeds, llama_cpp()])
+        assert "'strange' is not supported by llama_cpp for chat" in (await service.get("m")).reason
+        await service.report(complete=True, runtimes=[embeds, llama_cpp(architectures=["strange"])])
+        assert (await service.get("m")).state == PENDING
 
 
 async def test_how_soon_the_next_report_must_come(tmp_path: Path) -> None:

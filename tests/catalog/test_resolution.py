@@ -74,6 +74,20 @@ def test_a_cache_counts_only_where_device_and_runtime_match() -> None:
     assert told(replica(TORCH, LLAMA_CPP), replace(SAFETENSORS, artifacts=(strange,))) == both
 
 
+def test_why_a_cache_is_skipped_is_told() -> None:
+    def reasons(found: Replica, wanted: DesiredModel) -> dict[str, str]:
+        return {verdict.runtime.name: verdict.reason for verdict in explain(found, wanted)}
+
+    elsewhere = reasons(replica(TORCH, LLAMA_CPP, device="mps"), CACHED)
+    assert "the execution cache nvidia/m@c0ffee is skipped: it is for c" in elsewhere["llama_cpp"]
+    assert elsewhere["llama_cpp"].endswith("and this is mps")
+    assert "skipped" not in elsewhere["torch"]
+    overruled = reasons(replica(TORCH, LLAMA_CPP), replace(CACHED, runtime="torch"))
+    assert overruled["llama_cpp"].endswith("it is for llama_cpp, and an operator asked for torch")
+    assert "the runtime 'llama_cpp' that was asked for" in reasons(replica(TORCH), CACHED)["torch"]
+    assert "skipped" not in "".join(reasons(replica(TORCH, LLAMA_CPP), CACHED).values())
+
+
 def test_measurements_rank() -> None:
     other = replace(LLAMA_CPP, name="other")
     measured = replace(MEASURED, runtime="other")

@@ -17,8 +17,7 @@ OTHER = Runtime(
     name="other",
     modality="text",
     formats=frozenset({"gguf"}),
-    architectures=frozenset({"llama", "exotic"}),
-    capabilities=frozenset({"chat", "embed"}),
+    architectures={"chat": frozenset({"llama", "exotic"}), "embed": frozenset({"llama"})},
     devices=frozenset({"cuda"}),
 )
 
@@ -79,9 +78,31 @@ def test_another_architecture_is_refused_by_name(architecture: str) -> None:
 
 def test_a_missing_capability_or_device_is_refused() -> None:
     registry = EngineRegistry("cpu", forced=False)
-    assert "llama_cpp cannot run it on cpu" in refusal(registry, descriptor(capabilities=frozenset({"embed"})))
+    assert "llama_cpp does not offer embed" in refusal(registry, descriptor(capabilities=frozenset({"embed"})))
     registry = EngineRegistry("cpu", forced=False, runtimes=(OTHER,))
     assert "other cannot run it on cpu" in refusal(registry, descriptor())
+
+
+def test_an_architecture_may_be_known_for_one_thing_and_not_for_another() -> None:
+    embeds, chats = frozenset({"embeddings"}), frozenset({"chat"})
+    registry = EngineRegistry("cpu", forced=False)
+    for format_, runtime in (("gguf", "llama_cpp"), ("safetensors", "torch")):
+        encoder = descriptor(format=format_, architecture="bert", capabilities=embeds)
+        assert registry.resolve(encoder).name == runtime
+        message = refusal(registry, dataclasses.replace(encoder, capabilities=chats))
+        assert message == f"m: architecture 'bert' is not supported by {runtime} for chat"
+        assert registry.resolve(dataclasses.replace(encoder, architecture="llama")).name == runtime
+        verdicts = registry.explain(dataclasses.replace(encoder, capabilities=chats))
+        assert "it does not know the architecture 'bert' for chat" in [verdict.reason for verdict in verdicts]
+    both = descriptor(architecture="bert", capabilities=embeds | chats)
+    assert "is not supported" in refusal(registry, both)
+
+
+def test_a_model_that_is_for_nothing_that_is_served_is_refused() -> None:
+    registry = EngineRegistry("cpu", forced=False, runtimes=(LLAMA_CPP,))
+    useless = descriptor(capabilities=frozenset())
+    assert refusal(registry, useless) == "m: llama_cpp does not offer what the model is made for"
+    assert [verdict.able for verdict in registry.explain(useless)] == [False]
 
 
 def test_without_a_gpu_large_weights_need_an_operators_word() -> None:
@@ -162,12 +183,12 @@ def test_every_verdict_has_its_reason() -> None:
         ({"modality": "audio"}, "it does not read audio models in gguf"),
         ({"format": "safetensors"}, "it does not read text models in safetensors"),
         ({"architecture": "odd"}, "it does not know the architecture 'odd'"),
-        ({"capabilities": frozenset({"fly"})}, "it cannot fly"),
+        ({"capabilities": frozenset({"fly"})}, "it does not offer fly"),
         ({"size": CPU_LIMIT_BYTES + 1}, "needs a GPU"),
     ],
 )
 def test_what_resolve_refuses_explain_explains(changes: dict[str, object], reason: str) -> None:
-    registry = EngineRegistry("cpu", forced=False)
+    registry = EngineRegistry("cpu", forced=False, runtimes=(LLAMA_CPP,))
     refusal(registry, descriptor(**changes))
     (verdict,) = registry.explain(descriptor(**changes))
     assert not verdict.able
@@ -192,7 +213,8 @@ def libllama() -> bytes:
 
 def test_every_architecture_of_the_table_is_in_the_installed_llama_cpp(libllama: bytes) -> None:
     # As whole C strings; the linker may have made a name the end of a longer one, so only the end is exact.
-    missing = [name for name in LLAMA_CPP.architectures if name.encode() + b"\0" not in libllama]
+    names = frozenset().union(*LLAMA_CPP.architectures.values())
+    missing = [name for name in names if name.encode() + b"\0" not in libllama]
     assert missing == []
     assert b"no-such-architecture\0" not in libllama
 
@@ -200,4 +222,4 @@ def test_every_architecture_of_the_table_is_in_the_installed_llama_cpp(libllama:
 @pytest.mark.parametrize("encoder", ["bert", "nomic-bert", "t5encoder", "jina-bert-v2"])
 def test_architectures_that_cannot_chat_are_left_out_though_llama_cpp_has_them(libllama: bytes, encoder: str) -> None:
     assert encoder.encode() + b"\0" in libllama
-    assert encoder not in LLAMA_CPP.architectures
+    assert encoder not in LLAMA_CPP.architectures["chat"]

@@ -9,7 +9,7 @@ from desired_models import facts, registration
 
 from services.models.desired import Artifact
 from services.models.manifest import Manifest, ManifestFile
-from services.models.registry import EngineRegistry
+from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision.plan import make_plans
 from services.rpc.errors import Unsupported
 from services.rpc.settings import ModelSettings, load_settings
@@ -18,7 +18,8 @@ OWN = Manifest(files=(ManifestFile(path="model.safetensors", size=9),), reposito
 CACHE = Manifest(
     files=(ManifestFile(path="m.gguf", size=7),), primary="m.gguf", repository="nvidia/m", revision="2" * 40
 )
-REGISTRY = EngineRegistry("cpu", forced=False)
+# One that reads only what the cache is in.
+REGISTRY = EngineRegistry("cpu", forced=False, runtimes=tuple(each for each in RUNTIMES if each.name == "llama_cpp"))
 
 
 def settings(**environ: str) -> ModelSettings:

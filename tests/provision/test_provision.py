@@ -94,8 +94,12 @@ async def test_the_first_report_is_complete_and_later_ones_tell_only_what_change
         "cpu",
         True,
     )
-    assert [runtime.name for runtime in first.runtimes] == [runtime.name for runtime in RUNTIMES]
-    assert set(first.runtimes[0].architectures) == RUNTIMES[0].architectures
+    offered = {(one.name, *one.capabilities): set(one.architectures) for one in first.runtimes}
+    assert offered == {
+        (runtime.name, capability): architectures
+        for runtime in RUNTIMES
+        for capability, architectures in runtime.architectures.items()
+    }
     count = len(catalog.reports)
     await until(lambda: len(catalog.reports) >= count + 3)
     for heartbeat in catalog.reports[count + 1 :]:

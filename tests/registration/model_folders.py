@@ -33,8 +33,8 @@ def gguf_of(architecture: str) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<I", 8) + value
 
 
-def safetensors_model(folder: Path, model_type: str = "llama") -> Path:
-    """config.json, tokenizer.json and model.safetensors."""
+def safetensors_model(folder: Path, model_type: str = "exotic9000") -> Path:
+    """config.json, tokenizer.json and model.safetensors, of an architecture that nobody knows."""
     config = {"model_type": model_type, "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}
     write_json(folder / "config.json", config)
     write_json(folder / "tokenizer.json", {"version": "1.0"})

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo_model import demo_model
+from demo_model import demo_model, demo_safetensors
 from loopback_hub import LISTING, LoopbackHub
 from model_folders import ctranslate2_whisper, evil_checkpoint, safetensors_model, write_json
 from operator_side import PATIENCE_SECONDS, Operator
@@ -109,13 +109,13 @@ def _bundled() -> Path:
     return source
 
 
-def link(path: Path) -> Path:
-    """The real model under another name; a hard link where that is possible."""
+def link(path: Path, file: Path | None = None) -> Path:
+    """The real model, or another file, under another name; a hard link where that is possible."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(demo_model(), path)
+        os.link(file or demo_model(), path)
     except OSError:
-        shutil.copy(demo_model(), path)
+        shutil.copy(file or demo_model(), path)
     return path
 
 
@@ -200,7 +200,7 @@ def test_add_of_what_nothing_here_can_run_ends_with_the_reason(
 ) -> None:
     done = models("add", "st", str(safetensors_model(folder / "st")), "--format", "safetensors")
     assert done.status == 1, done
-    assert "allm: st is unsupported: no runtime here reads text models in safetensors\n" in done.stderr
+    assert "allm: st is unsupported: architecture 'exotic9000' is not supported by torch\n" in done.stderr
     assert operator.all()["st"]["state"] == "unsupported", "it stays registered"
 
 
@@ -220,7 +220,7 @@ def test_list_and_show_agree_with_what_is_there(operator: Operator, folder: Path
     size = f"{demo_model().stat().st_size / 1024 / 1024:.0f}"
     assert rows["org/shown"][1:] == ["ready", "gguf", size, "MiB", "llama_cpp", "1/1", "nick"]
     assert rows["st"][1:3] == ["unsupported", "safetensors"]
-    assert "no runtime here reads text models in safetensors" in listed.stdout
+    assert "architecture 'exotic9000' is not supported by torch" in listed.stdout
     documents = {model["id"]: model for model in models("list", "--json").json["models"]}
     assert set(documents) == set(operator.all())
     assert (documents["org/shown"]["state"], documents["st"]["state"]) == ("ready", "unsupported")
@@ -282,6 +282,21 @@ def test_bench_records_what_why_then_names_and_puts_the_model_back(
     kept = models("show", "m", "--json").json["model"]
     assert (kept["keep_loaded"], kept["state"]) == (True, "loaded")
     assert len(kept["benchmarks"]) == 1, "a newer one takes the place of an older one"
+
+
+@pytest.mark.slow
+def test_a_safetensors_model_is_measured_on_torch(folder: Path, models: Callable[..., Done]) -> None:
+    (folder / "measured").mkdir()
+    for file in demo_safetensors().iterdir():
+        link(folder / "measured" / file.name, file)
+    models("add", "measured", str(folder / "measured"), "--format", "safetensors")
+    done = models("bench", "measured", "--rounds", "1", "--tokens", "4", "--prompt-tokens", "16", "--json")
+    assert done.status == 0, done
+    (measured,) = done.json["benchmarks"]
+    assert measured["runtime"] == "torch"
+    assert measured["tokens_per_second"] > 0
+    why = models("why", "measured").stdout
+    assert f"It takes torch: the best measured: {measured['tokens_per_second']:.1f} tokens/s." in why
 
 
 def test_bench_of_what_cannot_run_says_why(folder: Path, models: Callable[..., Done]) -> None:
@@ -478,7 +493,7 @@ def test_import_takes_what_the_older_system_left_line_by_line(
     }
     assert total == "5 taken, 5 refused, 2 skipped"
     for name, words in {
-        "smol-lm (safetensors)": ["no runtime here reads text models in safetensors"],
+        "smol-lm (safetensors)": ["architecture 'exotic9000' is not supported by torch"],
         "whisper-tiny (whisper)": ["no audio service is running"],
         "cut (gguf)": ["cut.gguf", "10000000", str(demo_model().stat().st_size)],
         "no-tokenizer (safetensors)": ["tokenizer.json"],
@@ -487,7 +502,7 @@ def test_import_takes_what_the_older_system_left_line_by_line(
         "both": ["both.gguf", "safetensors", "allm models add"],
     }.items():
         assert all(word in told[name][1] for word in words), told[name]
-    assert told["smol-lm (safetensors)"][1].startswith("no runtime here"), "its name is said once"
+    assert told["smol-lm (safetensors)"][1].startswith("architecture 'exotic9000'"), "its name is said once"
     assert told["tiny-llama (gguf)"] == ("taken", "")
     would = {entry["id"]: entry["outcome"] for entry in dry.json["models"]}
     assert {name for name, outcome in would.items() if outcome == "would_take"} >= {"tiny-llama", "smol-lm"}

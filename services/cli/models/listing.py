@@ -39,6 +39,7 @@ def show_model(page: Page, model: model_pb2.Model, manifest: manifest_pb2.Manife
             ("modality", modality_word(model.modality)),
             ("format", format_word(model.format)),
             ("architecture", model.architecture),
+            ("quantization", model.quantization),
             ("capabilities", ", ".join(model.capabilities)),
             ("runtime", model.runtime),
             ("context", f"{model.context_tokens:,} tokens" if model.context_tokens else ""),

@@ -14,6 +14,7 @@ from tests.models.inspection.handmade_models import (
     local,
     paths,
     refusal,
+    safetensors,
     write_gguf,
     write_json,
     write_safetensors,
@@ -173,6 +174,100 @@ def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
 def test_a_config_has_a_largest_size(tmp_path: Path) -> None:
     write_text_model(tmp_path, padding="x" * (4 * 2**20))
     assert "config.json has" in refusal(tmp_path, "safetensors")
+
+
+AUTO = "AutoModelForCausalLM"
+
+
+@pytest.mark.parametrize(
+    "auto_map",
+    [
+        {AUTO: "modeling_x.XForCausalLM"},
+        {AUTO: "modeling_llama.LlamaForCausalLM"},  # maybe another model under the same name
+        {"AutoConfig": "configuration_x.XConfig"},
+        {"AutoModel": ["modeling_x.XModel", None]},
+        {AUTO: "other/repository--modeling_x.XForCausalLM"},
+        "modeling_x.XForCausalLM",
+    ],
+)
+def test_code_of_a_models_own_is_refused_by_name(tmp_path: Path, auto_map: object) -> None:
+    write_text_model(tmp_path, auto_map=auto_map)
+    message = refusal(tmp_path, "safetensors")
+    assert "auto_map in config.json asks for code of the model's own, which is never run" in message
+    assert "modeling" in message or "XConfig" in message
+
+
+@pytest.mark.parametrize("auto_map", [None, {}, {"AutoTokenizer": ["tokenization_x.XTokenizer", None]}])
+def test_code_that_nothing_would_run_is_nobodys_business(tmp_path: Path, auto_map: object) -> None:
+    write_text_model(tmp_path, auto_map=auto_map)
+    assert inspect(local(tmp_path), "safetensors").architecture == "llama"
+
+
+def test_code_that_transformers_has_taken_over_is_not_needed(tmp_path: Path) -> None:
+    names = {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}
+    write_text_model(tmp_path, model_type="nomic_bert", architectures=["NomicBertModel"], auto_map=names)
+    assert inspect(local(tmp_path), "safetensors").capabilities == {"embeddings"}
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "", 16, ["bfloat16"], {"text_config": "bfloat16"}])
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_a_strange_type_of_numbers_is_refused(tmp_path: Path, key: str, dtype: object) -> None:
+    write_text_model(tmp_path, **{key: dtype})
+    assert f"{key} in config.json is" in refusal(tmp_path, "safetensors")
+
+
+@pytest.mark.parametrize("dtype", [None, "auto", "bfloat16", "float16", "float32", "torch.float16"])
+def test_usual_types_of_numbers_are_taken(tmp_path: Path, dtype: object) -> None:
+    write_text_model(tmp_path, torch_dtype=dtype)
+    assert inspect(local(tmp_path), "safetensors").quantization == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}}, "mxfp4"),
+        ({"quantization_config": {"quant_method": "FP8", "weight_block_size": [128, 128]}}, "fp8"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
+        ({"quantization_config": None}, ""),
+        ({"quantization_config": {}}, ""),
+    ],
+)
+def test_how_weights_are_quantised_is_what_config_json_says(
+    tmp_path: Path, config: dict[str, object], method: str
+) -> None:
+    write_text_model(tmp_path, **config)
+    assert inspect(local(tmp_path), "safetensors").quantization == method
+
+
+@pytest.mark.parametrize("said", [{"bits": 4}, "fp8", [1], {"quant_method": 8}, {"quant_method": "a b"}])
+def test_a_quantisation_without_a_name_is_refused(tmp_path: Path, said: object) -> None:
+    write_text_model(tmp_path, quantization_config=said)
+    assert "quant_method in config.json's quantization_config is" in refusal(tmp_path, "safetensors")
+
+
+def test_weights_that_are_quantised_unsaid_are_told_by_their_type(tmp_path: Path) -> None:
+    write_text_model(tmp_path)
+    tensors = {"a.weight": ("F8_E4M3", [4]), "b.weight": ("BF16", [4]), "position_ids": ("I64", [4])}
+    (tmp_path / "model.safetensors").write_bytes(safetensors(tensors))
+    assert inspect(local(tmp_path), "safetensors").quantization == "f8_e4m3"
+
+
+def test_packed_weights_are_counted_as_what_they_become(tmp_path: Path) -> None:
+    write_text_model(tmp_path, model_type="gpt_oss", quantization_config={"quant_method": "mxfp4"})
+    tensors = {"x_blocks": ("U8", [2, 3, 16]), "x_scales": ("U8", [2, 3]), "y.weight": ("BF16", [5])}
+    (tmp_path / "model.safetensors").write_bytes(safetensors(tensors))
+    found = inspect(local(tmp_path), "safetensors")
+    rest = sum(file.size for file in found.files) - 2 * 3 * 16 - 2 * 3
+    assert found.unpacked_size == rest + 2 * 3 * 32 * 2
+    facts = found.facts("m")
+    assert (facts.quantization, facts.unpacked_size) == ("mxfp4", found.unpacked_size)
+
+
+def test_plain_weights_need_no_unpacking(tmp_path: Path) -> None:
+    assert inspect(local(write_text_model(tmp_path)), "safetensors").unpacked_size == 0
 
 
 # --- sentence-transformers

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.models.inspection.shard import FIRST_READ, MAX_HEADER, read_tensor_names
+from services.models.inspection.shard import FIRST_READ, MAX_HEADER, Tensor, read_tensors
 from services.rpc.errors import ModelInvalid
 from tests.models.inspection.handmade_models import WatchedTree, local, safetensors, with_header
 
@@ -20,7 +20,7 @@ GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 
 def read(folder: Path, data: bytes) -> frozenset[str]:
     (folder / "m.safetensors").write_bytes(data)
-    return read_tensor_names(local(folder), "m.safetensors")
+    return frozenset(read_tensors(local(folder), "m.safetensors"))
 
 
 def message(folder: Path, data: bytes) -> str:
@@ -33,6 +33,12 @@ def message(folder: Path, data: bytes) -> str:
 def test_the_names_of_its_tensors(tmp_path: Path) -> None:
     tensors = {"a.weight": ("F32", [2, 3]), "größe": ("BF16", [5]), "scalar": ("I64", []), "none": ("F16", [0, 7])}
     assert read(tmp_path, safetensors(tensors, format="pt")) == set(tensors)
+
+
+def test_what_numbers_they_hold_and_how_many_bytes(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(safetensors({"a": ("F32", [2, 3]), "b": ("BF16", [5]), "c": ("U8", [0])}))
+    found = read_tensors(local(tmp_path), "m.safetensors")
+    assert found == {"a": Tensor("F32", 24), "b": Tensor("BF16", 10), "c": Tensor("U8", 0)}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +96,7 @@ def test_a_huge_header_is_refused_without_the_memory_it_asks_for(tmp_path: Path,
     tracemalloc.start()
     try:
         with pytest.raises(ModelInvalid, match=f"claims a header of {length} bytes; {MAX_HEADER} are allowed"):
-            read_tensor_names(local(tmp_path), path.name)
+            read_tensors(local(tmp_path), path.name)
         assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
     finally:
         tracemalloc.stop()
@@ -184,7 +190,7 @@ def test_of_a_remote_file_only_the_header_is_read(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size + 2**30)
     tree = WatchedTree(tmp_path)
-    assert read_tensor_names(tree, path.name) == {"t"}
+    assert read_tensors(tree, path.name).keys() == {"t"}
     assert tree.bytes_read <= FIRST_READ
 
 
@@ -193,7 +199,7 @@ def test_a_header_that_takes_more_than_the_first_read(tmp_path: Path) -> None:
     data = safetensors(tensors)
     assert len(data) > FIRST_READ + 5000
     (tmp_path / "m.safetensors").write_bytes(data)
-    assert read_tensor_names(WatchedTree(tmp_path), "m.safetensors") == set(tensors)
+    assert read_tensors(WatchedTree(tmp_path), "m.safetensors").keys() == set(tensors)
 
 
 def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from allm.models.v1 import model_pb2 as allm_dot_models_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61llm/models/v1/manifest.proto\x12\x0e\x61llm.models.v1\x1a\x1a\x61llm/models/v1/model.proto\"@\n\x0cManifestFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"~\n\x08Manifest\x12\x12\n\nrepository\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12+\n\x05\x66iles\x18\x04 \x03(\x0b\x32\x1c.allm.models.v1.ManifestFile\x12\x0f\n\x07primary\x18\x05 \x01(\t\"\x96\x01\n\x08\x41rtifact\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x02 \x03(\t\x12&\n\x06\x66ormat\x18\x03 \x01(\x0e\x32\x16.allm.models.v1.Format\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12*\n\x08manifest\x18\x05 \x01(\x0b\x32\x18.allm.models.v1.Manifest\"\xc7\x01\n\x0c\x44\x65siredModel\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\x12*\n\x08manifest\x18\x02 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12+\n\tartifacts\x18\x03 \x03(\x0b\x32\x18.allm.models.v1.Artifact\x12\x0f\n\x07runtime\x18\x04 \x01(\t\x12\x0f\n\x07unloads\x18\x05 \x01(\x03\x12\x16\n\x0eready_replicas\x18\x06 \x03(\tBJ\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61llm/models/v1/manifest.proto\x12\x0e\x61llm.models.v1\x1a\x1a\x61llm/models/v1/model.proto\"@\n\x0cManifestFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"~\n\x08Manifest\x12\x12\n\nrepository\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12+\n\x05\x66iles\x18\x04 \x03(\x0b\x32\x1c.allm.models.v1.ManifestFile\x12\x0f\n\x07primary\x18\x05 \x01(\t\"\xc4\x01\n\x08\x41rtifact\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x02 \x03(\t\x12&\n\x06\x66ormat\x18\x03 \x01(\x0e\x32\x16.allm.models.v1.Format\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12*\n\x08manifest\x18\x05 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12\x14\n\x0cquantization\x18\x06 \x01(\t\x12\x16\n\x0eunpacked_bytes\x18\x07 \x01(\x03\"\xc7\x01\n\x0c\x44\x65siredModel\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\x12*\n\x08manifest\x18\x02 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12+\n\tartifacts\x18\x03 \x03(\x0b\x32\x18.allm.models.v1.Artifact\x12\x0f\n\x07runtime\x18\x04 \x01(\t\x12\x0f\n\x07unloads\x18\x05 \x01(\x03\x12\x16\n\x0eready_replicas\x18\x06 \x03(\tBJ\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MANIFEST']._serialized_start=143
   _globals['_MANIFEST']._serialized_end=269
   _globals['_ARTIFACT']._serialized_start=272
-  _globals['_ARTIFACT']._serialized_end=422
-  _globals['_DESIREDMODEL']._serialized_start=425
-  _globals['_DESIREDMODEL']._serialized_end=624
+  _globals['_ARTIFACT']._serialized_end=468
+  _globals['_DESIREDMODEL']._serialized_start=471
+  _globals['_DESIREDMODEL']._serialized_end=670
 # @@protoc_insertion_point(module_scope)

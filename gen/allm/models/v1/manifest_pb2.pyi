@@ -102,12 +102,18 @@ class Artifact(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    UNPACKED_BYTES_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
     """The runtime that reads it, such as `llama_cpp`."""
     format: _model_pb2.Format.ValueType
     """Format of its files."""
     architecture: _builtins.str
     """Architecture, from its own metadata."""
+    quantization: _builtins.str
+    """How its weights are quantised, as in Model."""
+    unpacked_bytes: _builtins.int
+    """Bytes that its weights take where they cannot be computed with in quantised form, as in Model."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The devices that it is for: `cuda`, `mps`, `cpu`."""
@@ -124,10 +130,12 @@ class Artifact(_message.Message):
         format: _model_pb2.Format.ValueType = ...,
         architecture: _builtins.str = ...,
         manifest: Global___Manifest | None = ...,
+        quantization: _builtins.str = ...,
+        unpacked_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "devices", b"devices", "format", b"format", "manifest", b"manifest", "runtime", b"runtime"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "devices", b"devices", "format", b"format", "manifest", b"manifest", "quantization", b"quantization", "runtime", b"runtime", "unpacked_bytes", b"unpacked_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,94 @@
+"""What transformers itself says of a model: the reference that the runtime is held against.
+
+The rule, for one answer: transformers is given the prompt and the runtime's own tokens, and at every one of them
+
+- all log-probabilities that the runtime told are within the tolerance of transformers',
+- the runtime's token is the likeliest one, or so close to it that the tolerance could have turned them over.
+
+So a token may differ only where the gap between the two likeliest is smaller than the tolerance, and what follows on
+such a token is still checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, Mxfp4Config
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the runtime answered: tokens, and of each step the log-probabilities [vocabulary] that it told."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, float]]
+
+
+class Reference:
+    """A model under transformers, alone with every prompt."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, *, packed: bool = False) -> None:
+        """Loads it. `packed`: its experts are in MXFP4."""
+        more = {"quantization_config": Mxfp4Config(dequantize=True)} if packed else {}
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **more)
+        self.model.to(dtype)
+
+    def generate(self, prompt: Sequence[int], count: int, never: Sequence[int] = ()) -> list[int]:
+        """`count` greedy tokens, without those of `never`."""
+        given = torch.tensor([list(prompt)])
+        with torch.inference_mode():
+            found = self.model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                do_sample=False,
+                min_new_tokens=count,
+                max_new_tokens=count,
+                suppress_tokens=list(never) or None,
+                pad_token_id=0,
+            )
+        tokens: list[int] = found[0, len(prompt) :].tolist()
+        return tokens
+
+    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities [tokens, vocabulary] of each token after the prompt and the tokens before it."""
+        given = torch.tensor([[*prompt, *tokens[:-1]]])
+        with torch.inference_mode():
+            logits = self.model(given).logits[0, len(prompt) - 1 :]
+        return logits.float().log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far answers are from a reference, in nats."""
+
+    largest: float  # of all log-probabilities
+    typical: float  # their root mean square
+    missed: float  # by how much a token that was taken was not the likeliest at most
+
+
+def distance(reference: Reference, prompt: Sequence[int], told: Told, never: Sequence[int] = ()) -> Distance:
+    """Of an answer whose greedy tokens were chosen of all but `never`."""
+    expected = reference.logprobs(prompt, told.tokens)
+    found = torch.tensor([[row[token] for token in range(expected.shape[1])] for row in told.logprobs])
+    off = expected - found
+    expected[:, list(never)] = -torch.inf
+    taken = expected.gather(1, torch.tensor(told.tokens)[:, None])[:, 0]
+    return Distance(float(off.abs().max()), float(off.pow(2).mean().sqrt()), float((expected.amax(1) - taken).max()))
+
+
+def agree(told: Told, other: Told, tolerance: float, never: Sequence[int] = ()) -> None:
+    """Holds one answer against the same request's alone, as long as both have written the same.
+
+    A token may differ where `other` itself found its two likeliest closer than the tolerance.
+    """
+    for step, (token, expected) in enumerate(zip(told.tokens, other.tokens, strict=True)):
+        row, theirs = told.logprobs[step], other.logprobs[step]
+        off = max(abs(row[each] - theirs[each]) for each in row)
+        assert off <= tolerance, f"step {step}: log-probabilities differ by {off}"
+        if token != expected:
+            first, second = sorted((value for each, value in theirs.items() if each not in never), reverse=True)[:2]
+            assert first - second <= tolerance, f"step {step}: {token} instead of {expected}, {first - second} apart"
+            return

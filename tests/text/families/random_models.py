@@ -1,0 +1,145 @@
+"""Small models with random weights, written as publishers write theirs: config.json, safetensors, tokenizer.
+
+The weights are drawn so that everything shows: with transformers' own initialisation all biases are zero, attention is
+nearly even and every mistake in it is lost in the noise.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.text.families.packed_experts import pack
+from tests.text.families.small_tokenizer import write_tokenizer
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+GAIN = 1.2  # of a matrix, beside keeping the size of what it multiplies
+ALIKE = 0.2  # how much the experts of a layer differ, where they are to be alike
+
+
+def write_model(folder: Path, config: Mapping[str, Any], *, seed: int = 0, alike: bool = False) -> Path:
+    """Writes a whole model in bfloat16. With `alike`, choosing another expert makes a small difference only."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    save_file(draw_weights(folder, seed, alike), folder / WHOLE, {"format": "pt"})
+    write_tokenizer(folder)
+    return folder
+
+
+def write_variant(
+    folder: Path, source: Path, config: Mapping[str, Any], *, without: Sequence[str] = (), **weights: float
+) -> Path:
+    """The model of `source` under another config.json.
+
+    Tensors whose names end as in `without` are left out; `weights` sets those that end so to one number.
+    """
+    folder.mkdir(parents=True)
+    tensors = load_file(source / WHOLE)
+    for name, tensor in list(tensors.items()):
+        for end, value in weights.items():
+            if name.endswith(end):
+                tensor.fill_(value)
+        if name.endswith(tuple(without)):
+            del tensors[name]
+    copy_words(folder, source)
+    write_json(folder / "config.json", config)
+    save_file(tensors, folder / WHOLE, {"format": "pt"})
+    return folder
+
+
+def write_packed(folder: Path, plain: Path, added: Mapping[str, Any]) -> Path:
+    """Writes `plain`, a gpt-oss, with its experts packed in MXFP4, and `plain` anew with what is left of them then."""
+    tensors = load_file(plain / WHOLE)
+    packed: dict[str, torch.Tensor] = {}
+    for name, tensor in list(tensors.items()):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            packed[f"{name}_blocks"], packed[f"{name}_scales"], tensors[name] = pack(tensor)
+        else:
+            packed[name] = tensor
+    save_file(tensors, plain / WHOLE, {"format": "pt"})
+    folder.mkdir(parents=True)
+    copy_words(folder, plain)
+    write_json(folder / "config.json", json.loads((plain / "config.json").read_text()) | dict(added))
+    save_file(packed, folder / WHOLE, {"format": "pt"})
+    return folder
+
+
+def draw_weights(folder: Path, seed: int, alike: bool) -> dict[str, torch.Tensor]:
+    """Weights for the config.json in `folder`, under the names of published checkpoints."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    config = model.config
+    drawn: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        tensor = _draw(name, parameter.shape, seed, alike, transposed=config.model_type == "gpt_oss")
+        drawn |= _split_experts(name, tensor) if config.model_type == "qwen3_moe" else {name: tensor}
+    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in drawn.items()}
+
+
+def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool) -> torch.Tensor:
+    """One parameter, the same whatever others there are. `transposed`: experts are [expert, in, out]."""
+    random = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+    tensor = torch.randn(shape, generator=random)
+    kind = name.rpartition(".")[2]
+    if name.endswith("norm.weight"):
+        return 1 + 0.2 * tensor
+    if name.endswith("embed_tokens.weight"):
+        return 2 * GAIN * tensor / shape[-1] ** 0.5  # small beside what the layers add, or a tied model repeats itself
+    if kind.endswith("bias"):
+        return 0.3 * tensor
+    if kind == "sinks":
+        return 1 + tensor
+    if "experts" in name and alike:
+        tensor = tensor[:1] + ALIKE * (tensor - tensor[:1])
+    inner = shape[1] if len(shape) == 3 and transposed else shape[-1]
+    return GAIN * tensor / inner**0.5
+
+
+def _split_experts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What transformers holds as one tensor of all experts is published as matrices of each."""
+    stem, _, kind = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        return {name: tensor}
+    parts = {"gate_proj": tensor.chunk(2, 1)[0], "up_proj": tensor.chunk(2, 1)[1]} if kind == "gate_up_proj" else {}
+    return {
+        f"{stem}.{expert}.{part}.weight": matrix
+        for part, matrices in (parts or {kind: tensor}).items()
+        for expert, matrix in enumerate(matrices)
+    }
+
+
+def shard(folder: Path, source: Path) -> tuple[str, str]:
+    """Writes the model of `source` in two shards with an index; their names. Tensors alternate between them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    tensors = load_file(source / WHOLE)
+    weight_map = {tensor: names[number % 2] for number, tensor in enumerate(sorted(tensors))}
+    for file in names:
+        held = {tensor: tensors[tensor] for tensor, place in weight_map.items() if place == file}
+        save_file(held, folder / file, {"format": "pt"})
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    copy_words(folder, source)
+    return names
+
+
+def copy_words(folder: Path, source: Path) -> None:
+    """Copies everything but the weights and their index."""
+    for path in source.iterdir():
+        if path.suffix in (".json", ".jinja") and path.name != INDEX:
+            (folder / path.name).write_bytes(path.read_bytes())
+
+
+def write_json(path: Path, content: object) -> None:
+    """A JSON file."""
+    path.write_text(json.dumps(content, indent=2))
