@@ -21,6 +21,7 @@ from tests.text.families.small_tokenizer import write_tokenizer
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SPLIT_EXPERTS = {"qwen3_moe", "glm4_moe"}  # published as matrices of each expert
 GAIN = 1.2  # of a matrix, beside keeping the size of what it multiplies
 ALIKE = 0.2  # how much the experts of a layer differ, where they are to be alike
 
@@ -82,7 +83,10 @@ def draw_weights(folder: Path, seed: int, alike: bool) -> dict[str, torch.Tensor
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         tensor = _draw(name, parameter.shape, seed, alike, transposed=config.model_type == "gpt_oss")
-        drawn |= _split_experts(name, tensor) if config.model_type == "qwen3_moe" else {name: tensor}
+        drawn |= _split_experts(name, tensor) if config.model_type in SPLIT_EXPERTS else {name: tensor}
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            drawn[name] = _draw(name, buffer.shape, seed, alike, transposed=False)
     return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in drawn.items()}
 
 
