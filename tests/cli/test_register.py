@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from demo_model import demo_model
+from demo_model import demo_model, demo_safetensors
 from stack import POLL_SECONDS, Stack, running_stack
 
 from services.models.demo import DEMO_ID, bundled_model
+from services.models.demo_encoder import DEMO_ENCODER_ID
+from services.models.demo_safetensors import SAFETENSORS_DEMO_ID, safetensors_demo
 
 PATIENCE_SECONDS = 60
 
@@ -73,11 +75,14 @@ def bundled() -> Path:
 
 def test_what_cannot_be_registered_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
     good, gone = put(tmp_path / "own" / "good.gguf", demo_model()), tmp_path / "own" / "gone.gguf"
-    with serving(tmp_path / "home", f"gone={gone},good={good}", "x=nobody,nick=good,nick=good") as stack:
+    models = f"gone={gone},good={good},folder={demo_safetensors()}"
+    with serving(tmp_path / "home", models, "x=nobody,nick=good,nick=good") as stack:
         assert f"gone was not registered: {gone}" in said(stack)
         assert "ALLM_ALIASES: x does not stand for nobody: " in said(stack)
         assert "good - ready" in row(stack, "good")
-        assert set(registered(stack)) == {"good"}, "no demo beside models of one's own"
+        assert "folder - ready" in row(stack, "folder")
+        assert registered(stack)["folder"]["format"] == "safetensors"
+        assert set(registered(stack)) == {"good", "folder"}, "no demo beside models of one's own"
         assert registered(stack)["good"]["aliases"] == ["nick"]
 
 
@@ -122,10 +127,50 @@ def test_an_alias_of_another_model_is_no_id_to_register(tmp_path: Path) -> None:
 
 def test_the_demo_comes_also_where_the_roots_are_elsewhere_and_only_to_an_empty_catalog(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    put(home / "models" / DEMO_ID / demo_model().name, demo_model())  # else it is made anew, which takes its time
+    put_demos(home)
     roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
+    demos = {DEMO_ID, DEMO_ENCODER_ID, SAFETENSORS_DEMO_ID}
     with serving(home, **roots) as stack:
         assert f"{DEMO_ID} - ready" in row(stack, DEMO_ID)
+        until_said(stack, f"{SAFETENSORS_DEMO_ID} - ready")
+        assert "Ctrl-C" in said(stack).partition(SAFETENSORS_DEMO_ID)[0], "nobody waits for the second one"
+        remove(stack, SAFETENSORS_DEMO_ID)
     with serving(home, **roots) as stack:
-        assert set(registered(stack)) == {DEMO_ID}
+        assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}, "what an operator has removed stays away"
         assert generation(stack, DEMO_ID) == 1
+
+
+def test_the_second_demo_comes_at_the_next_start_where_the_first_ended_too_soon(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    put_demos(home)
+    folder = safetensors_demo(home / "models")
+    with serving(home) as stack:
+        until_said(stack, f"{SAFETENSORS_DEMO_ID} - ready")
+        remove(stack, SAFETENSORS_DEMO_ID)
+    folder.rename(folder.with_name("partial"))  # as if it had been killed while it was made
+    with serving(home) as stack:
+        until_said(stack, f"preparing {SAFETENSORS_DEMO_ID} meanwhile")
+        assert set(registered(stack)) == {DEMO_ID, DEMO_ENCODER_ID}
+
+
+def put_demos(home: Path) -> None:
+    """What takes its time to be made is there."""
+    put(home / "models" / DEMO_ID / demo_model().name, demo_model())
+    folder = safetensors_demo(home / "models")
+    for file in demo_safetensors().iterdir():
+        put(folder / file.name, file)
+
+
+def until_said(stack: Stack, words: str) -> None:
+    """Waits until a person has seen these words."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while words not in said(stack):
+        assert time.monotonic() < deadline, stack.output()
+        time.sleep(POLL_SECONDS)
+
+
+def remove(stack: Stack, model_id: str) -> None:
+    """Takes a registration back."""
+    request = urllib.request.Request(f"{stack.base_url}/models/{model_id}", method="DELETE")
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as reply:
+        assert json.load(reply)["deleted"] is True

@@ -23,6 +23,9 @@ from services.cli.models.explanation import explain
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
 from services.cli.models.page import Page
 from services.cli.models.stage import Goal, Stage, loaded, served
+from services.cli.models.verification.command import verify
+from services.cli.models.verification.record import record, write
+from services.cli.models.verification.screen import show_outcomes
 from services.cli.models.waiting import Interrupted, wait_until
 from services.cli.models.words import bytes_word, reason_word
 from services.cli.problem import Problem
@@ -240,6 +243,45 @@ def bench(
             print_document({"id": model_id, "benchmarks": documents(found)})
         else:
             listing.show_benchmarks(Page(), found)
+
+
+@models_app.command(name="test")
+def verify_model(
+    model_id: ModelId,
+    runtime: Annotated[str, typer.Option(help="The runtime to load it with; default: the registry's choice.")] = "",
+    check: Annotated[
+        list[str] | None, typer.Option("--check", metavar="NAME", help="Only this one, and loading; repeatable.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Leave out what says nothing where the weights mean nothing.")
+    ] = False,
+    prompt_tokens: Annotated[int, typer.Option(min=64, max=1_000_000, help="Tokens of a long prompt, about.")] = 1000,
+    record_file: Annotated[
+        Path | None, typer.Option("--record", metavar="FILE", help="Write the result there.")
+    ] = None,
+    as_json: Json = False,
+    address: Address = "",
+) -> None:
+    """Check that a text model serves well: its template, its ends, its batches, its tools, and what it finds likely."""
+    with _session(address) as session:
+        subject, outcomes = verify(
+            session.connection,
+            model_id,
+            Page(error=True).say,
+            runtime=runtime,
+            names=check or [],
+            random=random_weights,
+            prompt_tokens=prompt_tokens,
+        )
+        found = record(subject, outcomes)
+        if record_file:
+            write(found, record_file)
+        if as_json:
+            print_document(found)
+        else:
+            show_outcomes(Page(), subject.model.id, outcomes)
+        if not found["passed"]:
+            raise typer.Exit(EXIT_PROBLEM)
 
 
 @models_app.command()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
+from allm.models.v1 import model_pb2, model_service_pb2
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 
 from services.cli.models.catalog import Catalog
 from services.cli.models.connection import told
+from services.cli.models.restoring import as_it_was
 from services.cli.models.stage import loaded
 from services.cli.models.waiting import wait_until
 from services.cli.models.words import modality_word
@@ -94,7 +94,7 @@ class Bench:
         if "chat" not in model.capabilities:
             raise Problem(f"{model.id} cannot chat: `allm models bench` is only for models that can so far")
         names = able_runtimes(explained, runtime)
-        with self._as_it_was(model.id):
+        with as_it_was(self._catalog, model.id, self._say):
             return [self._measure(model, name) for name in names]
 
     def _measure(self, model: model_pb2.Model, runtime: str) -> model_pb2.Benchmark:
@@ -146,28 +146,6 @@ class Bench:
                 f"{model_id} answered with {generated} tokens, which is too little to measure: raise --tokens"
             )
         return Round(first - began, (generated - 1) / (last - first))
-
-    @contextmanager
-    def _as_it_was(self, model_id: str) -> Iterator[None]:
-        """Puts back afterwards what an operator had asked for: the runtime, and whether the model stays in memory."""
-        before = self._desired(model_id)
-        try:
-            yield
-        finally:
-            self._say(f"putting {model_id} back as it was")
-            if before.model.keep_loaded:
-                self._catalog.load(model_id, before.runtime)
-            else:
-                self._catalog.unload(model_id)
-                if self._desired(model_id).runtime != before.runtime:
-                    self._catalog.load(model_id, before.runtime)
-                    self._catalog.unload(model_id)
-
-    def _desired(self, model_id: str) -> manifest_pb2.DesiredModel:
-        for desired in self._catalog.snapshot():
-            if desired.model.id == model_id:
-                return desired
-        raise Problem(f"{model_id} was removed")
 
 
 def able_runtimes(explained: model_service_pb2.ExplainModelResponse, asked: str) -> list[str]:

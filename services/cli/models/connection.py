@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 from allm.models.v1 import model_service_pb2_grpc
+from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
 
 from gateway.address import split_host_port, url_host
@@ -43,6 +44,7 @@ class Connection:
         self.address = address
         self.models = model_service_pb2_grpc.ModelServiceStub(channel)
         self.chat = chat_service_pb2_grpc.ChatServiceStub(channel)
+        self.text = text_service_pb2_grpc.TextServiceStub(channel)
 
 
 def find_address(asked: str, settings: Settings) -> str:

@@ -16,12 +16,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from services.residency.channel import BlockingChannel, ChannelClosed
+from services.text.engine import embedding_inputs
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
+from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingLoop
+from services.text.engine.encoder import Encoder
 from services.text.engine.messages import (
     Accepted,
     Cancel,
+    Embed,
+    EngineOptions,
     Failed,
     Load,
     Loading,
@@ -30,7 +36,7 @@ from services.text.engine.messages import (
     Submit,
     ToWorker,
 )
-from services.text.engine.runtime import EngineError, Loader, Runtime
+from services.text.engine.runtime import EngineError, Runtime
 
 # Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
 READER_STACK_BYTES = 512 * 1024 * 1024
@@ -38,7 +44,19 @@ READER_STACK_BYTES = 512 * 1024 * 1024
 # longer, on a CPU noticeably so: more than a quarter costs running requests more than it saves later ones.
 CACHED_SHARE = 4
 
-RUNTIMES = {"llama_cpp": ("services.text.engine.runtimes.llama_cpp", "LlamaEngine")}
+# For each capability and runtime: the module, and the class that loads a model.
+RUNTIMES = {
+    "chat": {
+        "llama_cpp": ("services.text.engine.runtimes.llama_cpp", "LlamaEngine"),
+        "torch": ("services.text.engine.runtimes.torch.engine", "SafetensorsEngine"),
+    },
+    "embeddings": {
+        "llama_cpp": ("services.text.engine.runtimes.llama_cpp_encoder", "LlamaEncoder"),
+        "torch": ("services.text.engine.runtimes.torch.encoder", "TorchEncoder"),
+    },
+}
+# Makes what the loop takes of a request, or refuses it and gives None.
+Prepare = Callable[[Any], object | None]
 
 log = logging.getLogger("worker")
 
@@ -50,30 +68,56 @@ def main() -> None:
     load = channel.receive()
     if not isinstance(load, Load):
         raise SystemExit(f"the first message must be Load, not {type(load).__name__}")
-    inbox: Inbox = queue.SimpleQueue()
-    runtimes: queue.SimpleQueue[Runtime] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    prepares: queue.SimpleQueue[Prepare] = queue.SimpleQueue()
     threading.stack_size(READER_STACK_BYTES)
-    threading.Thread(target=_read, args=(channel, runtimes, inbox), name="reader", daemon=True).start()
+    threading.Thread(target=_read, args=(channel, prepares, inbox), name="reader", daemon=True).start()
     threading.stack_size(0)
+    serve = _embed if load.capability == "embeddings" else _generate
     try:
-        runtime = _loader(load.runtime)(load.options, _Progress(channel))
+        model = _loader(load.capability, load.runtime)(load.options, _Progress(channel))
     except EngineError as error:
         channel.send(Failed(error.code, error.message))
         return
-    channel.send(runtime.ready)
-    runtimes.put(runtime)
-    options = load.options
-    cells = runtime.ready.kv_tokens
-    cached = (cells // CACHED_SHARE if runtime.shares_cells else cells) if options.prefix_cache else 0
-    limits = BatchLimits(options.max_sequences, options.batch_tokens, options.chunk_tokens, cached)
-    BatchLoop(runtime, limits, inbox, channel.send).run()
+    channel.send(model.ready)
+    serve(model, load.options, prepares, inbox, channel.send)
     # Threads of native libraries may still run: nothing of theirs is worth waiting for.
     os._exit(0)
 
 
-def _loader(runtime: str) -> Loader:
-    module, name = RUNTIMES[runtime]
-    loader: Loader = getattr(importlib.import_module(module), name)
+def _generate(
+    runtime: Runtime,
+    options: EngineOptions,
+    prepares: queue.SimpleQueue[Prepare],
+    inbox: Inbox,
+    send: Callable[[object], None],
+) -> None:
+    prepares.put(lambda submit: _prepare(runtime, submit, send))
+    cells = runtime.ready.kv_tokens
+    cached = (cells // CACHED_SHARE if runtime.shares_cells else cells) if options.prefix_cache else 0
+    limits = BatchLimits(options.max_sequences, options.batch_tokens, options.chunk_tokens, cached)
+    BatchLoop(runtime, limits, inbox, send).run()
+
+
+def _embed(
+    encoder: Encoder,
+    options: EngineOptions,
+    prepares: queue.SimpleQueue[Prepare],
+    inbox: EmbeddingInbox,
+    send: Callable[[object], None],
+) -> None:
+    prepares.put(lambda embed: embedding_inputs.prepare(encoder, embed, send))
+    EmbeddingLoop(encoder, options.batch_tokens, inbox, send).run()
+
+
+def _loader(capability: str, runtime: str) -> Callable[[EngineOptions, Callable[[float], None]], Any]:
+    module, name = RUNTIMES[capability][runtime]
+    try:
+        loader: Callable[[EngineOptions, Callable[[float], None]], Any]
+        loader = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        message = f"the runtime {runtime} cannot be used here: the Python package {error.name!r} is not installed"
+        raise EngineError("UNSUPPORTED", message) from error
     return loader
 
 
@@ -91,16 +135,17 @@ class _Progress:
             self._channel.send(Loading(fraction))
 
 
-def _read(channel: BlockingChannel[ToWorker], runtimes: queue.SimpleQueue[Runtime], inbox: Inbox) -> None:
+def _read(
+    channel: BlockingChannel[ToWorker], prepares: queue.SimpleQueue[Prepare], inbox: queue.SimpleQueue[Any]
+) -> None:
     """Takes messages as long as the service lives; the service sends requests only after Ready."""
-    runtime: Runtime | None = None
+    prepare: Prepare | None = None
     try:
         while True:
             message = channel.receive()
-            if isinstance(message, Submit):
-                runtime = runtime or runtimes.get()
-                arrival = _prepare(runtime, message, channel.send)
-                if arrival:
+            if isinstance(message, Submit | Embed):
+                prepare = prepare or prepares.get()
+                if arrival := prepare(message):
                     inbox.put(arrival)
             elif isinstance(message, Cancel):
                 inbox.put(message)
@@ -125,8 +170,17 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
     except EngineError as error:
         send(Refused(request=submit.request, code=error.code, message=error.message, param=error.param))
         return None
-    send(Accepted(submit.request, len(tokens)))
-    return Arrival(submit.request, submit.client, tokens, submit.sampling, constraint, submit.logprobs, submit.special)
+    send(Accepted(submit.request, len(tokens), "" if isinstance(submit.prompt, str) else _text(runtime, tokens)))
+    return Arrival(
+        submit.request,
+        submit.client,
+        tokens,
+        submit.sampling,
+        constraint,
+        submit.logprobs,
+        submit.special,
+        submit.cache_key,
+    )
 
 
 def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
@@ -137,6 +191,10 @@ def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
             message = f"the prompt names token {token}; this model's tokens are 0 to {runtime.ready.vocabulary - 1}"
             raise EngineError("INVALID_REQUEST", message, "prompt")
     return prompt
+
+
+def _text(runtime: Runtime, tokens: list[int]) -> str:
+    return b"".join(runtime.piece(token, special=True) for token in tokens).decode(errors="replace")
 
 
 def _refusal(submit: Submit, prompt: int, context: int) -> Refused | None:

@@ -41,6 +41,7 @@ class Arrival:
     constraint: Any | None = None  # what `Runtime.constraint` made of the grammar
     logprobs: int | None = None
     special: bool = False
+    cache_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,7 @@ class BatchLoop:
                 text=TextAssembler(params.stop),
                 logprobs=None if arrival.logprobs is None else HeldLogprobs(),
                 special=arrival.special,
+                cache_key=arrival.cache_key,
                 arrival=self._arrivals,
             )
         )
@@ -174,7 +176,7 @@ class BatchLoop:
             sequence.id = heapq.heappop(self._ids)  # the lowest: runtimes compute neighbours together
             return
         prompt = sequence.tokens[:-1] if self._may_reuse(sequence) else []
-        taken = self._prefixes.take(sequence.client, prompt)
+        taken = self._prefixes.take(sequence.client, prompt, sequence.cache_key)
         if taken is None:
             raise AssertionError("every sequence id is running or cached")
         sequence.id = taken[0].id
@@ -361,7 +363,8 @@ class BatchLoop:
             return
         self._runtime.drop(sequence.id, whole)
         kept = self._ledger.keep(sequence.holding)
-        self._prefixes.keep(Entry(sequence.client, sequence.tokens[:whole], sequence.id, kept))
+        keys = {sequence.cache_key} if sequence.cache_key else set()
+        self._prefixes.keep(Entry(sequence.client, sequence.tokens[:whole], sequence.id, kept, keys))
 
     def _free_id(self, sequence_id: int) -> None:
         self._runtime.drop(sequence_id)

@@ -7,6 +7,7 @@ cells: it moves on only with tokens that were sampled.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,12 @@ COMPILED_GRAMMARS = 16  # that are remembered: callers mostly send the same sche
 MESSAGE_CHARACTERS = 300  # of llguidance's reason for refusing a grammar
 # What a caller's grammar may take: a state of the lexer has up to 2 kB, a unit of fuel some 70 nanoseconds.
 LIMITS: Mapping[str, Any] = MappingProxyType({"max_lexer_states": 50_000, "step_lexer_fuel": 200_000})
+# Control tokens that grammars write like text: the marks of calls and thoughts are control tokens in some models of a
+# family and text in others, and the dialects' grammars are the same for all.
+MARKS = re.compile(
+    rb"</?(?:tool_call|tool_response|think|arg_key|arg_value|TOOLCALL|TOOLRESPONSE|function|parameter)>"
+    rb"|\[/?(?:TOOL_CALLS|ARGS|CALL_ID|THINK)\]"
+)
 
 
 class Constraint:

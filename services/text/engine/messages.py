@@ -8,6 +8,7 @@ from typing import Literal
 from services.text.engine.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length"]
+Capability = Literal["chat", "embeddings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class EngineOptions:
     batch_tokens: int
     chunk_tokens: int
     prefix_cache: bool
+    dtype: str = "auto"  # auto, bfloat16, float16 or float32: precision of a runtime that can choose
+    tensor_parallel: int = 1  # GPUs, or processes on a CPU, that compute a model together
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Load:
 
     runtime: str
     options: EngineOptions
+    capability: Capability = "chat"  # what it is loaded for
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,18 @@ class Submit:
     )
     logprobs: int | None = None  # None: none; else the sampled token's and so many of the likeliest
     special: bool = False  # whether control tokens, ends of turn excepted, show in the text
+    cache_key: str = ""  # what the client calls the session whose prefix is to be kept for its next request, or empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed:
+    """A request for embeddings: one for each of the inputs, which are texts or tokens."""
+
+    request: int
+    client: str
+    inputs: list[str | list[int]]
+    dimensions: int = 0  # numbers of a vector that are wanted, from its beginning; 0: all
+    param: str = "input[]"  # what the caller calls an input; `[]` stands for its index
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +98,15 @@ class Ready:
     add_bos: bool  # whether the tokenizer puts `bos` in front by itself
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderReady:
+    """The embedding model is loaded."""
+
+    context_tokens: int  # most tokens of one input
+    dimensions: int  # numbers of a vector
+    vocabulary: int
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The model could not be loaded; `code` is one of the ten."""
@@ -96,6 +121,7 @@ class Accepted:
 
     request: int
     prompt_tokens: int
+    prompt: str = ""  # the text of a prompt that came as tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,5 +175,22 @@ class Stepped:
     counters: Counters
 
 
-ToWorker = Load | Submit | Cancel | Stop
-FromWorker = Loading | Ready | Failed | Accepted | Refused | Stepped
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vector of one input: float32, little-endian."""
+
+    request: int
+    index: int  # of the input
+    vector: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The end of a batch of inputs: their vectors, and the heartbeat."""
+
+    vectors: list[Embedded]
+    counters: Counters
+
+
+ToWorker = Load | Submit | Embed | Cancel | Stop
+FromWorker = Loading | Ready | EncoderReady | Failed | Accepted | Refused | Stepped | Encoded

@@ -25,6 +25,7 @@ class Sequence:
     text: TextAssembler
     logprobs: HeldLogprobs | None  # None where the request wants none
     special: bool  # whether control tokens show in the text
+    cache_key: str  # what the client calls the session that it belongs to, or empty
     arrival: int  # order of arrival
     id: int = -1  # sequence id in the runtime while it runs
     begun: bool = False  # whether its place is settled: what it reuses of others has been looked for

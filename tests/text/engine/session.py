@@ -61,7 +61,7 @@ class Session:
     def ask(self, request: int, question: str, client: str = "a", *, grammar: str = "", **params) -> None:
         prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         params = {"temperature": 0, "max_tokens": 24} | params
-        asked = {name: params.pop(name) for name in ("logprobs", "special") if name in params}
+        asked = {name: params.pop(name) for name in ("logprobs", "special", "cache_key") if name in params}
         constraint = self.engine.constraint(grammar) if grammar else None
         tokens = self.engine.tokenize(prompt)
         self.inbox.put(Arrival(request, client, tokens, SamplingParams(**params), constraint, **asked))

@@ -1,0 +1,82 @@
+"""An answer with its tokens, and whether two answers are the same one but for rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from allm.text.v1 import chat_pb2
+
+TIE = 0.5  # between the log-probabilities of two tokens: so little may turn over when sums are rounded otherwise
+SHOWN = 40  # characters of an answer that a message shows
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One token, its log-probability, and those of the likeliest in its place."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+    @classmethod
+    def of(cls, token: chat_pb2.TokenLogprob) -> Scored:
+        """As the API tells it."""
+        return cls(token.token, token.logprob, tuple((each.token, each.logprob) for each in token.top))
+
+    @property
+    def tied(self) -> bool:
+        """Whether another token was about as likely as the likeliest."""
+        return len(self.top) > 1 and self.top[0][1] - self.top[1][1] < TIE
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What a model answered."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)  # names and arguments
+    finish: chat_pb2.FinishReason.ValueType = chat_pb2.FINISH_REASON_UNSPECIFIED
+    tokens: list[Scored] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def bits_per_byte(self) -> float:
+        """How little the model expected what it said; 0 is certainty, 8 is noise. NaN where it computed none."""
+        size = sum(len(token.token) for token in self.tokens)
+        return -sum(token.logprob for token in self.tokens) / math.log(2) / size if size else math.nan
+
+
+def difference(one: Answer, other: Answer) -> str:
+    """Where two answers that should be the same part; empty where they do not, or only by a tie of two tokens."""
+    pairs = zip(one.tokens, other.tokens, strict=False)
+    for at, (mine, theirs) in enumerate(pairs):
+        if mine.token != theirs.token:
+            return "" if mine.tied or theirs.tied else _parted(at, mine.token, theirs.token)
+    short, long = sorted((one.tokens, other.tokens), key=len)
+    if len(short) < len(long):
+        at = len(short)
+        return "" if long[at].tied else _parted(at, b"the end", long[at].token)
+    if (one.text, one.reasoning, one.finish) != (other.text, other.reasoning, other.finish):
+        return f"the same tokens are told as {_show(one)} and as {_show(other)}"
+    return ""
+
+
+def first_difference(answers: Sequence[tuple[Answer, Answer]]) -> str:
+    """Of pairs, the first that parts: which, and how; empty where none does."""
+    for number, (one, other) in enumerate(answers, 1):
+        if found := difference(one, other):
+            return f"answer {number} of {len(answers)}: {found}"
+    return ""
+
+
+def _parted(at: int, one: bytes, other: bytes) -> str:
+    texts = [text.decode(errors="replace")[:SHOWN] for text in (one, other)]
+    return f"they part at token {at + 1}, {texts[0]!r} and {texts[1]!r}, where no two were about equally likely"
+
+
+def _show(answer: Answer) -> str:
+    ended = chat_pb2.FinishReason.Name(answer.finish).removeprefix("FINISH_REASON_").lower()
+    return f"{answer.text[:SHOWN]!r} ({len(answer.text)} characters, {ended})"

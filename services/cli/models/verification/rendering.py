@@ -1,0 +1,136 @@
+"""How families publish that a conversation is put to their models: a table of forms, filled by hand.
+
+A form is known by its marks: tokens of their own in the models that were trained on it. Where a family has published
+more than one form, all of them are there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+TODAY = "{today}"
+DAY = "{day}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """One form. In the turns `{}` is the text; tuples are alternatives of which each is published somewhere."""
+
+    name: str
+    architectures: frozenset[str]  # as GGUF and config.json spell them
+    marks: tuple[str, ...]
+    begin: str = ""
+    bos: str = ""  # the part of `begin` that a tokenizer may put there by itself
+    system: tuple[str, ...]
+    user: str
+    assistant: tuple[str, ...]
+    opening: tuple[str, ...]  # where the assistant begins to speak
+
+    def render(self, system: str, turns: tuple[str, ...]) -> Iterator[str]:
+        """All forms of a conversation: a system message, then the user and the assistant by turns."""
+        for told, spoken, opening in itertools.product(self.system, self.assistant, self.opening):
+            parts = [self.begin, _fill(told, system)]
+            parts += [_fill(self.user if at % 2 == 0 else spoken, turn) for at, turn in enumerate(turns)]
+            yield "".join([*parts, opening])
+
+
+def of_architecture(architecture: str) -> list[Rendering]:
+    """The forms that models of an architecture are published with."""
+    return [each for each in RENDERINGS if architecture in each.architectures]
+
+
+def _fill(form: str, text: str) -> str:
+    now = datetime.datetime.now().astimezone()
+    dated = form.replace(TODAY, now.strftime("%Y-%m-%d")).replace(DAY, now.strftime("%d %b %Y"))
+    return dated.replace("{}", text)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CHATML = ("<|im_start|>", "<|im_end|>")
+_CHATML_TURN = "<|im_start|>{role}\n{{}}<|im_end|>\n"
+_LLAMA_TURN = "<|start_header_id|>{role}<|end_header_id|>\n\n{{}}<|eot_id|>"
+_LLAMA_DATED = "Cutting Knowledge Date: December 2023\nToday Date: {date}\n\n{{}}"
+_HARMONY_SYSTEM = (
+    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
+    "Current date: {today}\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be "
+    "included for every message.<|end|><|start|>developer<|message|># Instructions\n\n{}"
+)
+_THOUGHTLESS = "<think></think>"
+
+RENDERINGS = (
+    Rendering(
+        name="ChatML (Qwen, SmolLM2)",
+        architectures=_words(
+            "llama qwen qwen2 qwen2moe qwen2_moe qwen3 qwen3moe qwen3_moe qwen3next qwen3_next smollm3"
+        ),
+        marks=_CHATML,
+        system=(_CHATML_TURN.format(role="system"),),
+        user=_CHATML_TURN.format(role="user"),
+        assistant=(_CHATML_TURN.format(role="assistant"),),
+        opening=("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"),
+    ),
+    Rendering(
+        name="Llama 3",
+        architectures=_words("llama"),
+        marks=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        begin="<|begin_of_text|>",
+        bos="<|begin_of_text|>",
+        system=(
+            _LLAMA_TURN.format(role="system"),
+            *(
+                f"<|start_header_id|>system<|end_header_id|>\n\n{_LLAMA_DATED.format(date=date)}<|eot_id|>"
+                for date in ("26 Jul 2024", DAY)
+            ),
+        ),
+        user=_LLAMA_TURN.format(role="user"),
+        assistant=(_LLAMA_TURN.format(role="assistant"),),
+        opening=("<|start_header_id|>assistant<|end_header_id|>\n\n",),
+    ),
+    Rendering(
+        name="Harmony (gpt-oss)",
+        architectures=_words("gpt-oss gpt_oss"),
+        marks=("<|start|>", "<|message|>", "<|channel|>", "<|end|>"),
+        system=(f"{_HARMONY_SYSTEM}<|end|>", f"{_HARMONY_SYSTEM}\n\n<|end|>"),
+        user="<|start|>user<|message|>{}<|end|>",
+        assistant=("<|start|>assistant<|channel|>final<|message|>{}<|end|>",),
+        opening=("<|start|>assistant",),
+    ),
+    Rendering(
+        name="GLM-4",
+        architectures=_words("chatglm glm glm4 glm4moe glm4_moe glm4_moe_lite"),
+        marks=("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
+        begin="[gMASK]<sop>",
+        bos="[gMASK]",
+        system=("<|system|>\n{}",),
+        user="<|user|>\n{}",
+        assistant=("<|assistant|>\n{}", f"<|assistant|>\n{_THOUGHTLESS}\n{{}}", f"<|assistant|>{_THOUGHTLESS}{{}}"),
+        opening=("<|assistant|>", "<|assistant|>\n", "<|assistant|><think>", "<|assistant|>\n<think>"),
+    ),
+    Rendering(
+        name="Nemotron 3",
+        architectures=_words("nemotron_h nemotron_h_moe"),
+        marks=_CHATML,
+        system=(_CHATML_TURN.format(role="system"),),
+        user=_CHATML_TURN.format(role="user"),
+        assistant=(
+            f"<|im_start|>assistant\n{_THOUGHTLESS}{{}}<|im_end|>\n",
+            _CHATML_TURN.format(role="assistant"),
+        ),
+        opening=("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n"),
+    ),
+    Rendering(
+        name="Nemotron-H and Nemotron Nano 2",
+        architectures=_words("nemotron_h nemotron_h_moe"),
+        marks=("<SPECIAL_10>", "<SPECIAL_11>"),
+        system=("<SPECIAL_10>System\n{}\n",),
+        user="<SPECIAL_11>User\n{}\n",
+        assistant=("<SPECIAL_11>Assistant\n{}\n", "<SPECIAL_11>Assistant\n{}\n<SPECIAL_12>\n"),
+        opening=("<SPECIAL_11>Assistant\n", "<SPECIAL_11>Assistant\n<think>\n"),
+    ),
+)

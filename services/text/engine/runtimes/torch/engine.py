@@ -1,0 +1,198 @@
+"""The `torch` runtime: safetensors models, by transformers' definitions, over a paged key-value cache of our own.
+
+A step packs the tokens of all its spans, decoding ones and chunks of prompts, into one row and runs the definition
+once. Sequences that begin alike share pages. docs/torch-runtime.md says why it is built like this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.text.engine.cells import BLOCK
+from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary
+from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
+from services.text.engine.runtime import EngineError, Sampled, Span
+from services.text.engine.runtimes.torch.executor import Executor
+from services.text.engine.runtimes.torch.packing import make_batch
+from services.text.engine.runtimes.torch.pages import RESERVED_PAGES, PageTables
+from services.text.engine.runtimes.torch.parallel import Ranks, check_divisible
+from services.text.engine.runtimes.torch.rank import RankGroup, rank_device
+from services.text.engine.runtimes.torch.sampling import BatchSampler, Chosen, Sampler, new_sampler
+from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens, read_json
+from services.text.engine.runtimes.torch.weights import read_config
+from services.text.engine.sampling import SamplingParams
+
+PREFIX_ENTRIES = 64  # sequence ids for the prefix cache
+DEFAULT_CONTEXT = 32_768  # what `context_tokens=0` takes at the most: a longer context must be asked for
+CELLS_PER_SEQUENCE = 512  # what `kv_tokens=0` gives each concurrent request on a CPU
+GPU_CACHE_SHARE = 0.85  # of the memory that the weights leave free: what `kv_tokens=0` takes on a GPU
+
+
+class SafetensorsEngine:
+    """A safetensors model. Not thread-safe but for `tokenize` and `constraint`."""
+
+    reuses_prefixes = True
+    shares_cells = True
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads the model.
+
+        Raises:
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+        """
+        torch.set_num_threads(options.threads)
+        folder = Path(options.path)
+        config = read_config(folder)
+        text = config.get_text_config()
+        self._vocab_size = int(text.vocab_size)
+        ends = end_tokens(text.to_dict()) | end_tokens(read_json(folder / "generation_config.json", optional=True))
+        self._vocabulary = TokenVocabulary(folder, self._vocab_size, frozenset(ends))
+        device = rank_device(options, 0)
+        check_divisible(text, options.tensor_parallel)
+        self._others = RankGroup(options, device) if options.tensor_parallel > 1 else None
+        ranks = self._others.ranks if self._others else Ranks(0, 1)
+        try:
+            self.executor = Executor(folder, config, options.dtype, device, ranks, progress)
+        except EngineError:
+            self.close()
+            raise
+        trained = int(getattr(text, "max_position_embeddings", 0) or DEFAULT_CONTEXT)
+        context = min(options.context_tokens or DEFAULT_CONTEXT, trained)
+        cells = self._cells(options, context)
+        self.sequence_ids = options.max_sequences + PREFIX_ENTRIES
+        pages = -(-cells // BLOCK) + options.max_sequences + RESERVED_PAGES  # each running sequence has an open page
+        if self._others:
+            self._others.allocate(pages, options.max_sequences)
+        self.executor.allocate(pages, options.max_sequences)
+        self._tables = PageTables(pages, self.sequence_ids, -(-context // BLOCK) + 1)
+        self._sampler = BatchSampler(self._vocab_size, sorted(self._vocabulary.ends), device)
+        self._grammars: GrammarCompiler | None = None
+        self._pieces: dict[int, bytes] = {}
+        self.ready = Ready(
+            context_tokens=context,
+            kv_tokens=cells,
+            max_sequences=options.max_sequences,
+            vocabulary=self._vocab_size,
+            chat_template=chat_template(folder),
+            bos=self._vocabulary.bos,
+            eos=self._vocabulary.eos,
+            add_bos=self._vocabulary.add_bos,
+        )
+        self._warm_up()
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of `text`, special tokens included; the beginning-of-sequence token as the model wants it."""
+        return self._vocabulary.tokenize(text)
+
+    def constraint(self, grammar: str) -> Constraint:
+        """A grammar's state; the first one takes as long as reading the whole vocabulary, some tenths of a second."""
+        if self._grammars is None:
+            known = self._vocabulary
+            texts = [known.text_of(token) for token in range(self._vocab_size)]
+            control = [token for token in range(self._vocab_size) if known.is_markup(token)]
+            self._grammars = GrammarCompiler(Vocabulary(texts, control, sorted(known.ends), known.tokenize))
+        return self._grammars.compile(grammar)
+
+    def piece(self, token: int, special: bool) -> bytes:
+        """The bytes of a token; of control tokens only if `special`, of ends never."""
+        if token in self._vocabulary.ends or (not special and self._vocabulary.is_control(token)):
+            return b""
+        found = self._pieces.get(token)
+        if found is None:
+            found = self._pieces[token] = self._vocabulary.text_of(token)
+        return found
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends the turn, by the model's metadata or by its name."""
+        return token in self._vocabulary.ends
+
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
+    ) -> Sampler:
+        """State for sampling one request."""
+        bad = [token for token, _ in params.logit_bias if not 0 <= token < self._vocab_size]
+        if bad:
+            message = f"logit_bias names token {bad[0]}; this model's tokens are 0 to {self._vocab_size - 1}"
+            raise EngineError("INVALID_REQUEST", message, "logit_bias")
+        return new_sampler(params, prompt, constraint, logprobs)
+
+    def free_sampler(self, sampler: Sampler) -> None:
+        """Frees its row of the penalty tables."""
+        self._sampler.free(sampler)
+
+    @torch.inference_mode()
+    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
+        """Computes all spans in one pass through the model and samples where a token is wanted."""
+        copies = self._tables.extend([(span.sequence, span.start, len(span.tokens)) for span in spans])
+        batch, order = make_batch(spans, self._tables.rows, copies)
+        if self._others:
+            self._others.run(batch)
+        logits = self.executor.run(batch)
+        outcomes: list[Sampled | EngineError | None] = [None] * len(spans)
+        wanted: list[Sampler] = [spans[number].sampler for number in order]  # type: ignore[misc]
+        for number, outcome in zip(order, self._choose(logits, wanted), strict=True):
+            outcomes[number] = outcome
+        return outcomes
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Lets `target` hold the pages of the first `tokens` of `source` too."""
+        self._tables.share(source, target, tokens)
+
+    def drop(self, sequence: int, start: int = 0) -> None:
+        """Gives up the pages from position `start` on."""
+        self._tables.cut(sequence, start)
+
+    def close(self) -> None:
+        """Ends the other ranks of a divided model. A worker that simply ends takes them along too."""
+        if self._others:
+            self._others.close()
+
+    # --- a step
+
+    def _choose(self, logits: Tensor, samplers: list[Sampler]) -> list[Sampled | EngineError]:
+        """The next tokens by logits [rows, vocabulary]; grammars' masks are made while a GPU still computes."""
+        if not samplers:
+            return []
+        constrained = [sampler.constraint for sampler in samplers if sampler.constraint is not None]
+        masks = torch.zeros(len(constrained), (self._vocab_size + 31) // 32, dtype=torch.int32)
+        for mask, constraint in zip(masks, constrained, strict=True):
+            constraint.fill(mask.data_ptr(), mask.nbytes)
+        impossible = iter((~masks.any(1)).tolist())
+        chosen = self._sampler.sample(logits, samplers, masks.to(self.executor.device) if constrained else None)
+        return [
+            self._outcome(each, sampler, sampler.constraint is not None and next(impossible))
+            for each, sampler in zip(chosen, samplers, strict=True)
+        ]
+
+    def _outcome(self, chosen: Chosen, sampler: Sampler, impossible: bool) -> Sampled | EngineError:
+        if impossible:
+            message = "response_format asks for text that this model has no token for"
+            return EngineError("INVALID_REQUEST", message, "response_format")
+        logprob = None
+        if sampler.logprobs is not None:
+            top = [(self._vocabulary.text_of(token), value) for token, value in chosen.top]
+            logprob = TokenLogprob(self._vocabulary.text_of(chosen.token), chosen.logprob, top)
+        if sampler.constraint is None:
+            return Sampled(chosen.token, logprob)
+        sampler.constraint.consume(chosen.token)
+        return sampler.constraint.fault or Sampled(chosen.token, logprob, sampler.constraint.complete)
+
+    # --- loading
+
+    def _cells(self, options: EngineOptions, context: int) -> int:
+        """Cells of the cache, for all requests together."""
+        cells = options.kv_tokens or CELLS_PER_SEQUENCE * options.max_sequences
+        if not options.kv_tokens and self.executor.device.type == "cuda":
+            cells = int(self.executor.free_bytes() * GPU_CACHE_SHARE) // self.executor.cell_bytes
+        return min(max(cells, context), context * options.max_sequences)
+
+    def _warm_up(self) -> None:
+        """A prompt and a token through the whole model, so that the first request pays for no page fault."""
+        sampler = new_sampler(SamplingParams(temperature=0), [], None, None)
+        self.step([Span(0, 0, [0] * BLOCK, None)])
+        self.step([Span(0, BLOCK, [0], sampler)])
+        self.drop(0)

@@ -1,0 +1,115 @@
+"""A model with its cache, which computes batches: what the engine drives, on each rank of a divided model alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from services.text.engine.cells import BLOCK
+from services.text.engine.runtime import EngineError
+from services.text.engine.runtimes.torch.attention import CacheProbe, PagedCache, UnknownCacheUse
+from services.text.engine.runtimes.torch.graphs import DecodeSteps
+from services.text.engine.runtimes.torch.packed_linear import pack_linears
+from services.text.engine.runtimes.torch.packing import Batch, Packed, pack
+from services.text.engine.runtimes.torch.parallel import Ranks, divide, smallest
+from services.text.engine.runtimes.torch.weights import choose_dtype, load_model
+
+
+class Executor:
+    """A loaded model. `device` is where it computes; `ranks` says which share of it is here."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: PreTrainedConfig,
+        dtype: str,
+        device: torch.device,
+        ranks: Ranks,
+        progress: Callable[[float], None],
+    ) -> None:
+        """Loads the model; the cache follows by `allocate`.
+
+        Raises:
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+        """
+        self.device = device
+        self.dtype = choose_dtype(dtype, config, device)
+        self._ranks = ranks
+        divided = ranks.count > 1
+        where = torch.device("cpu") if divided else device
+        model: Any = load_model(folder, config, self.dtype, where, progress, whole=not divided)
+        with torch.inference_mode():
+            if divided:
+                divide(model, ranks)
+                model.to(device)
+            pack_linears(model)
+        self._model = model
+        window = getattr(config.get_text_config(), "sliding_window", None)
+        self._windows = (int(window),) if window else ()
+        self._shapes = self._probe()
+        self._cache: PagedCache
+        self._steps: DecodeSteps | None = None
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of a token's keys and values, here."""
+        return sum(2 * heads * width for heads, width in self._shapes) * self.dtype.itemsize
+
+    def free_bytes(self) -> int:
+        """Free memory of the GPU; of all ranks' the least."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return smallest(free, self.device) if self._ranks.count > 1 else int(free)
+
+    def allocate(self, pages: int, sequences: int) -> None:
+        """Makes the cache, and what decodes up to `sequences` at a time. Raises EngineError OUT_OF_MEMORY."""
+        try:
+            self._cache = PagedCache(pages, self._shapes, self.dtype, self.device)
+        except (MemoryError, RuntimeError) as error:
+            size = pages * BLOCK * self.cell_bytes / 2**30
+            message = f"no memory for a key-value cache of {pages * BLOCK} tokens, {size:.1f} GiB (ALLM_KV_TOKENS)"
+            raise EngineError("OUT_OF_MEMORY", message) from error
+        if self.device.type == "cuda" and self._ranks.count == 1:
+            self.use_fixed_steps(sequences, record=True)
+
+    def use_fixed_steps(self, sequences: int, *, record: bool) -> None:
+        """Lets decoding run in steps of fixed shapes."""
+        self._steps = DecodeSteps(self.forward, self._windows, sequences, self.device, record=record)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Tensor:
+        """Logits [wanted rows, vocabulary] of a batch; on other ranks than the first, none."""
+        self._cache.copy_pages(batch.copies)
+        if self._steps is not None and self._steps.fits(batch):
+            logits = self._steps.run(batch)
+            return logits if all(batch.wanted) else logits[torch.tensor(batch.wanted, device=self.device)]
+        return self.forward(pack(batch, self._windows, self.device))
+
+    def forward(self, packed: Packed) -> Tensor:
+        """Logits [wanted rows, vocabulary] of a packed step."""
+        self._cache.plan = packed.plan
+        logits: Tensor = self._model(
+            input_ids=packed.tokens,
+            position_ids=packed.positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=packed.wanted if self._ranks.rank == 0 else packed.wanted[:0],
+            pages=self._cache,
+        ).logits
+        return logits[0]
+
+    @torch.inference_mode()
+    def _probe(self) -> list[tuple[int, int]]:
+        """(key heads, width) of each layer, as the definition itself hands its keys to a cache."""
+        probe = CacheProbe()
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        try:
+            self._model(input_ids=token, position_ids=token, past_key_values=probe, use_cache=True, pages=probe)
+        except UnknownCacheUse as fault:
+            kind = self._model.config.model_type
+            raise EngineError("UNSUPPORTED", f"the architecture {kind!r} {fault}") from fault
+        return [probe.shapes[layer] for layer in sorted(probe.shapes)]

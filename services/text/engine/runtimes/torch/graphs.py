@@ -1,0 +1,118 @@
+"""Decoding in steps of fixed shapes, which a GPU replays as one recorded graph instead of launching each kernel.
+
+A step in which every sequence decodes one token is filled up to the next size that there is: sequences and pages in
+powers of two. What fills it up are sequences at position 0 of the page that takes everything (`TRASH_PAGE`). The first
+step of a size is recorded; where that fails, the model is run step by step as ever.
+
+Without a GPU the same padded steps can be run unrecorded, which is how the tests hold them against the usual ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.text.engine.cells import BLOCK
+from services.text.engine.runtimes.torch.attention import Plan
+from services.text.engine.runtimes.torch.packing import Batch, Packed, decode_plan
+from services.text.engine.runtimes.torch.pages import TRASH_PAGE, ZERO_PAGE
+
+log = logging.getLogger(__name__)
+
+Forward = Callable[[Packed], Tensor]
+_SMALLEST_PAGES = 8
+
+
+@dataclass(slots=True)
+class _Step:
+    """Buffers of one size, and what was recorded on them."""
+
+    tokens: Tensor  # [sequences]
+    positions: Tensor  # [sequences]
+    pages: Tensor  # [sequences, pages]
+    logits: Tensor | None = None  # [sequences, vocabulary]
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class DecodeSteps:
+    """Runs decoding steps of a model. `record`: as CUDA graphs."""
+
+    def __init__(
+        self, forward: Forward, windows: Sequence[int], most: int, device: torch.device, *, record: bool
+    ) -> None:
+        self._forward = forward
+        self._windows = windows
+        self._most = most
+        self._device = device
+        self._record = record
+        self._steps: dict[tuple[int, int], _Step] = {}
+
+    def fits(self, batch: Batch) -> bool:
+        """Whether the batch can be run here: every span is a single token, and they are not too many."""
+        return len(batch.tokens) == len(batch.counts) <= self._most
+
+    def run(self, batch: Batch) -> Tensor:
+        """Logits [spans, vocabulary] of a batch that fits."""
+        count, width = batch.pages.shape
+        size = min(_power(count), self._most), _power(max(width, _SMALLEST_PAGES))
+        step = self._steps.get(size)
+        if step is None:
+            step = self._steps[size] = self._new_step(*size)
+        self._fill(step, batch)
+        if step.graph is None and self._record:
+            self._capture(step)
+        if step.graph is not None and step.logits is not None:
+            step.graph.replay()
+            return step.logits[:count]
+        return self._compute(step)[:count]
+
+    def _new_step(self, count: int, width: int) -> _Step:
+        def empty(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.long, device=self._device)
+
+        return _Step(empty(count), empty(count), empty(count, width))
+
+    def _fill(self, step: _Step, batch: Batch) -> None:
+        count, width = batch.pages.shape
+        step.tokens[:count] = torch.tensor(batch.tokens, device=self._device)
+        step.tokens[count:] = 0
+        step.positions[:count] = torch.tensor(batch.starts, device=self._device)
+        step.positions[count:] = 0
+        step.pages.fill_(ZERO_PAGE)
+        step.pages[:count, :width] = batch.pages.to(self._device)
+        step.pages[count:, 0] = TRASH_PAGE
+
+    def _compute(self, step: _Step) -> Tensor:
+        """The step as it stands in the buffers: nothing but tensors, so that it can be recorded."""
+        cells = step.pages.gather(1, step.positions[:, None] // BLOCK)[:, 0] * BLOCK + step.positions % BLOCK
+        plan = Plan(cells, decode_plan(step.positions, step.pages, self._windows), [])
+        rows = torch.arange(len(step.tokens), device=self._device)
+        return self._forward(Packed(step.tokens[None], step.positions[None], rows, plan))
+
+    def _capture(self, step: _Step) -> None:
+        """Records the step. A definition that looks at its numbers on the host cannot be recorded: none is, then."""
+        try:
+            stream: Any = torch.cuda.Stream
+            side = stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._compute(step)  # libraries set themselves up on the first run
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step.logits = self._compute(step)
+            step.graph = graph
+        except RuntimeError as error:
+            log.warning("decoding is not recorded as CUDA graphs: %s", str(error).partition("\n")[0])
+            self._record = False
+            step.logits = None
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, number - 1).bit_length()

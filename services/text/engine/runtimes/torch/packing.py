@@ -1,0 +1,129 @@
+"""From spans to one packed row of tokens: what a step computes, as tensors."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.text.engine.cells import BLOCK
+from services.text.engine.runtime import Span
+from services.text.engine.runtimes.torch.attention import Chunk, Decode, Gather, Plan
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one step computes, in plain numbers: all that another process must know to compute its part of it."""
+
+    starts: list[int]  # of each span, the position of its first token
+    counts: list[int]  # and how many tokens it has
+    wanted: list[bool]  # and whether its last token's logits are wanted
+    tokens: list[int]  # of all spans
+    pages: Tensor  # int64 [spans, pages]: of each span's sequence, filled up with the page of zeros
+    copies: list[tuple[int, int]]  # pages to copy first, (from, to) each
+
+    def to_bytes(self) -> bytes:
+        """For another process of this machine."""
+        width = self.pages.shape[1]
+        head = [len(self.starts), len(self.tokens), width, len(self.copies)]
+        copies = [page for copy in self.copies for page in copy]
+        body = [*self.starts, *self.counts, *map(int, self.wanted), *self.tokens, *self.pages.reshape(-1).tolist()]
+        return array("q", [*head, *body, *copies]).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Batch:
+        """The batch that `to_bytes` wrote."""
+        numbers = array("q", data).tolist()
+        spans, tokens, width, copies = numbers[:4]
+        parts = _split(numbers[4:], [spans, spans, spans, tokens, spans * width, 2 * copies])
+        starts, counts, wanted, ids, pages, pairs = parts
+        table = torch.tensor(pages, dtype=torch.long).view(spans, width)
+        return cls(
+            starts, counts, [bool(w) for w in wanted], ids, table, list(zip(pairs[::2], pairs[1::2], strict=True))
+        )
+
+
+@dataclass(slots=True)
+class Packed:
+    """A step's input: decoding tokens first, then chunks of prompts."""
+
+    tokens: Tensor  # [1, tokens]
+    positions: Tensor  # [1, tokens]
+    wanted: Tensor  # [rows]: places of the tokens whose logits are wanted
+    plan: Plan
+
+
+def make_batch(spans: Sequence[Span], rows: Tensor, copies: list[tuple[int, int]]) -> tuple[Batch, list[int]]:
+    """A batch of spans whose sequences have the page tables `rows`, and for each wanted row of logits, whose it is.
+
+    Spans of one token come first.
+    """
+    order = sorted(range(len(spans)), key=lambda number: len(spans[number].tokens) > 1)
+    sorted_spans = [spans[number] for number in order]
+    longest = max(-(-(span.start + len(span.tokens)) // BLOCK) for span in spans)
+    batch = Batch(
+        starts=[span.start for span in sorted_spans],
+        counts=[len(span.tokens) for span in sorted_spans],
+        wanted=[span.sampler is not None for span in sorted_spans],
+        tokens=[token for span in sorted_spans for token in span.tokens],
+        pages=rows[torch.tensor([span.sequence for span in sorted_spans]), :longest],
+        copies=copies,
+    )
+    return batch, [number for number in order if spans[number].sampler is not None]
+
+
+def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:
+    """The tensors of a batch; `windows` are the sliding windows that some layers have."""
+    counts = torch.tensor(batch.counts)
+    owner = torch.repeat_interleave(torch.arange(len(batch.counts)), counts)
+    ends = counts.cumsum(0)
+    at = torch.arange(len(batch.tokens)) - (ends - counts)[owner] + torch.tensor(batch.starts)[owner]
+    cells = batch.pages[owner, at // BLOCK] * BLOCK + at % BLOCK
+    single = sum(count == 1 for count in batch.counts)
+    pages = batch.pages.to(device)
+    positions = at.to(device)
+    decode = decode_plan(positions[:single], pages[:single], windows) if single else None
+    chunks = [
+        Chunk(int(ends[span]) - count, batch.starts[span], count, pages[span : span + 1, : _pages(batch, span)])
+        for span, count in enumerate(batch.counts)
+        if count > 1
+    ]
+    return Packed(
+        tokens=torch.tensor(batch.tokens, device=device)[None],
+        positions=positions[None],
+        wanted=(ends - 1)[torch.tensor(batch.wanted, dtype=torch.bool)].to(device),
+        plan=Plan(cells.to(device), decode, chunks),
+    )
+
+
+def decode_plan(positions: Tensor, pages: Tensor, windows: Sequence[int]) -> Decode:
+    """What decoding tokens at `positions` [sequences] look at, in `pages` [sequences, pages]. Nothing but tensors."""
+    cells = pages.shape[1] * BLOCK
+    return Decode(
+        count=len(positions),
+        positions=positions,
+        full=Gather(pages, torch.zeros_like(positions)),
+        windows={window: _windowed(positions, pages, window) for window in windows if window + BLOCK < cells},
+    )
+
+
+def _windowed(positions: Tensor, pages: Tensor, window: int) -> Gather:
+    """Only the pages that a window reaches into: as many for each sequence, wherever it stands."""
+    first = (positions + 1 - window).clamp(min=0) // BLOCK
+    reach = torch.arange((window + BLOCK - 2) // BLOCK + 1, device=pages.device)
+    places = (first[:, None] + reach[None]).clamp(max=pages.shape[1] - 1)
+    return Gather(pages.gather(1, places), first * BLOCK)
+
+
+def _pages(batch: Batch, span: int) -> int:
+    return -(-(batch.starts[span] + batch.counts[span]) // BLOCK)
+
+
+def _split(numbers: list[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    at = 0
+    for size in sizes:
+        yield numbers[at : at + size]
+        at += size

@@ -1,0 +1,220 @@
+"""A safetensors model's tokenizer: text to token ids, and the bytes of single tokens.
+
+`tokenizer.json` is read by the tokenizers library itself. transformers' own classes build some tokenizers anew from
+their vocabulary and lose what the file says besides.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from services.text.engine.constraint import MARKS
+from services.text.engine.runtime import EngineError
+
+# Control tokens that end a turn whatever the metadata says: many checkpoints name only one of theirs.
+_END_NAMES = frozenset(
+    {
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<eos>",
+        "</s>",
+        "<|EOT|>",
+    }
+)
+# A name that ends no turn, but only a message, where the other one is there too.
+_GOES_ON = {"<|end|>": "<|return|>"}
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenVocabulary:
+    """A model's tokens. Not changed after loading, so that any thread may use it."""
+
+    def __init__(self, folder: Path, size: int, model_ends: frozenset[int]) -> None:
+        """Reads the tokenizer in `folder` of a model that knows `size` tokens and ends its turns with `model_ends`.
+
+        Raises:
+            EngineError: MODEL_INVALID when there is no tokenizer, one that cannot be read, or one of a larger model.
+        """
+        self.size = size
+        settings = read_json(folder / "tokenizer_config.json", optional=True)
+        self._tokenizer = _read_tokenizer(folder, settings)
+        _check_size(self._tokenizer, folder, size)
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        self._control = frozenset(token for token, added in self._added.items() if added.special)
+        self.bos = _spelled(settings.get("bos_token"))
+        self.eos = _spelled(settings.get("eos_token"))
+        bos = self._tokenizer.token_to_id(self.bos) if self.bos else None
+        self.bos_token: int | None = bos
+        self.add_bos = bos is not None and self._tokenizer.encode("", add_special_tokens=True).ids[:1] == [bos]
+        self.ends = self._ends(model_ends)
+        self._as_bytes = _byte_reader(self._tokenizer)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of `text`, spelled-out special tokens as one each, behind the first token if there is one."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        beyond = max(ids, default=0)
+        if beyond >= self.size:  # an added token that the embeddings were not resized for
+            raise EngineError("MODEL_INVALID", f"the prompt has token {beyond}; the model knows 0 to {self.size - 1}")
+        return [self.bos_token, *ids] if self.add_bos and self.bos_token is not None else ids
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is markup and no text."""
+        return token in self._control
+
+    def is_markup(self, token: int) -> bool:
+        """Whether a token is no text, though it may look like it, so that grammars know it only by its name."""
+        added = self._added.get(token)
+        if added is None:
+            return False
+        name = str(added.content)
+        if not added.special:
+            return name.startswith("<|") and name.endswith("|>")
+        return not MARKS.fullmatch(name.encode())
+
+    def text_of(self, token: int) -> bytes:
+        """A token's bytes, a control token's name; nothing for ids without a token."""
+        added = self._added.get(token)
+        if added is not None:
+            return str(added.content).encode()
+        name = self._tokenizer.id_to_token(token)
+        return b"" if name is None else self._as_bytes(name)
+
+    def _ends(self, model_ends: frozenset[int]) -> frozenset[int]:
+        """The tokens that end a turn: by the model's metadata, by the tokenizer's, and by their names."""
+        ends = set(model_ends)
+        names = {str(self._added[token].content): token for token in self._control}
+        if self.eos in names:
+            ends.add(names[self.eos])
+        for name in _END_NAMES & names.keys():
+            if _GOES_ON.get(name) not in names:
+                ends.add(names[name])
+        return frozenset(token for token in ends if 0 <= token < self.size)
+
+
+def chat_template(folder: Path) -> str:
+    """The model's chat template, empty when it has none; one for tools and one without are put together."""
+    templates = _named_templates(folder)
+    plain = templates.get("default", "")
+    tools = templates.get("tool_use", "")
+    if plain and tools:
+        return f"{{%- if tools %}}{tools}{{%- else %}}{plain}{{%- endif %}}"
+    return plain or tools
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """A JSON object of the model's folder; empty where an optional one is absent. Raises EngineError MODEL_INVALID."""
+    if optional and not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise EngineError("MODEL_INVALID", f"{path} holds no JSON object")
+    return content
+
+
+def end_tokens(settings: Mapping[str, Any]) -> set[int]:
+    """`eos_token_id` of a configuration: a number, a list of them or nothing."""
+    found = settings.get("eos_token_id")
+    return {int(token) for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}
+
+
+def _named_templates(folder: Path) -> dict[str, str]:
+    """Chat templates by name; a file of their own comes before the tokenizer's configuration."""
+    templates: dict[str, str] = {}
+    for source in (read_json(folder / name, optional=True) for name in ("tokenizer_config.json", "chat_template.json")):
+        found = source.get("chat_template")
+        if isinstance(found, str):
+            templates["default"] = found
+        elif isinstance(found, list):
+            templates |= {str(each.get("name")): str(each.get("template")) for each in found if isinstance(each, dict)}
+    files = {"default": folder / "chat_template.jinja"}
+    files["tool_use"] = folder / "additional_chat_templates" / "tool_use.jinja"
+    for name, path in files.items():
+        if path.is_file():
+            templates[name] = path.read_text(encoding="utf-8")
+    return templates
+
+
+def _read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # Older checkpoints name some of their tokens only in the configuration.
+    known = tokenizer.get_added_tokens_decoder()
+    for token, entry in sorted((settings.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
+        name = str(entry.get("content", ""))
+        if int(token) not in known and tokenizer.token_to_id(name) in (None, int(token)):
+            added = AddedToken(name, special=bool(entry.get("special")), normalized=bool(entry.get("normalized")))
+            (tokenizer.add_special_tokens if added.special else tokenizer.add_tokens)([added])
+    return tokenizer
+
+
+def _check_size(tokenizer: Tokenizer, folder: Path, size: int) -> None:
+    """Added tokens may lie behind the embeddings, since nobody has to use them; the vocabulary proper may not."""
+    highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
+    if highest >= size:
+        message = f"{folder.name}: tokenizer.json has tokens up to {highest}, but config.json says vocab_size {size}"
+        raise EngineError("MODEL_INVALID", message)
+
+
+def _spelled(token: object) -> str:
+    """A special token of the configuration: its text, or an object that holds it."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _byte_reader(tokenizer: Tokenizer) -> Any:
+    """How a vocabulary's names stand for bytes: by GPT-2's alphabet, or as SentencePiece writes them."""
+    description = json.loads(tokenizer.to_str())
+    kinds = {
+        kind
+        for part in ("decoder", "pre_tokenizer")
+        for each in [description.get(part) or {}]
+        for kind in [
+            each.get("type"),
+            *(one.get("type") for one in each.get("decoders", each.get("pretokenizers", []))),
+        ]
+    }
+    return _from_alphabet if "ByteLevel" in kinds else _from_sentence_piece
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's: every byte as a printable character, the unprintable ones moved above 255."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    moved = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(moved)}
+
+
+_BYTES = _alphabet()
+
+
+def _from_alphabet(name: str) -> bytes:
+    try:
+        return bytes(_BYTES[character] for character in name)
+    except KeyError:
+        return name.encode()
+
+
+def _from_sentence_piece(name: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(name)
+    return bytes([int(byte[1], 16)]) if byte else name.replace("▁", " ").encode()

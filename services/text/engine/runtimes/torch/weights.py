@@ -1,0 +1,231 @@
+"""Loading a safetensors model: transformers' definition of its architecture, filled from memory-mapped files.
+
+Nothing is fetched, nothing is unpickled and no code of the model's is run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+from transformers.utils.import_utils import is_kernels_available, is_triton_available
+from transformers.utils.quantization_config import Mxfp4Config
+
+from services.text.engine.runtime import EngineError
+from services.text.engine.runtimes.torch.attention import NAME
+from services.text.engine.runtimes.torch.packed_linear import computes_bfloat16
+from services.text.engine.runtimes.torch.vocabulary import read_json
+
+log = logging.getLogger(__name__)
+
+_LAYER_KINDS = {"full_attention", "sliding_attention"}
+_NAMED_TENSORS = 5  # that a message names
+_MESSAGE_CHARACTERS = 300  # of a library's own words
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The model's configuration.
+
+    Raises:
+        EngineError: MODEL_INVALID when it cannot be read, UNSUPPORTED when this runtime has no definition for it.
+    """
+    silence: Any = transformers_logging.set_verbosity_error
+    silence()
+    raw = read_json(folder / "config.json")
+    kind = raw.get("model_type")
+    if raw.get("auto_map"):
+        message = f"{folder} needs code of its own (auto_map in config.json), which is never run"
+        raise EngineError("UNSUPPORTED", message)
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise EngineError("UNSUPPORTED", f"the runtime torch does not know the architecture {kind!r} (model_type)")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever a definition makes of wrong values
+        raise EngineError("MODEL_INVALID", f"{folder / 'config.json'}: {_line(error)}") from error
+    _check_architecture(config, kind)
+    return config
+
+
+def _check_architecture(config: PreTrainedConfig, kind: str) -> None:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
+        raise EngineError("UNSUPPORTED", f"the architecture {kind!r} generates no text")
+    definition: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - _LAYER_KINDS
+    if kinds or definition._is_stateful:
+        what = f"layers of type {', '.join(sorted(kinds))}" if kinds else "layers with recurrent state"
+        raise EngineError(
+            "UNSUPPORTED", f"the architecture {kind!r} has {what}, which the runtime torch does not run yet"
+        )
+    if not definition._supports_attention_backend:
+        raise EngineError(
+            "UNSUPPORTED", f"the architecture {kind!r} computes attention its own way: it cannot be batched"
+        )
+
+
+def choose_dtype(wanted: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """The precision to run in. `auto`: 16 bits, the checkpoint's own kind of them where the device computes in it."""
+    if wanted != "auto":
+        return _DTYPES[wanted]
+    if device.type == "cpu":
+        return torch.bfloat16 if computes_bfloat16() else torch.float32
+    stored = getattr(config, "dtype", None)
+    if stored == torch.float16 or (device.type == "cuda" and not torch.cuda.is_bf16_supported()):
+        return torch.float16
+    return torch.bfloat16
+
+
+def load_model(
+    folder: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+    *,
+    whole: bool = True,
+) -> PreTrainedModel:
+    """The model with its weights, on `device`. What is not to stay `whole` is never kept packed.
+
+    Raises:
+        EngineError: MODEL_INVALID when files or tensors are missing or have the wrong shape, OUT_OF_MEMORY.
+    """
+    _check_packed_experts(folder)
+    mxfp4 = _is_mxfp4(config)
+    kernels = device.type == "cuda" and is_kernels_available() and is_triton_available("3.4.0")
+    packed = mxfp4 and whole and kernels
+    try:
+        return _load(folder, config, dtype, device, progress, dequantize=mxfp4 and not packed)
+    except EngineError:
+        if not packed:
+            raise
+        log.warning("the packed kernels for 4 bits cannot be used: the weights are expanded")
+        return _load(folder, config, dtype, device, progress, dequantize=True)
+
+
+def _load(
+    folder: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[float], None],
+    *,
+    dequantize: bool,
+) -> PreTrainedModel:
+    options: dict[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)} if dequantize else {}
+    if device.type != "cpu":
+        options["device_map"] = {"": device}
+    previous = transformers_logging.set_tqdm_hook(lambda _, args, kwargs: _Ticks(progress, *args, **kwargs))
+    definition: Any = AutoModelForCausalLM
+    try:
+        model, report = definition.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=NAME,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report then, and refused with their names
+            **options,
+        )
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise EngineError("OUT_OF_MEMORY", f"the weights of {folder} do not fit: {_line(error)}") from error
+    except Exception as error:  # the reader's many ways to say that files are missing or broken
+        raise EngineError("MODEL_INVALID", f"the weights of {folder} cannot be read: {_line(error)}") from error
+    finally:
+        transformers_logging.set_tqdm_hook(previous)
+    _check_report(folder, report)
+    progress(1.0)
+    if dequantize:
+        model.to(dtype)  # transformers 5.17 leaves expanded experts in bfloat16
+    loaded: PreTrainedModel = model.requires_grad_(False).eval()
+    return loaded
+
+
+def _is_mxfp4(config: PreTrainedConfig) -> bool:
+    settings = getattr(config, "quantization_config", None) or {}
+    return isinstance(settings, dict) and settings.get("quant_method") == "mxfp4"
+
+
+def _check_packed_experts(folder: Path) -> None:
+    """Experts of 4 bits are two tensors each; transformers does not name the one that lacks."""
+    names: set[str] = set()
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(".safetensors"):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    names.update(file.keys())
+            except Exception as error:  # whatever the library makes of a broken file
+                raise EngineError("MODEL_INVALID", f"{path} cannot be read: {_line(error)}") from error
+    blocks = {name.removesuffix("_blocks") for name in names if name.endswith("_blocks")}
+    scales = {name.removesuffix("_scales") for name in names if name.endswith("_scales")}
+    alone = sorted([f"{name}_scales" for name in blocks - scales] + [f"{name}_blocks" for name in scales - blocks])
+    if alone:
+        raise EngineError("MODEL_INVALID", f"{folder} lacks {len(alone)} tensors of its experts: {_names(alone)}")
+
+
+def _check_report(folder: Path, report: dict[str, Any]) -> None:
+    """transformers fills gaps with random numbers and warns: here that is an error."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        message = f"{folder} lacks {len(missing)} tensors of its architecture: {_names(missing)}"
+        raise EngineError("MODEL_INVALID", message)
+    mismatched = sorted(report["mismatched_keys"])
+    if mismatched:
+        names = _names(f"{name} {tuple(found)} instead of {tuple(wanted)}" for name, found, wanted in mismatched)
+        raise EngineError("MODEL_INVALID", f"{folder} has tensors of the wrong shape: {names}")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+
+
+def _names(names: Iterable[str]) -> str:
+    names = list(names)
+    more = len(names) - _NAMED_TENSORS
+    return ", ".join(names[:_NAMED_TENSORS]) + (f" and {more} more" if more > 0 else "")
+
+
+class _Ticks:
+    """Stands in for the progress bar that transformers would draw."""
+
+    def __init__(
+        self,
+        progress: Callable[[float], None],
+        items: Iterable[Any] | None = None,
+        total: float | None = None,
+        **_: Any,
+    ) -> None:
+        self._progress = progress
+        self._items = list(items) if items is not None else []
+        self._total = total or len(self._items)
+        self._done = 0.0
+
+    def __iter__(self) -> Any:
+        for item in self._items:
+            yield item
+            self.update()
+
+    def update(self, count: float = 1) -> None:
+        """So many more are done."""
+        self._done += count
+        if self._total:
+            self._progress(min(1.0, self._done / self._total))
+
+    def __enter__(self) -> _Ticks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None

@@ -1,0 +1,35 @@
+"""Models for the tests of the torch runtime: the demo weights, and a small random model of four layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.text.engine.runtimes.torch.engine import SafetensorsEngine
+from tests.demo_model import demo_safetensors
+from tests.text.engine.session import options
+from tests.text.families.published_configs import GPT_OSS, LLAMA_32
+from tests.text.families.random_models import write_model
+
+
+@pytest.fixture(scope="package")
+def demo() -> SafetensorsEngine:
+    """Real weights, in the precision that this machine runs them in."""
+    fractions: list[float] = []
+    loaded = SafetensorsEngine(options(demo_safetensors()), fractions.append)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    return loaded
+
+
+@pytest.fixture(scope="package")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights, eight heads over two key heads."""
+    return write_model(tmp_path_factory.mktemp("llama"), LLAMA_32)
+
+
+@pytest.fixture(scope="package")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights with experts, sinks and sliding windows."""
+    return write_model(tmp_path_factory.mktemp("gpt-oss"), GPT_OSS)

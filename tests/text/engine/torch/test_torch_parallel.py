@@ -1,0 +1,79 @@
+"""A model divided among processes, on the CPU by gloo: its answers are one process's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from services.text.engine.runtime import EngineError
+from tests.text.families.family_checks import EXACT, prompt
+from tests.text.families.parity import agree
+from tests.text.families.torch_session import TorchSession, alone, ends_of, load
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_two_ranks_answer_like_one(family: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(family)
+    one, two = load(folder), load(folder, tensor_parallel=2)
+    try:
+        session = TorchSession(two)
+        asked = {number: prompt(length, seed=number) for number, length in enumerate((1, 20, 90))}
+        for number, tokens in asked.items():
+            session.ask(number, tokens)
+            session.turn(2)
+        session.finish(*asked)
+        for number, tokens in asked.items():
+            alike = alone(one, tokens)
+            agree(session.told(number), alike, EXACT, ends_of(one))
+            assert session.told(number).tokens == alike.tokens
+    finally:
+        two.close()
+
+
+def test_heads_that_cannot_be_divided_are_refused(llama: Path) -> None:
+    with pytest.raises(EngineError) as caught:
+        load(llama, tensor_parallel=3)
+    assert caught.value.code == "UNSUPPORTED"
+    assert "ALLM_TENSOR_PARALLEL" in caught.value.message
+    assert "heads" in caught.value.message
+
+
+PROGRAM = """
+    import sys
+    from pathlib import Path
+    from tests.text.families.torch_session import load, alone
+    engine = load(Path(sys.argv[1]), tensor_parallel=2)
+    print(engine._others._processes[0].pid, flush=True)
+    while True:
+        alone(engine, [5, 6, 7])
+"""
+
+
+@pytest.mark.slow
+def test_a_dying_rank_ends_the_worker(llama: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(llama)]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None
+        rank = int(worker.stdout.readline())
+        os.kill(rank, signal.SIGKILL)
+        _, told = worker.communicate(timeout=60)
+        assert worker.returncode != 0
+        assert told
+    finally:
+        worker.kill()
+
+
+def test_a_rank_ends_with_its_orders() -> None:
+    """The worker holds the other end of its standard input, whatever becomes of the worker."""
+    rank = subprocess.run(
+        [sys.executable, "-m", "services.text.engine.runtimes.torch.rank"], stdin=subprocess.DEVNULL, check=False
+    )
+    assert rank.returncode == 0

@@ -1,0 +1,162 @@
+"""What the torch runtime refuses to load, and how it says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.text.engine.messages import EngineOptions
+from services.text.engine.runtime import EngineError
+from services.text.engine.runtimes.torch.engine import SafetensorsEngine
+from services.text.engine.runtimes.torch.weights import choose_dtype, read_config
+from tests.text.families.random_models import shard, write_json
+from tests.text.families.torch_session import alone, load
+
+WEIGHTS = "model.safetensors"
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def folder(llama: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(llama, tmp_path / "model")
+
+
+def refusal(folder: Path, **changes: Any) -> EngineError:
+    with pytest.raises(EngineError) as caught:
+        load(folder, **changes)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def reconfigure(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", config | changes)
+
+
+@pytest.mark.parametrize("kind", ["nonsense", None, 7])
+def test_an_unknown_architecture_is_unsupported_by_name(folder: Path, kind: object) -> None:
+    reconfigure(folder, model_type=kind)
+    found = refusal(folder)
+    assert found.code == "UNSUPPORTED"
+    assert repr(kind) in found.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("mamba", "linear_attention"),
+        ("jamba", "runs? not yet|does not run yet"),
+        ("t5", "generates no text"),
+        ("bloom", "its own way"),
+    ],
+)
+def test_what_the_cache_cannot_hold_is_unsupported(folder: Path, kind: str, reason: str) -> None:
+    write_json(folder / "config.json", {"model_type": kind})
+    found = refusal(folder)
+    assert found.code == "UNSUPPORTED"
+    assert repr(kind) in found.message
+    assert any(part in found.message for part in reason.split("|")), found.message
+
+
+def test_code_of_the_models_own_is_never_run(folder: Path) -> None:
+    (folder / "evil.py").write_text("raise SystemExit('it was run')")
+    reconfigure(folder, auto_map={"AutoModelForCausalLM": "evil.Evil"})
+    found = refusal(folder)
+    assert found.code == "UNSUPPORTED"
+    assert "auto_map" in found.message
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"model_type": "llama", "hidden_size": "wide"}'])
+def test_a_broken_configuration_names_its_file(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    found = refusal(folder)
+    assert found.code == "MODEL_INVALID"
+    assert "config.json" in found.message
+
+
+def test_missing_tensors_are_named(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    del tensors[UP]
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    found = refusal(folder)
+    assert found.code == "MODEL_INVALID"
+    assert UP in found.message
+
+
+def test_tensors_of_the_wrong_shape_are_named(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    tensors[UP] = tensors[UP][:3].clone()
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    found = refusal(folder)
+    assert found.code == "MODEL_INVALID"
+    assert UP in found.message
+    assert "(3, 128)" in found.message
+
+
+def test_a_cut_file_is_named(folder: Path) -> None:
+    path = folder / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-64])
+    found = refusal(folder)
+    assert found.code == "MODEL_INVALID"
+    assert WEIGHTS in found.message
+
+
+def test_pickled_weights_are_never_read(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    assert refusal(folder).code == "MODEL_INVALID"
+
+
+def test_shards_are_one_model_and_a_missing_one_is_named(llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sharded"
+    _, second = shard(folder, llama)
+    assert alone(load(folder), [5, 6, 7]).tokens == alone(load(llama), [5, 6, 7]).tokens
+    (folder / second).unlink()
+    found = refusal(folder)
+    assert found.code == "MODEL_INVALID"
+    assert second in found.message
+
+
+def test_a_cache_that_does_not_fit_is_out_of_memory(llama: Path) -> None:
+    found = refusal(llama, kv_tokens=10**13, context_tokens=2048, max_sequences=10**6)
+    assert found.code == "OUT_OF_MEMORY"
+    assert "ALLM_KV_TOKENS" in found.message
+
+
+def test_the_precision_is_as_asked_or_16_bits(llama: Path) -> None:
+    config, cpu = read_config(llama), torch.device("cpu")
+    assert choose_dtype("float32", config, cpu) == torch.float32
+    assert choose_dtype("float16", config, cpu) == torch.float16
+    expected = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    config.dtype = torch.float32
+    assert choose_dtype("auto", config, cpu) == expected
+    config.dtype = torch.float16
+    assert choose_dtype("auto", config, torch.device("cuda")) == torch.float16
+
+
+def test_progress_reaches_the_end(llama: Path) -> None:
+    seen: list[float] = []
+    options = EngineOptions(
+        model_id="m",
+        path=str(llama),
+        threads=1,
+        gpu=False,
+        context_tokens=0,
+        kv_tokens=0,
+        max_sequences=2,
+        batch_tokens=64,
+        chunk_tokens=32,
+        prefix_cache=True,
+        dtype="float32",
+    )
+    ready = SafetensorsEngine(options, seen.append).ready
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    assert len(seen) > 5
+    assert (ready.context_tokens, ready.kv_tokens) == (2048, 2048), "what the model was trained for, once at least"

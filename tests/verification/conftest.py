@@ -1,0 +1,25 @@
+"""`allm models` on the running stack, with models that a test registers from the stack's own folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from model_commands import ModelCommands
+from stack import Stack
+
+
+@pytest.fixture
+def models(stack: Stack) -> Iterator[ModelCommands]:
+    """What a test registers is gone after it, files included."""
+    models = ModelCommands(stack)
+    models.root.mkdir(parents=True, exist_ok=True)
+    listed = json.loads(models("list", "--json").stdout)["models"]
+    yield models
+    before = {each["id"] for each in listed}
+    for each in json.loads(models("list", "--json").stdout)["models"]:
+        if each["id"] not in before:
+            models("remove", each["id"], "--yes")
+    shutil.rmtree(models.root)

@@ -1,0 +1,36 @@
+"""docs/verified-models.md is what the recorded results give."""
+
+from __future__ import annotations
+
+from bench.verified import FAMILIES, PAGE, RESULTS, file_name, load, page
+from services.cli.models.verification.family import family_of
+from services.cli.models.verification.suite import CHECKS, NO_SENSE
+
+
+def test_the_page_is_generated_from_the_results() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(load()), "run python -m bench.verified"
+
+
+def test_every_family_is_recorded_with_what_it_ran_on() -> None:
+    results = load()
+    assert {family_of(each["architecture"]) for each in results} == set(FAMILIES)
+    for each in results:
+        assert each["weights"] in ("real", "random")
+        assert each["runtime"]
+        assert each["device"]
+        assert each["versions"]["allm"]
+        assert [check["name"] for check in each["checks"]] == [check.name for check in CHECKS], "no check is left out"
+        assert each["passed"]
+    assert {file_name(each) for each in results} == {path.name for path in RESULTS.iterdir()}
+
+
+def test_what_random_weights_cannot_show_is_said() -> None:
+    for each in load():
+        not_shown = {check["name"] for check in each["checks"] if check["seen"] == NO_SENSE}
+        assert not_shown == ({"likelihood", "stop-tokens"} if each["weights"] == "random" else set())
+
+
+def test_a_cell_cannot_break_the_table() -> None:
+    result = load()[0]
+    result["checks"] = [{"name": "x", "verdict": "failed", "seen": "a|b\n<|c|>", "compared": "d", "seconds": 1.0}]
+    assert "| x | **no** | a\\|b &lt;\\|c\\|&gt; | d |\n" in page([result])

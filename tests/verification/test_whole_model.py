@@ -1,0 +1,54 @@
+"""`allm models test` on a model that is as it should be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from model_commands import RECORD, ModelCommands
+from stack import ALIAS, MODEL
+
+from services.cli.models.verification.suite import CHECKS
+
+
+@pytest.mark.slow
+def test_every_check_passes_on_the_demo_model(models: ModelCommands, tmp_path: Path) -> None:
+    recorded = (RECORD or tmp_path) / f"{MODEL}.json"
+    done = models("test", ALIAS, "--prompt-tokens", "300", "--record", recorded)
+    assert done.status == 0, done.stdout
+    assert f"{MODEL}: {len(CHECKS)} passed\n" in done.stdout
+    assert "json-schema: passed" in done.stderr, "progress is shown"
+    found = json.loads(recorded.read_text())
+    assert (found["model"], found["weights"], found["passed"]) == (MODEL, "real", True)
+    assert [each["name"] for each in found["checks"]] == [check.name for check in CHECKS]
+    assert all(each["compared"] and each["seen"] for each in found["checks"])
+    assert found["versions"]["llama-cpp-python"]
+    assert str(Path.home()) not in recorded.read_text(), "no path of the machine is recorded"
+    model = json.loads(models("show", MODEL, "--json").stdout)["model"]
+    assert model["keep_loaded"] is False, "it is left as it was"
+
+
+def test_single_checks_can_be_chosen(models: ModelCommands) -> None:
+    done = models("test", MODEL, "--check", "json-schema", "--json")
+    assert done.status == 0, done.stderr
+    assert list(done.checks) == ["load", "json-schema"]
+
+
+def test_what_means_nothing_on_random_weights_is_said_to(models: ModelCommands) -> None:
+    done = models("test", MODEL, "--check", "likelihood", "--random-weights", "--json")
+    assert done.status == 0, done.stderr
+    assert done.checks["likelihood"]["verdict"] == "skipped"
+    assert done.checks["likelihood"]["seen"] == "not meaningful on random weights"
+
+
+def test_an_unknown_check_is_named(models: ModelCommands) -> None:
+    done = models("test", MODEL, "--check", "taste")
+    assert done.status == 1
+    assert "there is no check 'taste'; there are load, chat-template," in done.stderr
+
+
+def test_an_unknown_model_is_named(models: ModelCommands) -> None:
+    done = models("test", "nobody")
+    assert done.status == 1
+    assert "nobody" in done.stderr
