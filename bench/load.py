@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.request import Request, urlopen
@@ -47,6 +47,9 @@ class Target:
     timeout_seconds: float = 300.0  # of one request
     keep_alive: bool = False  # one connection for each client instead of one for each request
     seed: str = "0"  # another seed, other prompts
+    # What has the server go on past the model's end token: OpenAI's API has nothing for it.
+    endless: Mapping[str, object] = field(default_factory=lambda: {"ignore_eos": True})
+    says_done: bool = True  # whether it ends its streams with [DONE]
 
 
 def level_of(prompt_set: PromptSet, concurrency: int, quick: bool = False) -> Level:
@@ -63,9 +66,9 @@ def request_body(target: Target, prompt_set: PromptSet, seed: str) -> bytes:
             "messages": messages(prompt_set, seed),
             "max_tokens": target.output_tokens,
             "temperature": 0,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **target.endless,
         }
     )
 
@@ -78,7 +81,7 @@ async def run_level(target: Target, level: Level) -> LevelResult:
         request_body(target, level.prompt_set, f"{target.seed} {level.concurrency} {number}") for number in range(total)
     ]
     requests = [address.post("/v1/chat/completions", body, target.api_key) for body in bodies]
-    clients = [Connection(address, target.timeout_seconds) for _ in range(level.concurrency)]
+    clients = [Connection(address, target.timeout_seconds, target.says_done) for _ in range(level.concurrency)]
     try:
         await _closed_loop(clients, requests[: level.warmup], target.output_tokens)
         meter = NoiseMeter(target.pid)

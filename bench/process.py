@@ -38,6 +38,7 @@ class Launch:
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)  # on top of our own
     start_seconds: float = 180.0  # how long it may take until it is healthy and lists a model
+    model: str = ""  # what to ask it for; empty: the first model that it lists
 
     @property
     def url(self) -> str:
@@ -109,7 +110,7 @@ def _wait_ready(launch: Launch, process: subprocess.Popen[bytes]) -> str:
 def _listed_model(launch: Launch) -> str | None:
     try:
         with urlopen(launch.url + launch.health_path, timeout=5):
-            return first_model(launch.url)
+            return launch.model or first_model(launch.url)
     except (OSError, ValueError):  # not listening yet, or an answer that is no list of models yet
         return None
 

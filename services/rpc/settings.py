@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
@@ -65,6 +66,8 @@ class TextSettings:
     chunk_tokens: int  # ALLM_CHUNK_TOKENS: most prompt tokens in one step while other requests decode
     queue_limit: int  # ALLM_QUEUE_LIMIT: requests that may wait for a place; more are refused as OVERLOADED
     prefix_cache: bool  # ALLM_PREFIX_CACHE: whether ended requests leave their prefix to later ones of the same client
+    dtype: str  # ALLM_DTYPE: precision of safetensors models: auto, bfloat16, float16 or float32
+    tensor_parallel: int  # ALLM_TENSOR_PARALLEL: GPUs of this machine that compute a safetensors model together
     request_seconds: float  # ALLM_REQUEST_SECONDS: a request that takes longer ends with TIMEOUT
     stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
     load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
@@ -76,6 +79,8 @@ class StoreSettings:
 
     enabled: bool  # ALLM_STORE
     days: float  # ALLM_STORE_DAYS: after so many a response is deleted
+    # ALLM_REDIS_URL: the Redis that keeps them for the replicas of many hosts; empty: a file. It may hold a password.
+    redis_url: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +132,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         store=StoreSettings(
             enabled=read.switch("ALLM_STORE", True),
             days=read.number("ALLM_STORE_DAYS", 30.0, 0.001, 3650.0),
+            redis_url=read.redis("ALLM_REDIS_URL"),
         ),
     )
 
@@ -180,6 +186,8 @@ def _text(read: _Reader) -> TextSettings:
         chunk_tokens=read.integer("ALLM_CHUNK_TOKENS", 512, 16, 65536),
         queue_limit=read.integer("ALLM_QUEUE_LIMIT", 256, 0, 100_000),
         prefix_cache=read.switch("ALLM_PREFIX_CACHE", True),
+        dtype=read.choice("ALLM_DTYPE", "auto", ("auto", "bfloat16", "float16", "float32")),
+        tensor_parallel=read.integer("ALLM_TENSOR_PARALLEL", 1, 1, 64),
         request_seconds=read.seconds("ALLM_REQUEST_SECONDS", 600.0, 0.1, 86_400.0),
         stall_seconds=read.seconds("ALLM_STALL_SECONDS", 120.0, 1.0, 86_400.0),
         load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
@@ -226,6 +234,18 @@ class _Reader:
             if scheme not in ("http", "https") or not separator or not host or "/" in host or "*" in host:
                 raise SettingError(name, origin, "a comma-separated list of origins such as https://app.example.org")
         return found
+
+    def redis(self, name: str) -> str:
+        url = self.text(name, "")
+        try:
+            parts = urlsplit(url)
+            there = parts.path if parts.scheme == "unix" else parts.hostname and parts.port != 0
+        except ValueError:  # a port that is none
+            there = None
+        if url and not (parts.scheme in ("redis", "rediss", "unix") and there):
+            # Not the value itself: it may hold a password.
+            raise SettingError(name, "...", "redis://host:port/0, rediss://user:password@host:port/0 or unix:///path")
+        return url
 
     def pairs(self, name: str, shape: str) -> tuple[tuple[str, str], ...]:
         found = []

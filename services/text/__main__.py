@@ -5,21 +5,31 @@ from __future__ import annotations
 import grpc
 from allm.models.v1 import model_service_pb2
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
-from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc, response_service_pb2, response_service_pb2_grpc
+from allm.text.v1 import (
+    chat_service_pb2,
+    chat_service_pb2_grpc,
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
+    response_service_pb2,
+    response_service_pb2_grpc,
+)
 
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
 from services.provision.provision import Provision
 from services.rpc.server import Application, run
-from services.rpc.settings import Settings
+from services.rpc.settings import SettingError, Settings
 from services.text.api.chat_facade import TextFacade
 from services.text.api.chat_servicer import ChatServicer
+from services.text.api.embedding_servicer import EmbeddingServicer
 from services.text.api.response_servicer import ResponseServicer
 from services.text.api.responses_facade import ResponsesFacade
 from services.text.chat import Chat
 from services.text.completions import Completions
+from services.text.embeddings import Embeddings
 from services.text.manager import TextManager
 from services.text.responses.responses import Responses
+from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
 from services.text.text_models import TextModels
 
@@ -35,10 +45,11 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     models = TextModels(provision.store, manager)
     chat = Chat(models)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(chat), server)
-    text_service_pb2_grpc.add_TextServiceServicer_to_server(TextFacade(chat, Completions(models)), server)
-    store = settings.store
-    kept = await ResponseStore.open(settings.home / STORE_NAME, store.days) if store.enabled else None
-    responses = Responses(chat, kept)
+    embeddings = Embeddings(models)
+    embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingServicer(embeddings), server)
+    facade = TextFacade(chat, Completions(models), embeddings)
+    text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
+    responses = Responses(chat, await _store(settings))
     response_service_pb2_grpc.add_ResponseServiceServicer_to_server(ResponseServicer(responses), server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
     await provision.start()
@@ -50,11 +61,28 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
 
     typed = [
         chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name,
+        embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
         response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"].full_name,
     ]
     # The gateway asks this service for reflection, and has the catalog behind the same port.
     catalog = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
     return Application(typed, close, leave=provision.leave, described=[catalog])
+
+
+async def _store(settings: Settings) -> ResponseStore | None:
+    """Where responses are kept; None: nowhere. Raises DatabaseUnusable, and SettingError for a wrong ALLM_REDIS_URL."""
+    kept = settings.store
+    if not kept.enabled:
+        return None
+    if not kept.redis_url:
+        return await SqliteResponseStore.open(settings.home / STORE_NAME, kept.days)
+    try:
+        from services.text.responses.redis_store import RedisResponseStore  # noqa: PLC0415 (an extra of its own)
+    except ModuleNotFoundError as error:
+        raise SettingError(
+            "ALLM_REDIS_URL", "...", "unset, or the extra installed: pip install 'allm[redis]'"
+        ) from error
+    return RedisResponseStore(kept.redis_url, kept.days)
 
 
 if __name__ == "__main__":

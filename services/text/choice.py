@@ -81,6 +81,11 @@ class Choice:
         """When the worker was given the request, on the monotonic clock."""
         return self._answer.started
 
+    @property
+    def prompt(self) -> str:
+        """The text of a prompt that was given as tokens, as soon as there is anything of the answer."""
+        return self._answer.prompt
+
     async def ready(self) -> list[ChoiceEvent]:
         """What has come since, `Finished` last; raises what ended the request. May be empty while text is held back."""
         events: list[ChoiceEvent] = []
@@ -91,7 +96,7 @@ class Choice:
     def _read(self, piece: Piece) -> list[ChoiceEvent]:
         parsed = self._parser.push(piece.text) if piece.text else []
         if piece.finish:
-            parsed += self._parser.finish()
+            parsed += self._parser.finish(cut=piece.finish == "length")
         new = piece.completion_tokens - self._tokens
         self._tokens = piece.completion_tokens
         if parsed and all(isinstance(event, Reasoning) for event in parsed):

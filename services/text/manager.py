@@ -12,13 +12,17 @@ from services.residency.manager import ModelManager
 from services.residency.worker import WorkerDied, WorkerProcess
 from services.rpc.errors import Internal, Timeout, from_code
 from services.rpc.settings import TextSettings
-from services.text.engine.messages import EngineOptions, Failed, FromWorker, Load, Ready
+from services.text.engine.messages import Capability, EncoderReady, EngineOptions, Failed, FromWorker, Load, Ready
 from services.text.loaded import LoadedTextModel
+from services.text.loaded_encoder import LoadedEncoder
 
 WORKER_MODULE = "services.text.engine"
 
 
-class TextManager(ModelManager[LoadedTextModel]):
+TextResident = LoadedTextModel | LoadedEncoder
+
+
+class TextManager(ModelManager[TextResident]):
     """The text models of this process. `device` is where they run: cuda, mps or cpu."""
 
     def __init__(self, settings: TextSettings, device: str) -> None:
@@ -26,13 +30,16 @@ class TextManager(ModelManager[LoadedTextModel]):
         self._settings = settings
         self._device = device
 
-    async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedTextModel:
+    async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> TextResident:
         options = self._options(descriptor)
-        environ = worker_environ(options.threads)
+        environ = worker_environ(options.threads, gpu=options.gpu)
         worker: WorkerProcess[FromWorker] = await WorkerProcess.start(WORKER_MODULE, FromWorker, descriptor.id, environ)
         try:
-            worker.send(Load(runtime.name, options))
+            capability: Capability = "embeddings" if "embeddings" in descriptor.capabilities else "chat"
+            worker.send(Load(runtime.name, options, capability))
             ready = await asyncio.wait_for(self._ready(worker), self._settings.load_seconds)
+            if isinstance(ready, EncoderReady):
+                return LoadedEncoder(descriptor.id, worker, ready, self._settings)
             return LoadedTextModel(descriptor.id, descriptor.architecture, worker, ready, self._settings)
         except TimeoutError:
             await worker.close()
@@ -45,9 +52,9 @@ class TextManager(ModelManager[LoadedTextModel]):
             await worker.close()
             raise
 
-    async def _ready(self, worker: WorkerProcess[FromWorker]) -> Ready:
+    async def _ready(self, worker: WorkerProcess[FromWorker]) -> Ready | EncoderReady:
         async for message in worker.messages():
-            if isinstance(message, Ready):
+            if isinstance(message, Ready | EncoderReady):
                 return message
             if isinstance(message, Failed):
                 raise from_code(message.code, message.message)
@@ -66,6 +73,8 @@ class TextManager(ModelManager[LoadedTextModel]):
             batch_tokens=settings.batch_tokens,
             chunk_tokens=settings.chunk_tokens,
             prefix_cache=settings.prefix_cache,
+            dtype=settings.dtype,
+            tensor_parallel=settings.tensor_parallel,
         )
 
 
@@ -74,13 +83,22 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worker_environ(threads: int) -> Mapping[str, str]:
-    """Thread pools of native libraries: as many threads as the engine uses, which wait without burning the cores.
+def worker_environ(threads: int, *, gpu: bool = False) -> Mapping[str, str]:
+    """What native libraries and transformers are told by their environment.
 
-    GNU's OpenMP spins for milliseconds at every barrier. On a quiet machine a thousand turns are as fast (197 against
-    197 tokens/s on two cores); beside one other busy process they were three times faster (71 against 25).
+    Thread pools have as many threads as the engine uses, which wait without burning the cores: GNU's OpenMP spins for
+    milliseconds at every barrier. On a quiet machine a thousand turns are as fast (197 against 197 tokens/s on two
+    cores); beside one other busy process they were three times faster (71 against 25).
+
+    Without a GPU, transformers must not read tensors ahead of converting them: else expanding 4 bits takes both forms'
+    memory at once. The ranks of a divided model talk over the loopback interface only.
     """
+    reading: Mapping[str, str] = {} if gpu else {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
     return {
+        **reading,
+        "HF_HUB_OFFLINE": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(threads),
         "GOMP_SPINCOUNT": "1000",
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages: weights are read from end to end for every token

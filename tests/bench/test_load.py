@@ -46,6 +46,21 @@ async def test_asks_all_servers_for_the_same_work() -> None:
     assert len(beginnings) == len(endpoint.requests)
 
 
+async def test_a_server_that_goes_on_past_its_end_token_in_its_own_way() -> None:
+    async with serving(lambda _: [answer(TOKENS)]) as endpoint:
+        target = Target(endpoint.url, "m", output_tokens=TOKENS, endless={"generation_config": "{}"})
+        await run_level(target, Level(PromptSet.UNIQUE, 1, 1, 0))
+    (body,) = endpoint.requests
+    assert body["generation_config"] == "{}"
+    assert "ignore_eos" not in body
+
+
+async def test_a_server_that_does_not_say_done() -> None:
+    result = await load(lambda _: [HEAD, text("a"), usage(TOKENS), END], says_done=False)
+    assert result.errors == {}
+    assert result.output_tokens == 2 * TOKENS
+
+
 def test_shared_prompts_share_their_system_message_only() -> None:
     one, two = (request_body(Target("", "m"), PromptSet.SHARED, seed) for seed in "12")
     assert one != two

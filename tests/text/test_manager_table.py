@@ -10,23 +10,28 @@ import pytest
 
 from services.models.registry import RUNTIMES as PROMISED
 from services.text.engine.__main__ import RUNTIMES
+from services.text.engine.encoder import Encoder
 from services.text.engine.runtime import Runtime
 from services.text.manager import WORKER_MODULE, available_cores, worker_environ
 
+LISTED = [(capability, name) for capability, table in RUNTIMES.items() for name in sorted(table)]
+PROTOCOLS = {"chat": Runtime, "embeddings": Encoder}
+
 
 def test_the_worker_has_exactly_the_text_runtimes_of_the_registry() -> None:
-    assert set(RUNTIMES) == {runtime.name for runtime in PROMISED if runtime.modality == "text"}
+    promised = [runtime for runtime in PROMISED if runtime.modality == "text"]
+    assert set(LISTED) == {(capability, runtime.name) for runtime in promised for capability in runtime.architectures}
 
 
-@pytest.mark.parametrize("name", sorted(RUNTIMES))
-def test_a_runtime_is_the_module_of_its_name_and_can_all_that_the_batch_loop_asks(name: str) -> None:
-    module, kind = RUNTIMES[name]
-    assert module == f"services.text.engine.runtimes.{name}"
-    engine = getattr(importlib.import_module(module), kind)
-    asked = {member for member, _ in inspect.getmembers(Runtime, inspect.isfunction) if not member.startswith("_")}
+@pytest.mark.parametrize(("capability", "name"), LISTED)
+def test_a_runtime_is_in_modules_of_its_name_and_can_all_that_its_loop_asks(capability: str, name: str) -> None:
+    module, kind = RUNTIMES[capability][name]
+    assert module.startswith(f"services.text.engine.runtimes.{name}")
+    engine, protocol = getattr(importlib.import_module(module), kind), PROTOCOLS[capability]
+    asked = {member for member, _ in inspect.getmembers(protocol, inspect.isfunction) if not member.startswith("_")}
     assert asked
     for member in asked:
-        theirs, ours = inspect.signature(getattr(Runtime, member)), inspect.signature(getattr(engine, member))
+        theirs, ours = inspect.signature(getattr(protocol, member)), inspect.signature(getattr(engine, member))
         assert list(ours.parameters) == list(theirs.parameters), member
 
 

@@ -10,6 +10,7 @@ import pytest
 from openai.types.responses import Response as OfficialResponse
 from openai.types.responses import ResponseItem, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
+from response_fields import REQUIRED
 
 from services.text.api.openai_responses import EventWriter, item_object, items_object, response_object
 from services.text.choice import CallBegun, CallDelta, Finished, ReasoningDelta, TextDelta
@@ -24,42 +25,6 @@ from services.text.responses.response import Asked, Failure, OutputName, Respons
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 TOKEN = TokenLogprob(b"\xff", -0.5, [(b"a", -1.5)])
-
-# What the public description of the Responses format demands in every response, nullable or not.
-REQUIRED = {
-    "id",
-    "object",
-    "created_at",
-    "completed_at",
-    "status",
-    "incomplete_details",
-    "model",
-    "previous_response_id",
-    "instructions",
-    "output",
-    "error",
-    "tools",
-    "tool_choice",
-    "truncation",
-    "parallel_tool_calls",
-    "text",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_logprobs",
-    "temperature",
-    "reasoning",
-    "user",
-    "usage",
-    "max_output_tokens",
-    "max_tool_calls",
-    "store",
-    "background",
-    "service_tier",
-    "metadata",
-    "safety_identifier",
-    "prompt_cache_key",
-}
 
 ITEMS: tuple[Item, ...] = (
     ReasoningItem(id="rs_1", text="hm", summary=("s",)),

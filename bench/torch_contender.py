@@ -1,0 +1,105 @@
+"""The servers on torch that are compared, each started for all levels of a round, and how each is asked.
+
+All have the same bf16 weights, compute threads, most clients, context and batch. What one of them decides better by
+itself stays as it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.contender import BUILD_DIR, CONTEXT_TOKENS
+from bench.peer_environment import transformers_command, vllm_command
+from bench.process import Launch, free_port
+from bench.prompts import OUTPUT_TOKENS
+
+_BATCH_TOKENS = 2048
+_START_SECONDS = 600.0  # vLLM compiles the model at its first start
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+class Server(StrEnum):
+    """Who is compared."""
+
+    ALLM = "allm"
+    TRANSFORMERS = "transformers serve"
+    VLLM = "vLLM"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """How to start one, and what differs in asking it."""
+
+    launch: Launch
+    endless: Mapping[str, object] = field(default_factory=lambda: {"ignore_eos": True})
+    says_done: bool = True
+
+
+def contender(server: Server, folder: Path, clients: int, threads: int, console: Console) -> Contender:
+    """A server for the model in `folder`; its environment is made if it is not there yet."""
+    make = {Server.ALLM: _allm, Server.TRANSFORMERS: _transformers, Server.VLLM: _vllm}[server]
+    return make(folder, clients, threads, console)
+
+
+def _allm(folder: Path, clients: int, threads: int, console: Console) -> Contender:
+    """The whole stack: Envoy, the text service and its worker, under `allm serve`."""
+    port = free_port()
+    environment = {
+        "ALLM_PORT": str(port),
+        "ALLM_METRICS_PORT": "0",
+        "ALLM_HOME": str(BUILD_DIR / "home-torch"),
+        "ALLM_MODELS": f"bench={folder}",
+        "ALLM_DEVICE": "cpu",
+        "ALLM_MAX_SEQUENCES": str(clients),
+        "ALLM_CONTEXT_TOKENS": str(CONTEXT_TOKENS),
+        "ALLM_KV_TOKENS": str(CONTEXT_TOKENS * clients),
+        "ALLM_BATCH_TOKENS": str(_BATCH_TOKENS),
+        "ALLM_CHUNK_TOKENS": str(_BATCH_TOKENS),  # as the others, which fill their batches with prompts too
+        "ALLM_THREADS": str(threads),
+    }
+    arguments = [sys.executable, "-m", "services.cli", "serve"]
+    log = BUILD_DIR / "logs" / "allm-torch.log"
+    return Contender(Launch("allm", arguments, port, "/healthz", log, environment, model="bench"))
+
+
+def _transformers(folder: Path, clients: int, threads: int, console: Console) -> Contender:
+    port = free_port()
+    arguments = [str(transformers_command(console)), "serve", str(folder), "--continuous-batching", "--device", "cpu"]
+    arguments += ["--dtype", "bfloat16", "--port", str(port)]
+    # Two blocks of 256 tokens for each client, one more than a request needs: by itself it takes nearly all memory of
+    # the machine, and each block makes it slower.
+    arguments += ["--cb-num-blocks", str(2 * clients)]
+    arguments += ["--cb-max-batch-tokens", str(_BATCH_TOKENS)]
+    log = BUILD_DIR / "logs" / "transformers.log"
+    # As our workers have it: threads that spin at each barrier get in the way of the server's own.
+    environment = {**_OFFLINE, "OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
+    # Its only way past the end token: a whole generation config in which no token ends the answer.
+    config = {"max_new_tokens": OUTPUT_TOKENS, "do_sample": False, "eos_token_id": -1}
+    return Contender(
+        Launch("transformers", arguments, port, "/health", log, environment, _START_SECONDS, str(folder)),
+        endless={"generation_config": json.dumps(config)},
+        says_done=False,
+    )
+
+
+def _vllm(folder: Path, clients: int, threads: int, console: Console) -> Contender:
+    port = free_port()
+    arguments = [str(vllm_command(console)), "serve", str(folder), "--served-model-name", "bench"]
+    arguments += ["--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--max-num-seqs", str(clients), "--max-model-len", str(CONTEXT_TOKENS)]
+    arguments += ["--max-num-batched-tokens", str(_BATCH_TOKENS)]
+    environment = {
+        **_OFFLINE,
+        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: more than the others' cells for these clients
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",  # else it leaves a core to its own server
+        "VLLM_CACHE_ROOT": str(BUILD_DIR / "vllm-cache"),
+    }
+    log = BUILD_DIR / "logs" / "vllm.log"
+    return Contender(Launch("vLLM", arguments, port, "/health", log, environment, _START_SECONDS, "bench"))
