@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -10,6 +11,9 @@ from demo_model import demo_model
 from minilm import ENCODER, minilm
 from stack import MODEL, Stack, running_stack
 
+# Models that run in the tests' own process wait as those in workers do, or they collapse beside whatever else runs: GNU
+# OpenMP reads this when it is loaded (services/text/manager.py).
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # What is started in the background of a shell has SIGINT ignored, and its children too; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

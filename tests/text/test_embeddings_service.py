@@ -80,6 +80,7 @@ def gguf(stack: Stack) -> Iterator[str]:
 
 def test_a_response_is_openais(stack: Stack) -> None:
     reply = post(stack, input="hello", user="me")
+    assert reply.status == 200, reply.body
     assert reply.headers["content-type"] == "application/json"
     body = reply.json
     (entry,) = body.pop("data")
