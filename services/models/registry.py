@@ -66,7 +66,7 @@ _LLAMA_CPP_ENCODERS = frozenset(
 )
 
 # model_type of config.json, as transformers' own definitions have it (no code of a model's own is ever run).
-_TORCH_DECODERS = frozenset({"llama", "qwen2", "qwen3", "qwen3_moe", "glm", "glm4", "glm4_moe", "gpt_oss"})
+_TORCH_DECODERS = frozenset("llama qwen2 qwen3 qwen3_moe glm glm4 glm4_moe gpt_oss nemotron_h".split())  # noqa: SIM905
 _TORCH_ENCODERS = frozenset(
     """
     albert bert camembert deberta deberta-v2 distilbert electra ernie eurobert modernbert mpnet nomic_bert rembert

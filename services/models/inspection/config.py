@@ -36,7 +36,7 @@ _ENCODERS = frozenset(
 
 
 # What their repositories' code says is in transformers by now, under the same names.
-_ADOPTED = frozenset({"nomic_bert"})
+_ADOPTED = frozenset({"nemotron_h", "nomic_bert"})
 _DTYPES = frozenset({"auto", "bfloat16", "float16", "float32", "float64"})
 
 

@@ -203,6 +203,12 @@ def test_code_that_nothing_would_run_is_nobodys_business(tmp_path: Path, auto_ma
     assert inspect(local(tmp_path), "safetensors").architecture == "llama"
 
 
+def test_mixers_that_transformers_has_taken_over_are_its_own(tmp_path: Path) -> None:
+    names = {"AutoConfig": "configuration_nemotron_h.NemotronHConfig", AUTO: "modeling_nemotron_h.NemotronHForCausalLM"}
+    write_text_model(tmp_path, model_type="nemotron_h", architectures=["NemotronHForCausalLM"], auto_map=names)
+    assert inspect(local(tmp_path), "safetensors").architecture == "nemotron_h"
+
+
 def test_code_that_transformers_has_taken_over_is_not_needed(tmp_path: Path) -> None:
     names = {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}
     write_text_model(tmp_path, model_type="nomic_bert", architectures=["NomicBertModel"], auto_map=names)

@@ -73,8 +73,9 @@ def check_mixed_batch(folder: Path, dtype: str = "float32") -> None:
     sampled = {5: {"temperature": 1.0, "seed": 11}}  # the others are greedy
     session = _crowd(TorchSession(engine), asked, sampled)
     assert session.together == LIMITS.max_sequences
-    assert session.answers[7].cached >= len(common), "taken over from a request that still runs"
-    assert session.answers[8].cached >= len(common), "taken over from one that has ended"
+    if engine.reuses_prefixes:
+        assert session.answers[7].cached >= len(common), "taken over from a request that still runs"
+        assert session.answers[8].cached >= len(common), "taken over from one that has ended"
     for number, tokens in asked.items():
         told = session.told(number)
         _check_alike(told, alone(engine, tokens, **sampled.get(number, {})), dtype, ends)

@@ -7,8 +7,9 @@ nearly even and every mistake in it is lost in the noise.
 from __future__ import annotations
 
 import json
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,15 @@ from tests.text.families.small_tokenizer import write_tokenizer
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SPLIT_EXPERTS = {"qwen3_moe", "glm4_moe"}  # published as matrices of each expert
+SPLIT_EXPERTS = {"qwen3_moe", "glm4_moe", "nemotron_h"}  # published as matrices of each expert
+BACKBONE = {"nemotron_h"}  # published as `backbone`, which transformers calls `model`
 GAIN = 1.2  # of a matrix, beside keeping the size of what it multiplies
+# From normally distributed numbers: A from 1 to 16, dt from 0.001 to 0.1 where a token adds nothing to it.
+_MAMBA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "A_log": lambda drawn: (1 + 15 * _uniform(drawn)).log(),
+    "D": lambda drawn: 1 + 0.2 * drawn,
+    "dt_bias": lambda drawn: (0.001 * 100 ** _uniform(drawn)).expm1().log(),
+}
 ALIKE = 0.2  # how much the experts of a layer differ, where they are to be alike
 
 
@@ -87,7 +95,8 @@ def draw_weights(folder: Path, seed: int, alike: bool) -> dict[str, torch.Tensor
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             drawn[name] = _draw(name, buffer.shape, seed, alike, transposed=False)
-    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in drawn.items()}
+    stem = "backbone." if config.model_type in BACKBONE else "model."
+    return {re.sub(r"^model\.", stem, name): tensor.to(torch.bfloat16).contiguous() for name, tensor in drawn.items()}
 
 
 def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool) -> torch.Tensor:
@@ -95,9 +104,11 @@ def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool
     random = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     tensor = torch.randn(shape, generator=random)
     kind = name.rpartition(".")[2]
-    if name.endswith("norm.weight"):
+    if kind in _MAMBA:
+        return _MAMBA[kind](tensor)
+    if name.endswith(("norm.weight", "norm_f.weight")):
         return 1 + 0.2 * tensor
-    if name.endswith("embed_tokens.weight"):
+    if name.endswith(("embed_tokens.weight", "embeddings.weight")):
         return 2 * GAIN * tensor / shape[-1] ** 0.5  # small beside what the layers add, or a tied model repeats itself
     if kind.endswith("bias"):
         return 0.3 * tensor
@@ -107,6 +118,11 @@ def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool
         tensor = tensor[:1] + ALIKE * (tensor - tensor[:1])
     inner = shape[1] if len(shape) == 3 and transposed else shape[-1]
     return GAIN * tensor / inner**0.5
+
+
+def _uniform(drawn: torch.Tensor) -> torch.Tensor:
+    """Evenly distributed between 0 and 1."""
+    return torch.special.ndtr(drawn)
 
 
 def _split_experts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -40,7 +40,10 @@ def refusal(device: str = "cpu", **changes: object) -> str:
     return f"{caught.value.message}; {verdict.reason}"
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "qwen3_moe", "glm", "glm4", "glm4_moe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", "qwen2", "qwen3", "qwen3_moe", "glm", "glm4", "glm4_moe", "gpt_oss", "nemotron_h"],
+)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_families_run_on_torch(architecture: str, device: str) -> None:
     assert resolved(device, architecture=architecture) == "torch"

@@ -65,6 +65,7 @@ class Decode:
     positions: Tensor
     full: Gather
     windows: dict[int, Gather]  # by sliding window; missing where the window is longer than all sequences
+    sequences: Tensor | None = None  # [count]: their ids, for layers with recurrent state
 
     def gather(self, window: int) -> Gather:
         """The pages for a layer with this window."""
@@ -73,11 +74,12 @@ class Decode:
 
 @dataclass(slots=True)
 class Chunk:
-    """`tokens` successive tokens of one prompt from position `start` on, at `row` of the packed tokens."""
+    """`tokens` successive tokens of a prompt, `sequence`, from position `start` on, at `row` of the packed tokens."""
 
     row: int
     start: int
     tokens: int
+    sequence: int
     pages: Tensor  # [1, pages]
     gathers: dict[int, Gather] = field(default_factory=dict)
 
@@ -114,12 +116,15 @@ class Plan:
 class PagedCache:
     """Keys and values of all layers; transformers' definitions use it as their `past_key_values`."""
 
-    def __init__(self, pages: int, shapes: list[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> None:
-        """`shapes` has (key heads, width) of each layer."""
+    def __init__(
+        self, pages: int, shapes: dict[int, tuple[int, int]], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`shapes` has (key heads, width) of each layer that has keys."""
         self.plan: Plan
-        self.layers = [
-            torch.zeros(pages, 2, heads, BLOCK, width, dtype=dtype, device=device) for heads, width in shapes
-        ]
+        self.layers = {
+            layer: torch.zeros(pages, 2, heads, BLOCK, width, dtype=dtype, device=device)
+            for layer, (heads, width) in shapes.items()
+        }
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Writes the packed tokens' keys and values [1, key heads, tokens, width]; returns them as they are."""
@@ -138,7 +143,7 @@ class PagedCache:
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
         """Copies pages, (from, to) each."""
         for source, target in copies:
-            for layer in self.layers:
+            for layer in self.layers.values():
                 layer[target] = layer[source]
 
 

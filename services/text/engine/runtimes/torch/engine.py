@@ -35,7 +35,6 @@ GPU_CACHE_SHARE = 0.85  # of the memory that the weights leave free: what `kv_to
 class SafetensorsEngine:
     """A safetensors model. Not thread-safe but for `tokenize` and `constraint`."""
 
-    reuses_prefixes = True
     shares_cells = True
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
@@ -62,8 +61,10 @@ class SafetensorsEngine:
             raise
         trained = int(getattr(text, "max_position_embeddings", 0) or DEFAULT_CONTEXT)
         context = min(options.context_tokens or DEFAULT_CONTEXT, trained)
+        self.executor.allocate_states(options.max_sequences)
         cells = self._cells(options, context)
-        self.sequence_ids = options.max_sequences + PREFIX_ENTRIES
+        self.reuses_prefixes = not self.executor.is_recurrent
+        self.sequence_ids = options.max_sequences + (PREFIX_ENTRIES if self.reuses_prefixes else 0)
         pages = -(-cells // BLOCK) + options.max_sequences + RESERVED_PAGES  # each running sequence has an open page
         if self._others:
             self._others.allocate(pages, options.max_sequences)
@@ -139,11 +140,15 @@ class SafetensorsEngine:
         return outcomes
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Lets `target` hold the pages of the first `tokens` of `source` too."""
+        """Lets `target` hold the pages of the first `tokens` of `source` too. ValueError where there is a state."""
+        if not self.reuses_prefixes:
+            raise ValueError("a recurrent state cannot be shared in part")
         self._tables.share(source, target, tokens)
 
     def drop(self, sequence: int, start: int = 0) -> None:
-        """Gives up the pages from position `start` on."""
+        """Gives up the pages from position `start` on. ValueError where a state would have to be cut."""
+        if start and not self.reuses_prefixes:
+            raise ValueError("a recurrent state cannot be cut")
         self._tables.cut(sequence, start)
 
     def close(self) -> None:
@@ -187,7 +192,7 @@ class SafetensorsEngine:
         """Cells of the cache, for all requests together."""
         cells = options.kv_tokens or CELLS_PER_SEQUENCE * options.max_sequences
         if not options.kv_tokens and self.executor.device.type == "cuda":
-            cells = int(self.executor.free_bytes() * GPU_CACHE_SHARE) // self.executor.cell_bytes
+            cells = int(self.executor.free_bytes() * GPU_CACHE_SHARE) // max(1, self.executor.cell_bytes)
         return min(max(cells, context), context * options.max_sequences)
 
     def _warm_up(self) -> None:

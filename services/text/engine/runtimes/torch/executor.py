@@ -17,6 +17,7 @@ from services.text.engine.runtimes.torch.graphs import DecodeSteps
 from services.text.engine.runtimes.torch.packed_linear import pack_linears
 from services.text.engine.runtimes.torch.packing import Batch, Packed, pack
 from services.text.engine.runtimes.torch.parallel import Ranks, divide, smallest
+from services.text.engine.runtimes.torch.recurrence import take_over
 from services.text.engine.runtimes.torch.weights import choose_dtype, load_model
 
 
@@ -48,6 +49,7 @@ class Executor:
                 divide(model, ranks)
                 model.to(device)
             pack_linears(model)
+        self._recurrent = take_over(model)
         self._model = model
         window = getattr(config.get_text_config(), "sliding_window", None)
         self._windows = (int(window),) if window else ()
@@ -56,14 +58,29 @@ class Executor:
         self._steps: DecodeSteps | None = None
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether layers remember what belongs to a whole sequence and to no part of it."""
+        return bool(self._recurrent)
+
+    @property
     def cell_bytes(self) -> int:
         """Bytes of a token's keys and values, here."""
-        return sum(2 * heads * width for heads, width in self._shapes) * self.dtype.itemsize
+        return sum(2 * heads * width for heads, width in self._shapes.values()) * self.dtype.itemsize
 
     def free_bytes(self) -> int:
         """Free memory of the GPU; of all ranks' the least."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return smallest(free, self.device) if self._ranks.count > 1 else int(free)
+
+    def allocate_states(self, sequences: int) -> None:
+        """Makes room for what recurrent layers remember of each sequence. Raises EngineError OUT_OF_MEMORY."""
+        try:
+            for layer in self._recurrent:
+                layer.allocate(sequences)
+        except (MemoryError, RuntimeError) as error:
+            size = sequences * sum(layer.sequence_bytes for layer in self._recurrent) / 2**30
+            message = f"no memory for the recurrent state of {sequences} requests, {size:.1f} GiB (ALLM_MAX_SEQUENCES)"
+            raise EngineError("OUT_OF_MEMORY", message) from error
 
     def allocate(self, pages: int, sequences: int) -> None:
         """Makes the cache, and what decodes up to `sequences` at a time. Raises EngineError OUT_OF_MEMORY."""
@@ -73,7 +90,7 @@ class Executor:
             size = pages * BLOCK * self.cell_bytes / 2**30
             message = f"no memory for a key-value cache of {pages * BLOCK} tokens, {size:.1f} GiB (ALLM_KV_TOKENS)"
             raise EngineError("OUT_OF_MEMORY", message) from error
-        if self.device.type == "cuda" and self._ranks.count == 1:
+        if self.device.type == "cuda" and self._ranks.count == 1 and not self.is_recurrent:
             self.use_fixed_steps(sequences, record=True)
 
     def use_fixed_steps(self, sequences: int, *, record: bool) -> None:
@@ -103,8 +120,8 @@ class Executor:
         return logits[0]
 
     @torch.inference_mode()
-    def _probe(self) -> list[tuple[int, int]]:
-        """(key heads, width) of each layer, as the definition itself hands its keys to a cache."""
+    def _probe(self) -> dict[int, tuple[int, int]]:
+        """(key heads, width) of each layer that has keys, as the definition itself hands its keys to a cache."""
         probe = CacheProbe()
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:
@@ -112,4 +129,4 @@ class Executor:
         except UnknownCacheUse as fault:
             kind = self._model.config.model_type
             raise EngineError("UNSUPPORTED", f"the architecture {kind!r} {fault}") from fault
-        return [probe.shapes[layer] for layer in sorted(probe.shapes)]
+        return probe.shapes

@@ -21,6 +21,7 @@ class Batch:
     starts: list[int]  # of each span, the position of its first token
     counts: list[int]  # and how many tokens it has
     wanted: list[bool]  # and whether its last token's logits are wanted
+    sequences: list[int]  # and whose it is
     tokens: list[int]  # of all spans
     pages: Tensor  # int64 [spans, pages]: of each span's sequence, filled up with the page of zeros
     copies: list[tuple[int, int]]  # pages to copy first, (from, to) each
@@ -30,20 +31,19 @@ class Batch:
         width = self.pages.shape[1]
         head = [len(self.starts), len(self.tokens), width, len(self.copies)]
         copies = [page for copy in self.copies for page in copy]
-        body = [*self.starts, *self.counts, *map(int, self.wanted), *self.tokens, *self.pages.reshape(-1).tolist()]
-        return array("q", [*head, *body, *copies]).tobytes()
+        spans = [*self.starts, *self.counts, *map(int, self.wanted), *self.sequences]
+        return array("q", [*head, *spans, *self.tokens, *self.pages.reshape(-1).tolist(), *copies]).tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:
         """The batch that `to_bytes` wrote."""
         numbers = array("q", data).tolist()
         spans, tokens, width, copies = numbers[:4]
-        parts = _split(numbers[4:], [spans, spans, spans, tokens, spans * width, 2 * copies])
-        starts, counts, wanted, ids, pages, pairs = parts
+        parts = _split(numbers[4:], [spans, spans, spans, spans, tokens, spans * width, 2 * copies])
+        starts, counts, wanted, sequences, ids, pages, pairs = parts
         table = torch.tensor(pages, dtype=torch.long).view(spans, width)
-        return cls(
-            starts, counts, [bool(w) for w in wanted], ids, table, list(zip(pairs[::2], pairs[1::2], strict=True))
-        )
+        flags, both = [bool(w) for w in wanted], list(zip(pairs[::2], pairs[1::2], strict=True))
+        return cls(starts, counts, flags, sequences, ids, table, both)
 
 
 @dataclass(slots=True)
@@ -68,6 +68,7 @@ def make_batch(spans: Sequence[Span], rows: Tensor, copies: list[tuple[int, int]
         starts=[span.start for span in sorted_spans],
         counts=[len(span.tokens) for span in sorted_spans],
         wanted=[span.sampler is not None for span in sorted_spans],
+        sequences=[span.sequence for span in sorted_spans],
         tokens=[token for span in sorted_spans for token in span.tokens],
         pages=rows[torch.tensor([span.sequence for span in sorted_spans]), :longest],
         copies=copies,
@@ -86,8 +87,16 @@ def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:
     pages = batch.pages.to(device)
     positions = at.to(device)
     decode = decode_plan(positions[:single], pages[:single], windows) if single else None
+    if decode is not None:
+        decode.sequences = torch.tensor(batch.sequences[:single], device=device)
     chunks = [
-        Chunk(int(ends[span]) - count, batch.starts[span], count, pages[span : span + 1, : _pages(batch, span)])
+        Chunk(
+            row=int(ends[span]) - count,
+            start=batch.starts[span],
+            tokens=count,
+            sequence=batch.sequences[span],
+            pages=pages[span : span + 1, : _pages(batch, span)],
+        )
         for span, count in enumerate(batch.counts)
         if count > 1
     ]

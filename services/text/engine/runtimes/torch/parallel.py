@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from services.text.engine.runtime import EngineError
+from services.text.engine.runtimes.torch.recurrence import ARCHITECTURES
 
 STEP_SECONDS = 120  # longest wait for another rank inside a step
 # For definitions whose plan says nothing of attention.
@@ -144,6 +145,9 @@ def _style(plan: dict[str, str], name: str) -> str | None:
 
 def check_divisible(config: Any, count: int) -> None:
     """Raises EngineError UNSUPPORTED when heads or experts cannot be divided evenly among `count` ranks."""
+    if count > 1 and config.model_type in ARCHITECTURES:
+        message = f"the architecture {config.model_type!r} cannot be divided among GPUs (ALLM_TENSOR_PARALLEL)"
+        raise EngineError("UNSUPPORTED", message)
     wanted = {
         "attention heads": config.num_attention_heads,
         "key-value heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,

@@ -22,11 +22,13 @@ from transformers.utils.quantization_config import Mxfp4Config
 from services.text.engine.runtime import EngineError
 from services.text.engine.runtimes.torch.attention import NAME
 from services.text.engine.runtimes.torch.packed_linear import computes_bfloat16
+from services.text.engine.runtimes.torch.recurrence import ARCHITECTURES
 from services.text.engine.runtimes.torch.vocabulary import read_json
 
 log = logging.getLogger(__name__)
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
+_HYBRID_KINDS = {"full_attention", "linear_attention", "moe", "mlp"}  # of the architectures of `recurrence`
 _NAMED_TENSORS = 5  # that a message names
 _MESSAGE_CHARACTERS = 300  # of a library's own words
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -42,7 +44,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     silence()
     raw = read_json(folder / "config.json")
     kind = raw.get("model_type")
-    if raw.get("auto_map"):
+    if raw.get("auto_map") and kind not in ARCHITECTURES:  # those are in transformers by now, under the same names
         message = f"{folder} needs code of its own (auto_map in config.json), which is never run"
         raise EngineError("UNSUPPORTED", message)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
@@ -59,13 +61,14 @@ def _check_architecture(config: PreTrainedConfig, kind: str) -> None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder:
         raise EngineError("UNSUPPORTED", f"the architecture {kind!r} generates no text")
     definition: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - _LAYER_KINDS
-    if kinds or definition._is_stateful:
+    known = _HYBRID_KINDS if kind in ARCHITECTURES else _LAYER_KINDS
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - known
+    if kinds or (definition._is_stateful and kind not in ARCHITECTURES):
         what = f"layers of type {', '.join(sorted(kinds))}" if kinds else "layers with recurrent state"
         raise EngineError(
             "UNSUPPORTED", f"the architecture {kind!r} has {what}, which the runtime torch does not run yet"
         )
-    if not definition._supports_attention_backend:
+    if not definition._supports_attention_backend and kind not in ARCHITECTURES:
         raise EngineError(
             "UNSUPPORTED", f"the architecture {kind!r} computes attention its own way: it cannot be batched"
         )
@@ -145,8 +148,9 @@ def _load(
         transformers_logging.set_tqdm_hook(previous)
     _check_report(folder, report)
     progress(1.0)
-    if dequantize:
-        model.to(dtype)  # transformers 5.17 leaves expanded experts in bfloat16
+    if dequantize:  # transformers 5.17 leaves expanded experts in bfloat16
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
     loaded: PreTrainedModel = model.requires_grad_(False).eval()
     return loaded
 
