@@ -9,15 +9,35 @@ from typing import Any
 
 import pytest
 from demo_model import demo_safetensors
+from family_words import GLM_TEMPLATE, GLM_TOKENS, NEMOTRON_TEMPLATE, NEMOTRON_TOKENS, give_words
 from model_commands import RECORD, ModelCommands, link_folder
 from random_gguf import write_glm4, write_nemotron_h
 
 from services.cli.models.verification.suite import CHECKS, NO_SENSE
+from tests.text.families.published_configs import GLM4_MOE, NEMOTRON_3
 from tests.text.families.published_words import write_gpt_oss, write_qwen3
+from tests.text.families.random_models import write_model
+
+
+def write_glm4_moe(folder: Path) -> Path:
+    """A small GLM-4-MoE."""
+    write_model(folder, GLM4_MOE)
+    give_words(folder, GLM_TOKENS, GLM_TEMPLATE, "<|endoftext|>")
+    return folder
+
+
+def write_nemotron_3(folder: Path) -> Path:
+    """A small Nemotron 3 Nano: Mamba-2, attention and experts."""
+    write_model(folder, NEMOTRON_3)
+    give_words(folder, NEMOTRON_TOKENS, NEMOTRON_TEMPLATE, "<|im_end|>")
+    return folder
+
 
 RANDOM: dict[str, tuple[Callable[[Path], Path], str]] = {
     "gpt-oss-random": (write_gpt_oss, "Harmony (gpt-oss)"),
     "qwen3-random": (write_qwen3, "ChatML (Qwen, SmolLM2)"),
+    "glm4-moe-random": (write_glm4_moe, "GLM-4"),
+    "nemotron-3-random": (write_nemotron_3, "Nemotron 3"),
 }
 
 
