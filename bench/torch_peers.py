@@ -96,14 +96,14 @@ def _disturbance(result: LevelResult) -> float:
     return result.noise.steal_percent + result.noise.other_percent
 
 
-def markdown(entries: Sequence[Entry], threads: int) -> str:
-    """The medians as a table, with what they were measured on."""
+def markdown(entries: Sequence[Entry], threads: int, compared: str) -> str:
+    """The medians as a table, with what they were measured on; `compared` says which releases."""
     servers = list(dict.fromkeys(sorted((entry.server for entry in entries), key=list(Server).index)))
     about = machine()
     lines = [
         f"SmolLM2-135M-Instruct, bf16 safetensors, {threads} compute threads each, {about['cores']} cores of "
         f"{about['cpu']}, {datetime.now(UTC):%Y-%m-%d}. Unique prompts of 143 tokens, 64 output tokens, greedy; "
-        f"medians of {max(entry.round for entry in entries) + 1} rounds. {_releases(servers)}",
+        f"medians of {max(entry.round for entry in entries) + 1} rounds. {compared}",
         "",
         "| clients | server | tokens/s | allm's ratio | first token p50 / p95 ms | gap p50 / p95 ms | CPU ms/token "
         "| rounds' spread | errors |",
@@ -133,7 +133,7 @@ def _ratio(server: Server, clients: int, ours: float, theirs: float) -> str:
     return f"{ours / theirs:.2f}x{f' (target {_FACTOR:g}x)' if missed else ''}"
 
 
-def _releases(servers: Sequence[Server]) -> str:
+def releases(servers: Sequence[Server]) -> str:
     """Which releases were compared."""
     found = [f"torch {version('torch').partition('+')[0]}", f"transformers {version('transformers')} under allm"]
     if Server.TRANSFORMERS in servers:
@@ -155,7 +155,7 @@ def main(
     turns = Rounds(servers, levels, threads, quick)
     for number in range(1 if quick else rounds):
         turns.take(number)
-    text = markdown(turns.entries, threads)
+    text = markdown(turns.entries, threads, releases(servers))
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
     if not quick:
         RESULTS_DIR.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ def entry(server: Server, clients: int, number: int, speed: float) -> Entry:
 
 
 def rows(*entries: Entry) -> list[list[str]]:
-    table = [line for line in markdown(entries, 2).splitlines() if line.startswith("|")]
+    table = [line for line in markdown(entries, 2, "these releases.").splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
 
 
