@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from services.text.engine.runtime import EngineError
+from services.text.engine.messages import TokenLogprob
+from services.text.engine.runtime import EngineError, Sampled
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -45,6 +46,11 @@ class Constraint:
         """Moves on by a token that was sampled."""
         self._matcher.consume_token(token)
 
+    def accept(self, token: int, logprob: TokenLogprob | None) -> Sampled | EngineError:
+        """Moves on by a token that was sampled; what a step says of it."""
+        self.consume(token)
+        return self.fault or Sampled(token, logprob, self.complete)
+
     @property
     def complete(self) -> bool:
         """Whether the answer is whole and nothing can follow."""
@@ -57,6 +63,12 @@ class Constraint:
             return None
         message = "response_format is too complex: this answer cannot go on in it"
         return EngineError("INVALID_REQUEST", message, "response_format")
+
+
+def no_token() -> EngineError:
+    """For a mask that allows no token at all."""
+    message = "response_format asks for text that this model has no token for"
+    return EngineError("INVALID_REQUEST", message, "response_format")
 
 
 class Vocabulary:

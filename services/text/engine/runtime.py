@@ -47,6 +47,14 @@ class Sampled:
     complete: bool = False  # whether the grammar allows nothing after this token
 
 
+def check_bias(params: SamplingParams, vocabulary: int) -> None:
+    """Raises EngineError (INVALID_REQUEST) when `logit_bias` names a token that a model of so many does not have."""
+    bad = [token for token, _ in params.logit_bias if not 0 <= token < vocabulary]
+    if bad:
+        message = f"logit_bias names token {bad[0]}; this model's tokens are 0 to {vocabulary - 1}"
+        raise EngineError("INVALID_REQUEST", message, "logit_bias")
+
+
 class Runtime(Protocol):
     """A loaded model."""
 

@@ -27,9 +27,9 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary
+from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
-from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span
+from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span, check_bias
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.sampling import SamplingParams
 
@@ -99,10 +99,7 @@ class LlamaEngine:
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
     ) -> _Sampler:
         """A sampler chain for one request; greedy ones need none."""
-        bad = [token for token, _ in params.logit_bias if not 0 <= token < self._n_vocab]
-        if bad:
-            message = f"logit_bias names token {bad[0]}; this model's tokens are 0 to {self._n_vocab - 1}"
-            raise EngineError("INVALID_REQUEST", message, "logit_bias")
+        check_bias(params, self._n_vocab)
         chain = None if params.greedy else _chain(params, prompt, self._n_vocab, self.ready.context_tokens)
         return _Sampler(chain, params.ignore_eos, constraint, logprobs)
 
@@ -187,8 +184,7 @@ class LlamaEngine:
         if mask is not None:
             allowed = np.unpackbits(mask.view(np.uint8), count=self._n_vocab, bitorder="little")
             if not allowed.any():
-                message = "response_format asks for text that this model has no token for"
-                return EngineError("INVALID_REQUEST", message, "response_format")
+                return no_token()
             logits[allowed == 0] = -np.inf
         elif sampler.ignore_end:
             logits[self._ends] = -np.inf
@@ -197,10 +193,7 @@ class LlamaEngine:
         else:
             token = llama_cpp.llama_sampler_sample(sampler.chain, self._context, last)
         logprob = None if raw is None else self._logprob(raw, token, sampler.logprobs or 0)
-        if sampler.constraint is None:
-            return Sampled(token, logprob)
-        sampler.constraint.consume(token)
-        return sampler.constraint.fault or Sampled(token, logprob, sampler.constraint.complete)
+        return sampler.constraint.accept(token, logprob) if sampler.constraint else Sampled(token, logprob)
 
     def _logprob(self, logits: NDArray[np.float32], token: int, count: int) -> TokenLogprob:
         """The log-softmax of a row [vocabulary] at `token` and at its `count` highest places."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from services.text.engine.cells import BLOCK
-from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary
+from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
-from services.text.engine.runtime import EngineError, Sampled, Span
+from services.text.engine.runtime import EngineError, Sampled, Span, check_bias
 from services.text.engine.runtimes.torch.executor import Executor
 from services.text.engine.runtimes.torch.packing import make_batch
 from services.text.engine.runtimes.torch.pages import RESERVED_PAGES, PageTables
@@ -115,10 +115,7 @@ class SafetensorsEngine:
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
     ) -> Sampler:
         """State for sampling one request."""
-        bad = [token for token, _ in params.logit_bias if not 0 <= token < self._vocab_size]
-        if bad:
-            message = f"logit_bias names token {bad[0]}; this model's tokens are 0 to {self._vocab_size - 1}"
-            raise EngineError("INVALID_REQUEST", message, "logit_bias")
+        check_bias(params, self._vocab_size)
         return new_sampler(params, prompt, constraint, logprobs)
 
     def free_sampler(self, sampler: Sampler) -> None:
@@ -175,16 +172,14 @@ class SafetensorsEngine:
 
     def _outcome(self, chosen: Chosen, sampler: Sampler, impossible: bool) -> Sampled | EngineError:
         if impossible:
-            message = "response_format asks for text that this model has no token for"
-            return EngineError("INVALID_REQUEST", message, "response_format")
+            return no_token()
         logprob = None
         if sampler.logprobs is not None:
             top = [(self._vocabulary.text_of(token), value) for token, value in chosen.top]
             logprob = TokenLogprob(self._vocabulary.text_of(chosen.token), chosen.logprob, top)
-        if sampler.constraint is None:
-            return Sampled(chosen.token, logprob)
-        sampler.constraint.consume(chosen.token)
-        return sampler.constraint.fault or Sampled(chosen.token, logprob, sampler.constraint.complete)
+        return (
+            sampler.constraint.accept(chosen.token, logprob) if sampler.constraint else Sampled(chosen.token, logprob)
+        )
 
     # --- loading
 
