@@ -1,0 +1,79 @@
+"""A transcript as it grows: what the core tells of a request, put together for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from services.audio.engine.messages import Segment, TokenLogprob
+from services.audio.transcription import Event, Finished, LanguageFound, SegmentDone, Started
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What is known of a request's answer. Complete once `finished` is set."""
+
+    model_id: str = ""
+    language: str = ""  # ISO 639-1; empty until it is known
+    probability: float = 0.0  # of the language
+    segments: list[Segment] = field(default_factory=list)
+    finished: Finished | None = None
+    _pieces: list[str] = field(default_factory=list)
+    _space: str = ""  # at the end of the text so far: it belongs to it only if more text follows
+
+    @property
+    def text(self) -> str:
+        """The whole text so far: exactly the deltas joined, without space around it."""
+        return "".join(self._pieces)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Of all tokens so far."""
+        return [token for segment in self.segments for token in segment.logprobs or ()]
+
+    @property
+    def seconds(self) -> float:
+        """Length of the sound; 0 until it has been heard wholly."""
+        return self.finished.seconds if self.finished else 0.0
+
+    @property
+    def speech_seconds(self) -> float:
+        """What of it was taken for speech."""
+        return self.finished.speech_seconds if self.finished else 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated."""
+        return self.finished.tokens if self.finished else 0
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """For the log line of the request."""
+        return {"seconds": round(self.seconds, 2), "speech": round(self.speech_seconds, 2), "tokens": self.tokens}
+
+    def add(self, event: Event) -> str:
+        """Takes the next event. Returns what it adds to the text; "" for nothing."""
+        if isinstance(event, Started):
+            self.model_id = event.model_id
+        elif isinstance(event, LanguageFound):
+            self.language, self.probability = event.language, event.probability
+        elif isinstance(event, Finished):
+            self.language = event.language or self.language
+            self.finished = event
+        elif isinstance(event, SegmentDone):
+            self.segments.append(event.segment)
+            return self._append(event.segment.text)
+        return ""
+
+    async def gather(self, events: AsyncIterator[Event]) -> None:
+        """Takes all events there are."""
+        async for event in events:
+            self.add(event)
+
+    def _append(self, text: str) -> str:
+        joined = self._space + text if self._pieces else text.lstrip()
+        delta = joined.rstrip()
+        self._space = joined[len(delta) :]
+        if delta:
+            self._pieces.append(delta)
+        return delta

@@ -1,0 +1,46 @@
+"""Files that callers send: each spooled to the disk, limited in size, so many at once, and gone with its request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+from services.audio.sound.source import Upload
+from services.rpc.errors import Overloaded, Timeout
+
+UPLOAD_SECONDS = 3600.0  # after which a file must be there
+AT_ONCE = 512  # requests that have a file here, running ones and waiting ones
+
+
+@asynccontextmanager
+async def in_time() -> AsyncIterator[None]:
+    """A block in which a file comes. Raises Timeout where that takes too long."""
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            yield
+    except TimeoutError as error:
+        raise Timeout(f"the file took longer than {UPLOAD_SECONDS:g} seconds to come") from error
+
+
+class Uploads:
+    """Where files go while their requests last."""
+
+    def __init__(self, folder: Path, limit_bytes: int, at_once: int = AT_ONCE) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._at_once = at_once
+        self._open = 0
+
+    @contextmanager
+    def open(self) -> Iterator[Upload]:
+        """An empty file to write into; leaving the block removes it. Raises Overloaded where too many are open."""
+        if self._open >= self._at_once:
+            raise Overloaded(f"{self._open} files are being transcribed or wait for it: no more are taken")
+        self._open += 1
+        try:
+            with Upload(self._folder, self._limit_bytes) as upload:
+                yield upload
+        finally:
+            self._open -= 1
