@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from allm.audio.v1 import transcription_service_pb2
 from allm.models.v1 import model_service_pb2
-from allm.openai.v1 import error_pb2, models_service_pb2, responses_service_pb2, text_service_pb2
+from allm.openai.v1 import audio_service_pb2, error_pb2, models_service_pb2, responses_service_pb2, text_service_pb2
 from allm.text.v1 import chat_service_pb2, embedding_service_pb2, response_service_pb2
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import (
@@ -21,11 +22,13 @@ from google.protobuf.descriptor_pb2 import (
 FACADES = (
     text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
     responses_service_pb2.DESCRIPTOR.services_by_name["ResponsesService"],
+    audio_service_pb2.DESCRIPTOR.services_by_name["AudioService"],
     models_service_pb2.DESCRIPTOR.services_by_name["ModelsService"],
 )
 CHAT = chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"]
 EMBEDDINGS = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
 RESPONSES = response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"]
+TRANSCRIPTIONS = transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"]
 MODELS = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]
 # OpenAI's bytes are the facade's; managing models is ours alone, so plain JSON of the typed messages does.
 TRANSCODED = (*FACADES, MODELS)
@@ -40,7 +43,7 @@ def method_names() -> list[dict[str, Any]]:
     """All methods that the gateway counts one by one, as Envoy's `GrpcMethodList`."""
     return [
         {"name": service.full_name, "method_names": [method.name for method in service.methods]}
-        for service in (*FACADES, CHAT, EMBEDDINGS, RESPONSES, MODELS)
+        for service in (*FACADES, CHAT, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, MODELS)
     ]
 
 

@@ -61,13 +61,15 @@ class Gateway:
     catalog: str  # where the catalog listens, in the same way
     admin: str  # where Envoy's admin interface listens: a Unix socket, or a loopback port; it has no login
     folder: Path  # where the rendered files go
+    audio: tuple[str, ...] = ()  # where the audio service's replicas listen; none: there is no such service
 
     def __post_init__(self) -> None:
         """Raises ValueError where the replicas' addresses cannot be those of one cluster."""
         if not self.text:
             raise ValueError("the gateway needs the address of one text replica at least")
-        if _discovery(self.text) == "STRICT_DNS" and any(address.startswith("unix:") for address in self.text):
-            raise ValueError(f"Unix sockets and names cannot be replicas of one service: {', '.join(self.text)}")
+        for replicas in (self.text, self.audio):
+            if _discovery(replicas) == "STRICT_DNS" and any(address.startswith("unix:") for address in replicas):
+                raise ValueError(f"Unix sockets and names cannot be replicas of one service: {', '.join(replicas)}")
 
 
 def write_config(gateway: Gateway) -> Path:
@@ -95,16 +97,25 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "descriptor_path": str(descriptor),
         "transcoded_names": transcoded_names(),
         "method_names": method_names(),
-        "text_discovery": _discovery(gateway.text),
-        "text_endpoints": _endpoints(gateway.text),
-        "text_retry_on": UNSEEN if _text_retries(gateway.text) == 0 else REFUSED,
-        "text_retries": max(1, _text_retries(gateway.text)),
-        "text_draws": DRAWS * (_text_retries(gateway.text) + 1) ** 2,
+        **_replicas("text", gateway.text),
+        **_replicas("audio", gateway.audio),
         "catalog_discovery": _discovery((gateway.catalog,)),
         "catalog_endpoints": _endpoints((gateway.catalog,)),
     }
     template = string.Template(TEMPLATE.read_text(encoding="utf-8"))
     return template.substitute({name: json.dumps(value) for name, value in values.items()})
+
+
+def _replicas(service: str, addresses: tuple[str, ...]) -> dict[str, Any]:
+    """What is said of a service that may have several replicas, each of which is asked once for what others refused."""
+    retries = _retries(addresses)
+    return {
+        f"{service}_discovery": _discovery(addresses),
+        f"{service}_endpoints": _endpoints(addresses),
+        f"{service}_retry_on": REFUSED if retries else UNSEEN,
+        f"{service}_retries": max(1, retries),
+        f"{service}_draws": DRAWS * (retries + 1) ** 2,
+    }
 
 
 def _discovery(addresses: tuple[str, ...]) -> str:
@@ -115,8 +126,8 @@ def _endpoints(addresses: tuple[str, ...]) -> list[dict[str, Any]]:
     return [{"endpoint": {"address": envoy_address(address)}} for address in addresses]
 
 
-def _text_retries(addresses: tuple[str, ...]) -> int:
+def _retries(addresses: tuple[str, ...]) -> int:
     """How many other replicas a request may be tried on. The only replica is not asked again for what it refused."""
     if _discovery(addresses) == "STRICT_DNS":
         return RETRIES_BEHIND_NAMES
-    return min(len(addresses) - 1, MOST_RETRIES)
+    return min(max(len(addresses) - 1, 0), MOST_RETRIES)

@@ -44,8 +44,9 @@ async def shared(socket_folder: Path) -> AsyncIterator[Shared]:
         await catalog.stop()
 
 
-@pytest.fixture
-def gateway(shared: Shared) -> RunningGateway:
+@pytest_asyncio.fixture(loop_scope="session")
+async def gateway(shared: Shared) -> RunningGateway:
+    await shared.gateway.finds_all_healthy()
     return shared.gateway
 
 

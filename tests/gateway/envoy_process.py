@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ START_SECONDS = 30
 NOWHERE = "unix:/nowhere/catalog.sock"  # for gateways whose catalog nobody asks
 LISTED_ORIGIN = "http://app.example:3000"
 LISTED_HOST = "allm.example.org"
+CLUSTERS = ("text", "catalog")
 
 
 def gateway_settings(
@@ -48,6 +50,17 @@ class RunningGateway:
             while text not in (content := self.log.read_text()):  # noqa: ASYNC110 - a file has no events
                 await asyncio.sleep(0.05)
         return content.splitlines()
+
+    async def finds_all_healthy(self) -> None:
+        """Waits until no service counts as gone. Scripted ones answer Envoy's checks only while this loop runs: after
+        many tests without it, it has given them up, and finds them again within a second."""
+        async with asyncio.timeout(10):
+            while not all(await asyncio.gather(*map(self._healthy, CLUSTERS))):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.02)
+
+    async def _healthy(self, cluster: str) -> bool:
+        _, body = await self.admin._call("GET", f"/stats?filter=^cluster.{cluster}.membership_healthy$&format=json")
+        return bool(json.loads(body)["stats"][0]["value"])
 
 
 @asynccontextmanager
