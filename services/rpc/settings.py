@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 T = TypeVar("T")
 
 MIB = 1024 * 1024
+# Of audio models, as CTranslate2 names them; int8 ones keep the rest in what follows the underscore.
+COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 
 
 class SettingError(Exception):
@@ -74,6 +76,27 @@ class TextSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioSettings:
+    """How audio models are run, and how much sound is taken. Zero means: derived from the model and the machine."""
+
+    device: str  # ALLM_DEVICE: auto, cuda, mps or cpu
+    threads: int  # ALLM_THREADS: compute threads of one model; 0: one per core that this process may use
+    compute_type: str  # ALLM_AUDIO_COMPUTE_TYPE: precision that models run in
+    batch_windows: int  # ALLM_AUDIO_BATCH: windows of 30 seconds that are computed together at the most
+    whole_windows: bool  # ALLM_AUDIO_WHOLE_WINDOWS: whether short windows are filled up to 30 seconds, too
+    beam_size: int  # ALLM_BEAM_SIZE: width of the beam search where a request names none
+    max_audio_bytes: int  # ALLM_MAX_AUDIO_BYTES: the largest file
+    max_audio_seconds: float  # ALLM_MAX_AUDIO_SECONDS: the longest sound
+    decoders: int  # ALLM_AUDIO_DECODERS: files that are decoded at the same time, each in a process of its own
+    queue_limit: int  # ALLM_AUDIO_QUEUE: requests that may wait for a model, and as many for a decoder
+    request_seconds: float  # ALLM_AUDIO_REQUEST_SECONDS: a request that takes longer ends with TIMEOUT
+    stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
+    load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
+    cache_folder: Path  # under ALLM_HOME: converted weights
+    upload_folder: Path  # under ALLM_HOME: files while they are decoded
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSettings:
     """Whether and how long responses are kept, so that they can be read again and continued."""
 
@@ -104,10 +127,12 @@ class Settings:
     models: tuple[tuple[str, Path], ...]  # ALLM_MODELS: `id=path.gguf` pairs, which `allm serve` registers
     aliases: tuple[tuple[str, str], ...]  # ALLM_ALIASES: `alias=id` pairs for them, comma-separated
     text_replicas: int  # ALLM_TEXT_REPLICAS: processes of the text service that `allm serve` runs
+    audio_replicas: int  # ALLM_AUDIO_REPLICAS: processes of the audio service that it runs; 0: none
     gateway: GatewaySettings
     service: ServiceSettings
     model: ModelSettings
     text: TextSettings
+    audio: AudioSettings
     store: StoreSettings
 
 
@@ -125,10 +150,12 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         models=tuple((name, Path(path).expanduser()) for name, path in read.pairs("ALLM_MODELS", "id=/path/m.gguf")),
         aliases=read.pairs("ALLM_ALIASES", "alias=id"),
         text_replicas=read.integer("ALLM_TEXT_REPLICAS", 1, 1, 64),
+        audio_replicas=read.integer("ALLM_AUDIO_REPLICAS", 1, 0, 64),
         gateway=_gateway(read, max_body_bytes),
         service=_service(read, max_body_bytes),
         model=_model(read, home),
         text=_text(read),
+        audio=_audio(read, home),
         store=StoreSettings(
             enabled=read.switch("ALLM_STORE", True),
             days=read.number("ALLM_STORE_DAYS", 30.0, 0.001, 3650.0),
@@ -192,6 +219,30 @@ def _text(read: _Reader) -> TextSettings:
         stall_seconds=read.seconds("ALLM_STALL_SECONDS", 120.0, 1.0, 86_400.0),
         load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
     )
+
+
+def _audio(read: _Reader, home: Path) -> AudioSettings:
+    return AudioSettings(
+        device=read.choice("ALLM_DEVICE", "auto", ("auto", "cuda", "mps", "cpu")),
+        threads=read.integer("ALLM_THREADS", 0, 0, 512),
+        compute_type=read.choice("ALLM_AUDIO_COMPUTE_TYPE", "auto", COMPUTE_TYPES),
+        batch_windows=read.integer("ALLM_AUDIO_BATCH", 0, 0, 256),
+        whole_windows=read.switch("ALLM_AUDIO_WHOLE_WINDOWS", False),
+        beam_size=read.integer("ALLM_BEAM_SIZE", 5, 1, 10),
+        max_audio_bytes=_max_audio_bytes(read),
+        max_audio_seconds=read.seconds("ALLM_MAX_AUDIO_SECONDS", 14_400.0, 1.0, 864_000.0),
+        decoders=read.integer("ALLM_AUDIO_DECODERS", 16, 1, 256),
+        queue_limit=read.integer("ALLM_AUDIO_QUEUE", 64, 0, 10_000),
+        request_seconds=read.seconds("ALLM_AUDIO_REQUEST_SECONDS", 3600.0, 0.1, 864_000.0),
+        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 120.0, 1.0, 86_400.0),
+        load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
+        cache_folder=home / "cache" / "audio",
+        upload_folder=home / "uploads",
+    )
+
+
+def _max_audio_bytes(read: _Reader) -> int:
+    return read.integer("ALLM_MAX_AUDIO_BYTES", 25 * MIB, 1024, 64 * 1024 * MIB)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grpc
+from allm.audio.v1 import transcription_service_pb2
 from allm.models.v1 import model_service_pb2
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import (
@@ -64,9 +65,12 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
         response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"].full_name,
     ]
-    # The gateway asks this service for reflection, and has the catalog behind the same port.
-    catalog = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
-    return Application(typed, close, leave=provision.leave, described=[catalog])
+    # The gateway asks this service for reflection, and has the others behind the same port.
+    others = [
+        model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+        transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name,
+    ]
+    return Application(typed, close, leave=provision.leave, described=others)
 
 
 async def _store(settings: Settings) -> ResponseStore | None:

@@ -12,10 +12,10 @@ from services.text.engine.messages import Encoded, FromWorker, Piece, Ready, Ste
 from services.text.engine.sampling import SamplingParams
 from services.text.parsers.dialect import choose
 from services.text.prompt import ChatTemplate
-from services.text.resident import ModelInWorker, Pending
+from services.text.resident import PendingText, TextModelInWorker
 
 
-class Answer(Pending):
+class Answer(PendingText):
     """The pieces of one request, in order. Pieces that come while nobody waits are handed over together."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Answer(Pending):
         self._news.set()
 
 
-class LoadedTextModel(ModelInWorker[Answer]):
+class LoadedTextModel(TextModelInWorker[Answer]):
     """A model that writes, in a worker process of its own."""
 
     def __init__(

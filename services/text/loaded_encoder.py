@@ -9,10 +9,10 @@ from services.rpc import metrics
 from services.rpc.errors import InvalidRequest
 from services.rpc.settings import TextSettings
 from services.text.engine.messages import Embed, Embedded, Encoded, EncoderReady, FromWorker, Stepped
-from services.text.resident import ModelInWorker, Pending
+from services.text.resident import PendingText, TextModelInWorker
 
 
-class EmbeddingAnswer(Pending):
+class EmbeddingAnswer(PendingText):
     """The vectors of one request, each float32 in little-endian order."""
 
     def __init__(self, inputs: int) -> None:
@@ -35,7 +35,7 @@ class EmbeddingAnswer(Pending):
             self._news.set()
 
 
-class LoadedEncoder(ModelInWorker[EmbeddingAnswer]):
+class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
     """A model that embeds, in a worker process of its own."""
 
     def __init__(

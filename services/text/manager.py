@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Mapping
 
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
+from services.residency.environment import available_cores, worker_environ
 from services.residency.manager import ModelManager
-from services.residency.worker import WorkerDied, WorkerProcess
-from services.rpc.errors import Internal, Timeout, from_code
+from services.residency.starting import WorkerStart
+from services.residency.worker import WorkerProcess
+from services.rpc.errors import Internal
 from services.rpc.settings import TextSettings
-from services.text.engine.messages import Capability, EncoderReady, EngineOptions, Failed, FromWorker, Load, Ready
+from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
 
@@ -32,33 +32,24 @@ class TextManager(ModelManager[TextResident]):
 
     async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> TextResident:
         options = self._options(descriptor)
-        environ = worker_environ(options.threads, gpu=options.gpu)
-        worker: WorkerProcess[FromWorker] = await WorkerProcess.start(WORKER_MODULE, FromWorker, descriptor.id, environ)
-        try:
-            capability: Capability = "embeddings" if "embeddings" in descriptor.capabilities else "chat"
-            worker.send(Load(runtime.name, options, capability))
-            ready = await asyncio.wait_for(self._ready(worker), self._settings.load_seconds)
+        capability: Capability = "embeddings" if "embeddings" in descriptor.capabilities else "chat"
+
+        def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> TextResident:
             if isinstance(ready, EncoderReady):
                 return LoadedEncoder(descriptor.id, worker, ready, self._settings)
+            if not isinstance(ready, Ready):
+                raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
             return LoadedTextModel(descriptor.id, descriptor.architecture, worker, ready, self._settings)
-        except TimeoutError:
-            await worker.close()
-            limit = self._settings.load_seconds
-            raise Timeout(f"{descriptor.id} was not loaded within {limit:g} seconds (ALLM_LOAD_SECONDS)") from None
-        except WorkerDied as death:
-            await worker.close()
-            raise Internal(f"{descriptor.id} could not be loaded: {death}") from death
-        except BaseException:
-            await worker.close()
-            raise
 
-    async def _ready(self, worker: WorkerProcess[FromWorker]) -> Ready | EncoderReady:
-        async for message in worker.messages():
-            if isinstance(message, Ready | EncoderReady):
-                return message
-            if isinstance(message, Failed):
-                raise from_code(message.code, message.message)
-        raise AssertionError("a worker's messages end with an error")
+        start: WorkerStart[FromWorker] = WorkerStart(
+            module=WORKER_MODULE,
+            messages=FromWorker,
+            model_id=descriptor.id,
+            environ=text_environ(options.threads, gpu=options.gpu),
+            load=Load(runtime.name, options, capability),
+            seconds=self._settings.load_seconds,
+        )
+        return await start.run(adopt)
 
     def _options(self, descriptor: ModelDescriptor) -> EngineOptions:
         settings = self._settings
@@ -78,30 +69,11 @@ class TextManager(ModelManager[TextResident]):
         )
 
 
-def available_cores() -> int:
-    """Cores that this process may use (its affinity mask, which containers set)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def worker_environ(threads: int, *, gpu: bool = False) -> Mapping[str, str]:
+def text_environ(threads: int, *, gpu: bool = False) -> Mapping[str, str]:
     """What native libraries and transformers are told by their environment.
-
-    Thread pools have as many threads as the engine uses, which wait without burning the cores: GNU's OpenMP spins for
-    milliseconds at every barrier. On a quiet machine a thousand turns are as fast (197 against 197 tokens/s on two
-    cores); beside one other busy process they were three times faster (71 against 25).
 
     Without a GPU, transformers must not read tensors ahead of converting them: else expanding 4 bits takes both forms'
     memory at once. The ranks of a divided model talk over the loopback interface only.
     """
     reading: Mapping[str, str] = {} if gpu else {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
-    return {
-        **reading,
-        "HF_HUB_OFFLINE": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": str(threads),
-        "GOMP_SPINCOUNT": "1000",
-        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages: weights are read from end to end for every token
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": str(threads),
-    }
+    return {**worker_environ(threads), **reading, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

@@ -223,3 +223,39 @@ def test_every_architecture_of_the_table_is_in_the_installed_llama_cpp(libllama:
 def test_architectures_that_cannot_chat_are_left_out_though_llama_cpp_has_them(libllama: bytes, encoder: str) -> None:
     assert encoder.encode() + b"\0" in libllama
     assert encoder not in LLAMA_CPP.architectures["chat"]
+
+
+# --- Whisper, in three layouts and two runtimes
+
+
+def whisper(architecture: str, *capabilities: str) -> ModelFacts:
+    able = frozenset(capabilities or {"transcription", "translation"})
+    return descriptor(modality="audio", format="whisper", architecture=architecture, capabilities=able)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+@pytest.mark.parametrize("capabilities", [("transcription",), ("transcription", "translation")])
+def test_a_whisper_model_runs_where_its_layout_is_read(device: str, capabilities: tuple[str, ...]) -> None:
+    registry = EngineRegistry(device, forced=False)
+    assert registry.resolve(whisper("whisper_ctranslate2", *capabilities)).name == "faster_whisper"
+    original = whisper("whisper", *capabilities)
+    assert registry.resolve(original).name == "whisper", "the first registered"
+    assert registry.resolve(original, asked="faster_whisper").name == "faster_whisper", "by conversion"
+
+
+def test_a_faster_runtime_is_taken_once_it_was_measured() -> None:
+    registry = EngineRegistry("cpu", forced=False)
+    measured = [
+        Measurement(runtime=name, device="cpu", tokens_per_second=speed, first_token_seconds=1.0, peak_memory=0)
+        for name, speed in (("whisper", 50.0), ("faster_whisper", 200.0))
+    ]
+    assert registry.resolve(whisper("whisper"), measured).name == "faster_whisper"
+
+
+def test_a_converted_whisper_model_names_what_cannot_read_it() -> None:
+    registry = EngineRegistry("cpu", forced=False)
+    with pytest.raises(Unsupported, match="the runtime 'whisper' that was asked for cannot run it here"):
+        registry.resolve(whisper("whisper_ctranslate2"), asked="whisper")
+    reasons = {each.runtime.name: each.reason for each in registry.explain(whisper("whisper_ctranslate2"))}
+    assert "does not know the architecture 'whisper_ctranslate2'" in reasons["whisper"]
+    assert "does not read audio models" in reasons["llama_cpp"]

@@ -19,6 +19,7 @@ from services.rpc.errors import (
     ModelNotReady,
     OutOfMemory,
     Overloaded,
+    RequestTooLarge,
     Unsupported,
     from_code,
 )
@@ -75,6 +76,20 @@ def test_too_long_a_context_is_an_invalid_request_with_openais_own_code() -> Non
         "code": "context_length_exceeded",
     }
     assert "context_length_exceeded" in table()["INVALID_REQUEST"][2]
+
+
+def test_what_is_too_large_is_an_invalid_request_with_a_status_of_its_own() -> None:
+    error = from_code("REQUEST_TOO_LARGE", "too large", "file")
+    assert isinstance(error, RequestTooLarge)
+    assert (error.code, error.http_status, error.grpc_status.name) == ("INVALID_REQUEST", 413, "OUT_OF_RANGE")
+    assert error.openai_object() == {
+        "message": "too large",
+        "type": "invalid_request_error",
+        "param": "file",
+        "code": "request_too_large",
+    }
+    text = DOCUMENTATION.read_text()
+    assert all(f"`{word}`" in text for word in ("OUT_OF_RANGE", "request_too_large"))
 
 
 def test_the_openai_object_prints_null_for_what_is_absent() -> None:

@@ -31,7 +31,9 @@ def flat(settings: Settings) -> dict[str, object]:
     found: dict[str, object] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        found |= dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {field.name: value}
+        values = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {field.name: value}
+        prefix = "audio." if field.name == "audio" else ""  # it has fields that text has, too
+        found |= {prefix + name: each for name, each in values.items()}
     return found
 
 
@@ -77,11 +79,22 @@ def test_the_defaults_of_an_empty_environment() -> None:
     assert settings.service.lifeline == -1
     assert settings.text.device == "auto"
     assert settings.text.prefix_cache is True
+    assert settings.audio.max_audio_bytes == 25 * MIB
+    assert settings.audio.cache_folder.is_relative_to(settings.home)
+    assert settings.audio.upload_folder.is_relative_to(settings.home)
 
 
 def test_settings_cannot_be_changed_later() -> None:
     settings = load_settings({})
-    for holder in (settings, settings.gateway, settings.service, settings.model, settings.text, settings.store):
+    for holder in (
+        settings,
+        settings.gateway,
+        settings.service,
+        settings.model,
+        settings.text,
+        settings.audio,
+        settings.store,
+    ):
         name = dataclasses.fields(holder)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(holder, name, None)
@@ -118,8 +131,8 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_LIFELINE_FD": ("7", "lifeline", 7),
         "ALLM_DRAIN_DELAY_SECONDS": ("0", "drain_delay_seconds", 0.0),
         "ALLM_DRAIN_SECONDS": ("1.5", "drain_seconds", 1.5),
-        "ALLM_DEVICE": ("CPU", "device", "cpu"),
-        "ALLM_THREADS": ("3", "threads", 3),
+        "ALLM_DEVICE": ("CPU", "device audio.device", "cpu"),
+        "ALLM_THREADS": ("3", "threads audio.threads", 3),
         "ALLM_CONTEXT_TOKENS": ("4096", "context_tokens", 4096),
         "ALLM_KV_TOKENS": ("8192", "kv_tokens", 8192),
         "ALLM_MAX_SEQUENCES": ("4", "max_sequences", 4),
@@ -130,8 +143,18 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_DTYPE": ("float32", "dtype", "float32"),
         "ALLM_TENSOR_PARALLEL": ("2", "tensor_parallel", 2),
         "ALLM_REQUEST_SECONDS": ("0.1", "request_seconds", 0.1),
-        "ALLM_STALL_SECONDS": ("1", "stall_seconds", 1.0),
-        "ALLM_LOAD_SECONDS": ("1", "load_seconds", 1.0),
+        "ALLM_STALL_SECONDS": ("1", "stall_seconds audio.stall_seconds", 1.0),
+        "ALLM_LOAD_SECONDS": ("1", "load_seconds audio.load_seconds", 1.0),
+        "ALLM_AUDIO_REPLICAS": ("0", "audio_replicas", 0),
+        "ALLM_AUDIO_COMPUTE_TYPE": ("int8", "audio.compute_type", "int8"),
+        "ALLM_AUDIO_BATCH": ("16", "audio.batch_windows", 16),
+        "ALLM_AUDIO_WHOLE_WINDOWS": ("on", "audio.whole_windows", True),
+        "ALLM_BEAM_SIZE": ("1", "audio.beam_size", 1),
+        "ALLM_MAX_AUDIO_BYTES": ("2048", "audio.max_audio_bytes", 2048),
+        "ALLM_MAX_AUDIO_SECONDS": ("60", "audio.max_audio_seconds", 60.0),
+        "ALLM_AUDIO_DECODERS": ("2", "audio.decoders", 2),
+        "ALLM_AUDIO_QUEUE": ("1", "audio.queue_limit", 1),
+        "ALLM_AUDIO_REQUEST_SECONDS": ("0.1", "audio.request_seconds", 0.1),
         "ALLM_STORE": ("off", "enabled", False),
         "ALLM_STORE_DAYS": ("0.5", "days", 0.5),
         "ALLM_REDIS_URL": ("redis://h/0", "redis_url", "redis://h/0"),
@@ -139,13 +162,13 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
     environ = Recorded()
     defaults = flat(load_settings(environ))
     assert environ.asked == set(changed), "a new variable belongs into this test"
-    for variable, (text, field, expected) in changed.items():
+    for variable, (text, fields, expected) in changed.items():
         settings = flat(load_settings({variable: text}))
-        assert settings.pop(field) == expected, variable
+        assert [settings.pop(field) for field in fields.split()] == [expected] * len(fields.split()), variable
         # The home and the folder of models have others derived from them.
         others = {name: value for name, value in settings.items() if variable not in ("ALLM_HOME", "ALLM_MODELS_DIR")}
         assert all(defaults[name] == value for name, value in others.items()), f"{variable} changes nothing else"
-        assert defaults[field] != expected, f"{variable}: the test must change something"
+        assert expected not in [defaults[field] for field in fields.split()], f"{variable}: the test must change it"
 
 
 def test_models_live_under_home_unless_told_otherwise() -> None:
@@ -186,6 +209,9 @@ def test_an_empty_variable_counts_as_unset(value: str) -> None:
         ("ALLM_PREFIX_CACHE", "true", "one of on, off"),
         ("ALLM_ARTIFACTS", "on", "one of auto, off"),
         ("ALLM_TEXT_REPLICAS", "0", "a whole number from 1 to 64"),
+        ("ALLM_AUDIO_COMPUTE_TYPE", "int4", "one of auto, float32, float16"),
+        ("ALLM_BEAM_SIZE", "0", "a whole number from 1 to 10"),
+        ("ALLM_MAX_AUDIO_SECONDS", "0", "a number of seconds from 1.0 to"),
         ("ALLM_MODELS", "/path/m.gguf", "a comma-separated list of id=/path/m.gguf"),
         ("ALLM_MODELS", "=/path/m.gguf", "a comma-separated list of id=/path/m.gguf"),
         ("ALLM_MODELS", "a=/x.gguf,b=", "a comma-separated list of id=/path/m.gguf"),

@@ -45,10 +45,11 @@ from service import (
 )
 from stack import ALIAS, MODEL, POLL_SECONDS, Stack, running_stack
 
+from services.residency.messages import Cancel
 from services.residency.worker import WorkerDied
 from services.rpc.errors import Timeout
 from services.rpc.settings import load_settings
-from services.text.engine.messages import Accepted, Cancel, FromWorker, Piece, Ready, Stepped, Submit
+from services.text.engine.messages import Accepted, FromWorker, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import LoadedTextModel
 

@@ -1,10 +1,9 @@
-"""The table of runtimes: what the registry promises, the worker has; and what a worker is started with."""
+"""The table of runtimes: what the registry promises, the worker has."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import os
 
 import pytest
 
@@ -12,7 +11,7 @@ from services.models.registry import RUNTIMES as PROMISED
 from services.text.engine.__main__ import RUNTIMES
 from services.text.engine.encoder import Encoder
 from services.text.engine.runtime import Runtime
-from services.text.manager import WORKER_MODULE, available_cores, worker_environ
+from services.text.manager import WORKER_MODULE
 
 LISTED = [(capability, name) for capability, table in RUNTIMES.items() for name in sorted(table)]
 PROTOCOLS = {"chat": Runtime, "embeddings": Encoder}
@@ -37,19 +36,3 @@ def test_a_runtime_is_in_modules_of_its_name_and_can_all_that_its_loop_asks(capa
 
 def test_the_workers_module_can_be_executed() -> None:
     assert importlib.util.find_spec(f"{WORKER_MODULE}.__main__") is not None
-
-
-def test_cores_are_those_that_this_process_may_use() -> None:
-    allowed = os.sched_getaffinity(0)
-    assert available_cores() == len(allowed)
-    try:
-        os.sched_setaffinity(0, {min(allowed)})
-        assert available_cores() == 1
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
-def test_native_thread_pools_get_no_more_threads_than_the_engine() -> None:
-    environ = worker_environ(3)
-    assert environ["OMP_NUM_THREADS"] == "3"
-    assert all(1 <= int(count) <= 3 for name, count in environ.items() if name.endswith("_NUM_THREADS"))

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from family_words import GLM_TEMPLATE, GLM_TOKENS, NEMOTRON_TEMPLATE, NEMOTRON_TOKENS, give_words
 
 from tests.text.families.small_tokenizer import write_tokenizer
+from tests.verification.family_words import (
+    GLM_TEMPLATE,
+    GLM_TOKENS,
+    NEMOTRON_TEMPLATE,
+    NEMOTRON_TOKENS,
+    give_words,
+)
 
 WIDTH, HEADS, KV_HEADS, HIDDEN, CONTEXT = 128, 4, 2, 256, 1024
 STATE, GROUPS, KERNEL, INNER, SSM_HEADS = 16, 2, 4, 256, 4  # of a Mamba-2 layer

@@ -1,4 +1,8 @@
-"""Whisper models in their three layouts: OpenAI's checkpoint, a CTranslate2 folder, and transformers' safetensors."""
+"""Whisper models in their three layouts: OpenAI's checkpoint, a CTranslate2 folder, and transformers' safetensors.
+
+The first and the last are of the architecture `whisper`, converted weights of `whisper_ctranslate2`: one runtime reads
+only these. A checkpoint is opened by its file, the others by their folder.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from services.models.inspection.weights import WHOLE, check_weights, find_weight
 from services.models.tree import FileTree
 from services.rpc.errors import InvalidRequest, ModelInvalid
 
+ARCHITECTURE, CONVERTED = "whisper", "whisper_ctranslate2"
 CHECKPOINT = ".pt"
 CTRANSLATE2 = "model.bin"
 VOCABULARIES = ("vocabulary.json", "vocabulary.txt")
@@ -85,7 +90,7 @@ def _ctranslate2(tree: FileTree) -> Finding:
     else:
         tokens = read_bytes(tree, vocabulary, MAX_VOCABULARY).count(b"\n")
     paths = {CTRANSLATE2, CONFIG, vocabulary, *(COMPANIONS | {TOKENIZER}) & tree.files.keys()}
-    return _finding(tree, paths, "", tokens >= MULTILINGUAL)
+    return _finding(tree, paths, "", tokens >= MULTILINGUAL, CONVERTED)
 
 
 def _transformers(tree: FileTree) -> Finding:
@@ -104,11 +109,13 @@ def _transformers(tree: FileTree) -> Finding:
     return _finding(tree, paths, "", config.vocabulary >= MULTILINGUAL)
 
 
-def _finding(tree: FileTree, paths: Iterable[str], primary: str, multilingual: bool) -> Finding:
+def _finding(
+    tree: FileTree, paths: Iterable[str], primary: str, multilingual: bool, architecture: str = ARCHITECTURE
+) -> Finding:
     return Finding(
         format="whisper",
         modality="audio",
-        architecture="whisper",
+        architecture=architecture,
         capabilities=frozenset({"transcription", "translation"} if multilingual else {"transcription"}),
         context_tokens=0,
         files=tuple(tree.files[path] for path in sorted(paths)),

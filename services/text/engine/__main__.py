@@ -19,23 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 from services.residency.channel import BlockingChannel, ChannelClosed
+from services.residency.messages import Cancel, Failed, Loading, Refused, Stop
 from services.text.engine import embedding_inputs
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
 from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingLoop
 from services.text.engine.encoder import Encoder
-from services.text.engine.messages import (
-    Accepted,
-    Cancel,
-    Embed,
-    EngineOptions,
-    Failed,
-    Load,
-    Loading,
-    Refused,
-    Stop,
-    Submit,
-    ToWorker,
-)
+from services.text.engine.messages import Accepted, Embed, EngineOptions, Load, Submit, ToWorker
 from services.text.engine.runtime import EngineError, Runtime
 
 # Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.

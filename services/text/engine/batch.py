@@ -8,26 +8,22 @@ conditions and cancellation; under it a runtime only steps sequences. Time limit
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import queue
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.text.engine.cells import BLOCK, CellLedger, Holding
+from services.residency.messages import Cancel, Refused, Stop
+from services.text.engine.cells import BLOCK, CellLedger
 from services.text.engine.logprobs import HeldLogprobs
-from services.text.engine.messages import Cancel, Counters, FinishReason, Piece, Refused, Stepped, Stop
-from services.text.engine.prefix import Entry, PrefixCache, common_blocks
+from services.text.engine.messages import Counters, FinishReason, Piece, Stepped
+from services.text.engine.prefix_reuse import PrefixReuse
 from services.text.engine.runtime import EngineError, OutOfCells, Runtime, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
+from services.text.engine.state_reuse import StateReuse
 from services.text.engine.text import TextAssembler
-
-# A prompt waits for another one to be computed only when it saves at least so many tokens: less is not worth a step.
-WORTH_WAITING = 8 * BLOCK
-# Where cells are not shared, copying a prefix moves a whole stream of the cache: less than this is computed anew.
-WORTH_COPYING = 8 * BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +62,8 @@ class BatchLoop:
         self._inbox = inbox
         self._send = send
         self._ledger = CellLedger(runtime.ready.kv_tokens)
-        self._ids = list(range(runtime.sequence_ids))
-        self._reuse = runtime.reuses_prefixes and limits.cached_cells > 0
-        entries = runtime.sequence_ids - (limits.max_sequences if runtime.shares_cells else 0)
-        self._prefixes = PrefixCache(self._ledger, entries, limits.cached_cells, self._free_id)
+        reuse = StateReuse if runtime.reuses_states else PrefixReuse
+        self._reuse = reuse(runtime, self._ledger, limits.max_sequences, limits.cached_cells)
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._pieces: list[Piece] = []
@@ -166,44 +160,17 @@ class BatchLoop:
             self._waiting.remove(sequence)
             if sequence.params.seed is not None and not self._running and self._runtime.shares_cells:
                 # Sums over cells round by the order they lie in: a lone seeded request gets an empty cache each time.
-                self._prefixes.clear()
-            self._place(sequence)
+                self._reuse.clear()
+            self._reuse.place(sequence)
             self._running.append(sequence)
-
-    def _place(self, sequence: Sequence) -> None:
-        """Gives a request a sequence id: a free one, or one that the prefix cache holds, with what it has in common."""
-        if self._ids:
-            sequence.id = heapq.heappop(self._ids)  # the lowest: runtimes compute neighbours together
-            return
-        prompt = sequence.tokens[:-1] if self._may_reuse(sequence) else []
-        taken = self._prefixes.take(sequence.client, prompt, sequence.cache_key)
-        if taken is None:
-            raise AssertionError("every sequence id is running or cached")
-        sequence.id = taken[0].id
-        self._runtime.drop(sequence.id, taken[1])
-        self._begin_with(sequence, taken[1], None)
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether there are cells for the prompt, beside what the running requests still have to compute."""
         if not self._running:
             return True
         claimed = sum(running.missing for running in self._running) + BLOCK * len(self._running)
-        return claimed + sequence.missing - self._shareable(sequence) + BLOCK <= self._ledger.free + self._ledger.cached
-
-    def _shareable(self, sequence: Sequence) -> int:
-        """Tokens that a waiting request could share with a running one, now or once that one is computed."""
-        if not self._runtime.shares_cells or not self._may_reuse(sequence):
-            return 0
-        return max((self._common(sequence, other) for other in self._running), default=0)
-
-    def _may_reuse(self, sequence: Sequence) -> bool:
-        # Reused cells were computed in batches of another shape and differ in the last bits: a seed asks for sameness.
-        return self._reuse and sequence.params.seed is None
-
-    def _common(self, sequence: Sequence, other: Sequence) -> int:
-        if other is sequence or other.client != sequence.client or other.tokens[:BLOCK] != sequence.tokens[:BLOCK]:
-            return 0
-        return min(common_blocks(sequence.tokens, other.tokens), (len(sequence.tokens) - 1) // BLOCK * BLOCK)
+        wanted = sequence.missing - self._reuse.shareable(sequence, self._running)
+        return claimed + wanted + BLOCK <= self._ledger.free + self._ledger.cached
 
     # --- what a step computes
 
@@ -225,53 +192,14 @@ class BatchLoop:
         reserved = max(1, budget // 4)
         for sequence in sorted(prompts, key=lambda sequence: (sequence.missing, sequence.arrival)):
             available = budget if sequence is oldest else budget - min(reserved, oldest.missing)
-            if available <= 0 or self._waits_for_prefix(sequence):
+            if available <= 0 or self._reuse.waits(sequence, self._running):
                 continue
-            share = min(sequence.missing, available)
+            share = min(sequence.ahead, available)
             shares[sequence] = share
             budget -= share
             if sequence is oldest:
                 reserved = 0
         return list(shares.items())
-
-    def _waits_for_prefix(self, sequence: Sequence) -> bool:
-        """Reuses the best prefix for a prompt that begins; whether it should wait for an earlier one's instead."""
-        if sequence.begun or not self._may_reuse(sequence):
-            return False
-        found = self._prefixes.find(sequence.client, sequence.tokens[:-1])
-        best = (found[1], found[0].id, found[0].holding) if found else (0, -1, Holding())
-        promised = 0
-        for other in self._running:
-            common = self._common(sequence, other)
-            there = min(common, other.computed) // BLOCK * BLOCK
-            if there > best[0]:
-                best = (there, other.id, other.holding)
-            if other.arrival < sequence.arrival:
-                promised = max(promised, common)
-        if promised >= max(best[0], sequence.computed) + WORTH_WAITING:
-            return True
-        self._copy_prefix(sequence, *best)
-        return False
-
-    def _copy_prefix(self, sequence: Sequence, tokens: int, source: int, holding: Holding) -> None:
-        """Lets a prompt begin with another sequence's first tokens, when that is worth it."""
-        sequence.begun = True
-        if tokens < sequence.computed + (BLOCK if self._runtime.shares_cells else WORTH_COPYING):
-            return
-        if sequence.computed:
-            self._ledger.release(sequence.holding)
-            self._runtime.drop(sequence.id)
-        self._runtime.copy(source, sequence.id, tokens)
-        self._begin_with(sequence, tokens, holding if self._runtime.shares_cells else None)
-
-    def _begin_with(self, sequence: Sequence, tokens: int, shared: Holding | None) -> None:
-        """Notes that the first `tokens` of a prompt are there: in cells `shared` with another, or in its own."""
-        if shared:
-            self._ledger.share(shared, sequence.holding, tokens)
-        else:
-            self._ledger.grow(sequence.holding, tokens)
-        sequence.computed = tokens
-        sequence.cached = max(sequence.cached, min(tokens, sequence.prompt_tokens))
 
     def _make_room(self, plan: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Takes out of the plan what there are no cells for."""
@@ -282,7 +210,7 @@ class BatchLoop:
 
     def _relieve(self) -> Sequence | None:
         """Gives up cells: kept prefixes first, then the newest request, which starts over unless it is alone."""
-        if self._prefixes.evict():
+        if self._reuse.evict():
             return None
         newest = max(self._running, key=lambda sequence: sequence.arrival)
         if len(self._running) > 1:
@@ -297,9 +225,9 @@ class BatchLoop:
         """Gives up a running request's cells; it starts over, with what it has generated, when there is room."""
         self._preempted += 1
         self._running.remove(sequence)
-        self._ledger.release(sequence.holding)
-        self._free_id(sequence.id)
+        self._reuse.give_up(sequence)
         sequence.id, sequence.computed, sequence.begun = -1, 0, False
+        sequence.marks.clear()
         self._waiting.append(sequence)
 
     # --- the step and what comes out of it
@@ -322,6 +250,7 @@ class BatchLoop:
         for (sequence, count), outcome in zip(plan, sampled, strict=True):
             self._ledger.grow(sequence.holding, count)
             sequence.computed += count
+            self._reuse.reached(sequence)
             if isinstance(outcome, EngineError):
                 self._retire(sequence)
                 self._refuse(sequence.request, outcome)
@@ -353,22 +282,10 @@ class BatchLoop:
         return sequence.text.push(piece)
 
     def _retire(self, sequence: Sequence) -> None:
-        """Ends a running request: its cells go at once, whole blocks to the prefix cache."""
+        """Ends a running request: its cells go at once, to the prefix cache or to whoever needs them."""
         self._running.remove(sequence)
         self._runtime.free_sampler(sequence.sampler)
-        whole = sequence.computed // BLOCK * BLOCK
-        if not self._reuse or not whole:
-            self._ledger.release(sequence.holding)
-            self._free_id(sequence.id)
-            return
-        self._runtime.drop(sequence.id, whole)
-        kept = self._ledger.keep(sequence.holding)
-        keys = {sequence.cache_key} if sequence.cache_key else set()
-        self._prefixes.keep(Entry(sequence.client, sequence.tokens[:whole], sequence.id, kept, keys))
-
-    def _free_id(self, sequence_id: int) -> None:
-        self._runtime.drop(sequence_id)
-        heapq.heappush(self._ids, sequence_id)
+        self._reuse.retire(sequence)
 
     def _report(self) -> None:
         counters = Counters(

@@ -82,10 +82,20 @@ class CellLedger:
         self.release(holding)
         return kept
 
+    def keep_whole(self, holding: Holding) -> Holding:
+        """The prefix cache takes a copy of all that a running sequence holds: its blocks shared, its tail once more."""
+        kept = Holding()
+        kept.blocks, kept.tail = list(holding.blocks), holding.tail
+        for block in kept.blocks:
+            block.cached += 1
+        self.cached += kept.tail
+        return kept
+
     def forget(self, holding: Holding) -> None:
         """The prefix cache drops an entry."""
+        self.cached -= holding.tail
         for block in holding.blocks:
             block.cached -= 1
             if not block.cached and not block.running:
                 self.cached -= BLOCK
-        holding.blocks = []
+        holding.blocks, holding.tail = [], 0

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.residency.messages import Cancel, Stop
 from services.text.engine.encoder import Encoder, Tokens, Vectors
-from services.text.engine.messages import Cancel, Counters, Embedded, Encoded, Stop
+from services.text.engine.messages import Counters, Embedded, Encoded
 
 
 @dataclass(slots=True)

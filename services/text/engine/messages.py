@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from services.residency.messages import Cancel, Failed, Loading, Refused, Stop
 from services.text.engine.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -65,25 +66,6 @@ class Embed:
     param: str = "input[]"  # what the caller calls an input; `[]` stands for its index
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """The request's caller is gone; its cells are given up before the next step."""
-
-    request: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Ends the worker at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """Progress of loading, 0 to 1."""
-
-    fraction: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The model is loaded."""
@@ -108,30 +90,12 @@ class EncoderReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The model could not be loaded; `code` is one of the ten."""
-
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class Accepted:
     """The request's prompt is tokenized and fits."""
 
     request: int
     prompt_tokens: int
     prompt: str = ""  # the text of a prompt that came as tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """The request cannot run; the worker has forgotten it."""
-
-    request: int
-    code: str
-    message: str
-    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

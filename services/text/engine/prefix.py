@@ -25,6 +25,7 @@ class Entry:
     id: int
     holding: Holding
     keys: set[str] = field(default_factory=set)  # what the client calls the sessions whose newest prefix it is
+    maker: object = field(default_factory=object)  # the request that left it, or went on from it last
 
 
 def common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
@@ -107,11 +108,7 @@ class PrefixCache:
                 entry.keys |= other.keys
                 self._forget(self._entries.pop(other.id))
         self._entries[kept.id] = kept
-        self._replace(kept)
-        self._bound_keys()
-        while len(self._entries) > self._max_entries or self._ledger.cached > self._max_cells:
-            if not self.evict():
-                break
+        self._settle(kept)
 
     def evict(self) -> bool:
         """Drops the entry that is wanted least; False when there is none."""
@@ -119,6 +116,12 @@ class PrefixCache:
             return False
         self._forget(self._entries.pop(self._least_wanted().id))
         return True
+
+    def trim(self) -> None:
+        """Drops what is wanted least while there is more than there may be."""
+        while len(self._entries) > self._max_entries or self._ledger.cached > self._max_cells:
+            if not self.evict():
+                break
 
     def clear(self) -> None:
         """Drops all entries."""
@@ -129,10 +132,17 @@ class PrefixCache:
         """The least recently used entry without a key; where all have one, of those."""
         return next((entry for entry in self._entries.values() if not entry.keys), next(iter(self._entries.values())))
 
+    def _settle(self, newest: Entry) -> None:
+        """Drops what an entry replaces, and what there is no room for beside it."""
+        self._replace(newest)
+        self._bound_keys()
+        self.trim()
+
     def _replace(self, newest: Entry) -> None:
         """Drops what the sessions of an entry had before."""
         for other in list(self._entries.values()):
-            if other is not newest and other.client == newest.client and other.keys & newest.keys:
+            mine = other.maker == newest.maker or other.client != newest.client
+            if not mine and other.keys & newest.keys:
                 other.keys -= newest.keys
                 if not other.keys:
                     self._forget(self._entries.pop(other.id))

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 
+LEAST_STATES, MOST_STATES = 4, 64  # that are kept, whatever number of requests may run
+
 
 class EngineError(Exception):
     """A fault that ends requests or loading; `code` is one of the ten error codes."""
@@ -55,12 +57,21 @@ def check_bias(params: SamplingParams, vocabulary: int) -> None:
         raise EngineError("INVALID_REQUEST", message, "logit_bias")
 
 
+def kept_states(max_sequences: int) -> int:
+    """How many recurrent states a runtime has room for beside those of running requests: half as many.
+
+    The state of a large model takes some 50 MB, however short its sequence is: far more than the keys of a short one.
+    """
+    return min(MOST_STATES, max(LEAST_STATES, max_sequences // 2))
+
+
 class Runtime(Protocol):
     """A loaded model."""
 
     ready: Ready
     sequence_ids: int  # how many sequence ids there are: requests and prefix cache entries
     reuses_prefixes: bool  # whether part of a sequence can be copied to another (no recurrent state)
+    reuses_states: bool  # whether only a whole sequence can be, with its recurrent state; then cells are shared
     shares_cells: bool  # whether a copy only marks the source's cells; else it takes as many cells again, and time
 
     def tokenize(self, text: str) -> list[int]:
@@ -94,7 +105,10 @@ class Runtime(Protocol):
         """
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Lets the empty sequence `target` begin with the first `tokens` cells of `source`, which keeps them."""
+        """Lets the empty sequence `target` begin with the first `tokens` cells of `source`, which keeps them.
+
+        Where `reuses_states`, those are always all of `source`.
+        """
 
     def drop(self, sequence: int, start: int = 0) -> None:
         """Gives up a sequence's cells from position `start` on."""

@@ -32,11 +32,22 @@ class Sequence:
     computed: int = 0  # tokens whose cells are there
     cached: int = 0  # prompt tokens that came from the prefix cache
     holding: Holding = field(default_factory=Holding)
+    marks: list[int] = field(default_factory=list)  # tokens of its prompt after which its state is to be kept
+
+    @property
+    def keys(self) -> set[str]:
+        """What its client calls the sessions that it belongs to: one or none."""
+        return {self.cache_key} if self.cache_key else set()
 
     @property
     def missing(self) -> int:
         """Tokens still to compute before the next one can be sampled."""
         return len(self.tokens) - self.computed
+
+    @property
+    def ahead(self) -> int:
+        """Tokens that a step may compute: all that are missing, or those up to the next mark."""
+        return min((mark for mark in self.marks if mark > self.computed), default=len(self.tokens)) - self.computed
 
     @property
     def decoding(self) -> bool:

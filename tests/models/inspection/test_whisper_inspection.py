@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 from services.models.inspection.inspect import inspect
 from services.rpc.errors import InvalidRequest
@@ -82,7 +83,7 @@ def test_no_other_single_file_is_taken(tmp_path: Path, name: str) -> None:
 
 def test_a_ctranslate2_folder(tmp_path: Path) -> None:
     found = inspect(local(write_ctranslate2(tmp_path)), "whisper")
-    assert (found.architecture, found.capabilities, found.primary) == ("whisper", BOTH, "")
+    assert (found.architecture, found.capabilities, found.primary) == ("whisper_ctranslate2", BOTH, "")
     assert paths(found) == ["config.json", "model.bin", "tokenizer.json", "vocabulary.json"]
 
 
@@ -120,6 +121,19 @@ def test_its_documents_must_be_what_they_are(tmp_path: Path, name: str, content:
     write_ctranslate2(tmp_path)
     write_json(tmp_path / name, content)
     assert refusal(tmp_path, "whisper").startswith(f"{name} is no JSON")
+
+
+def test_real_ctranslate2_folders() -> None:
+    for folder, capabilities in ((tiny_en_ct2(), {"transcription"}), (base_ct2(), BOTH)):
+        found = inspect(local(folder), "whisper")
+        assert (found.architecture, found.capabilities, found.primary) == ("whisper_ctranslate2", capabilities, "")
+        assert {"config.json", "model.bin", "tokenizer.json", "vocabulary.txt"} == {*paths(found)}
+
+
+def test_a_real_checkpoint() -> None:
+    path = tiny_en_pt()
+    found = inspect(local(path.parent), "whisper", path.name)
+    assert (found.architecture, found.capabilities, found.primary) == ("whisper", {"transcription"}, path.name)
 
 
 # --- transformers

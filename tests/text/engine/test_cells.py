@@ -36,6 +36,17 @@ def test_what_the_cache_keeps_is_cached_until_a_request_runs_on_it() -> None:
     assert ledger.free == 1000
 
 
+def test_a_copy_of_all_that_a_sequence_holds_shares_its_blocks_and_has_a_tail_of_its_own() -> None:
+    ledger, holding = CellLedger(1000), Holding()
+    ledger.grow(holding, 2 * BLOCK + 3)
+    kept = ledger.keep_whole(holding)
+    assert (ledger.active, ledger.cached) == (2 * BLOCK + 3, 3)
+    ledger.release(holding)
+    assert (ledger.active, ledger.cached) == (0, 2 * BLOCK + 3)
+    ledger.forget(kept)
+    assert ledger.free == 1000
+
+
 def test_random_histories_add_up() -> None:
     rng = random.Random(7)  # noqa: S311
     ledger = CellLedger(10**6)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from test_embedding_loop import CountingEncoder
 
+from services.residency.messages import Refused
 from services.text.engine import embedding_inputs
 from services.text.engine.embedding_inputs import MAX_REQUEST_TOKENS, prepare
-from services.text.engine.messages import Accepted, Embed, Refused
+from services.text.engine.messages import Accepted, Embed
 
 
 def asked(inputs: list[str | list[int]], param: str = "input[]") -> tuple[Any, Any]:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from services.residency.messages import Cancel, Stop
 from services.text.engine.embedding_loop import EmbeddingArrival, EmbeddingInbox, EmbeddingLoop
 from services.text.engine.encoder import Tokens, Vectors
-from services.text.engine.messages import Cancel, Encoded, EncoderReady, Stop
+from services.text.engine.messages import Encoded, EncoderReady
 from tests.minilm import unpack
 
 BATCH_TOKENS = 100

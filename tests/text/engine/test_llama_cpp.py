@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.text.engine.messages import Cancel
+from services.residency.messages import Cancel
 from services.text.engine.runtime import EngineError
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from tests.demo_model import demo_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from services.text.engine.messages import Cancel
+from services.residency.messages import Cancel
 from services.text.engine.runtime import EngineError, Sampled, Span
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams

@@ -38,7 +38,7 @@ class TranscriptionConfig(_message.Message):
     language: _builtins.str
     """Language spoken, as an ISO 639 code such as `en` or by its English name. Default: found by the model."""
     prompt: _builtins.str
-    """Text to go on from: names and words to expect, or what was said before. The model reads its last 224 tokens. At most
+    """Text to go on from: names and words to expect, or what was said before. The model reads its last 223 tokens. At most
     65,536 characters. Optional.
     """
     temperature: _builtins.float
@@ -115,7 +115,7 @@ class TranslationConfig(_message.Message):
     language: _builtins.str
     """Language spoken, as an ISO 639 code such as `de` or by its English name. Default: found by the model."""
     prompt: _builtins.str
-    """Text to go on from, in English. The model reads its last 224 tokens. At most 65,536 characters. Optional."""
+    """Text to go on from, in English. The model reads its last 223 tokens. At most 65,536 characters. Optional."""
     temperature: _builtins.float
     """Temperature to sample at, 0 to 1. Default: 0, and higher only where what came out repeats itself or is improbable."""
     beam_size: _builtins.int

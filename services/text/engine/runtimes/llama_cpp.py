@@ -8,7 +8,8 @@ All requests share one context; each has a llama.cpp sequence id of its own. The
   step took 72 ms instead of 106), but a prefix must be copied, and memory for all contexts must be there. llama.cpp
   computes sequences in one graph only while their ids follow each other: an unordered batch took three times as long.
 
-Streams are used where `kv_tokens` grants every sequence a full context, else the cache is unified.
+Streams are used where `kv_tokens` grants every sequence a full context, else the cache is unified; so it is for models
+with a recurrent state whose prefixes are kept, because a copy of a whole stream would cost more than its few keys do.
 
 Shapes: logits are float32 [outputs, vocabulary], one row per span that wants a token, in the order of the batch. A
 grammar's mask is int32 [ceil(vocabulary / 32)], a bit per token; it is put onto the logits in place, where llama.cpp's
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
-from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span, check_bias
+from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.sampling import SamplingParams
 
@@ -55,9 +56,13 @@ class LlamaEngine:
         self._n_vocab = llama_cpp.llama_vocab_n_tokens(self._vocab)
         recurrent = llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model)
         self.reuses_prefixes = not recurrent
+        self.reuses_states = recurrent and options.prefix_cache
         self._context_tokens, cells = self._sizes(options)
-        self.shares_cells = cells < self._context_tokens * options.max_sequences
-        extra = PREFIX_ENTRIES if self.shares_cells and self.reuses_prefixes else 0
+        self.shares_cells = self.reuses_states or cells < self._context_tokens * options.max_sequences
+        if self.reuses_states:
+            extra = kept_states(options.max_sequences)
+        else:
+            extra = PREFIX_ENTRIES if self.shares_cells and self.reuses_prefixes else 0
         self.sequence_ids = options.max_sequences + extra
         self._context = self._new_context(options, cells)
         self._memory = llama_cpp.llama_get_memory(self._context)
@@ -122,7 +127,10 @@ class LlamaEngine:
         return self._sample(spans, masks)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Marks the first `tokens` cells of `source` as `target`'s too; in another stream, copies them."""
+        """Marks the first `tokens` cells of `source` as `target`'s too; in another stream, copies them.
+
+        A recurrent state is marked like a cell: llama.cpp copies it when one of the two goes on.
+        """
         if self.shares_cells:
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
         else:  # llama.cpp copies streams only whole

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from services.text.engine.messages import Cancel
+from services.residency.messages import Cancel
 from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from tests.text.engine.session import Session
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from services.text.engine.cells import BLOCK
 from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
-from services.text.engine.runtime import EngineError, Sampled, Span, check_bias
+from services.text.engine.runtime import EngineError, Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.torch.executor import Executor
 from services.text.engine.runtimes.torch.packing import make_batch
 from services.text.engine.runtimes.torch.pages import RESERVED_PAGES, PageTables
@@ -61,14 +61,18 @@ class SafetensorsEngine:
             raise
         trained = int(getattr(text, "max_position_embeddings", 0) or DEFAULT_CONTEXT)
         context = min(options.context_tokens or DEFAULT_CONTEXT, trained)
-        self.executor.allocate_states(options.max_sequences)
-        cells = self._cells(options, context)
         self.reuses_prefixes = not self.executor.is_recurrent
-        self.sequence_ids = options.max_sequences + (PREFIX_ENTRIES if self.reuses_prefixes else 0)
-        pages = -(-cells // BLOCK) + options.max_sequences + RESERVED_PAGES  # each running sequence has an open page
+        self.reuses_states = self.executor.is_recurrent and options.prefix_cache
+        kept = kept_states(options.max_sequences) if self.reuses_states else 0
+        self.executor.allocate_states(options.max_sequences, kept)
+        cells = self._cells(options, context)
+        self.sequence_ids = options.max_sequences + (PREFIX_ENTRIES if self.reuses_prefixes else kept)
+        # Each running sequence has an open page, and so has each state that is kept.
+        pages = -(-cells // BLOCK) + options.max_sequences + kept + RESERVED_PAGES
         if self._others:
             self._others.allocate(pages, options.max_sequences)
         self.executor.allocate(pages, options.max_sequences)
+        self._lengths = [0] * self.sequence_ids  # tokens of each sequence that are computed
         self._tables = PageTables(pages, self.sequence_ids, -(-context // BLOCK) + 1)
         self._sampler = BatchSampler(self._vocab_size, sorted(self._vocabulary.ends), device)
         self._grammars: GrammarCompiler | None = None
@@ -130,6 +134,8 @@ class SafetensorsEngine:
         if self._others:
             self._others.run(batch)
         logits = self.executor.run(batch)
+        for span in spans:
+            self._lengths[span.sequence] = span.start + len(span.tokens)
         outcomes: list[Sampled | EngineError | None] = [None] * len(spans)
         wanted: list[Sampler] = [spans[number].sampler for number in order]  # type: ignore[misc]
         for number, outcome in zip(order, self._choose(logits, wanted), strict=True):
@@ -137,16 +143,23 @@ class SafetensorsEngine:
         return outcomes
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Lets `target` hold the pages of the first `tokens` of `source` too. ValueError where there is a state."""
-        if not self.reuses_prefixes:
-            raise ValueError("a recurrent state cannot be shared in part")
+        """Lets `target` hold the pages of the first `tokens` of `source` too, and a copy of its state.
+
+        ValueError where there is a state, but not after just so many tokens.
+        """
+        if self.executor.is_recurrent:
+            if tokens != self._lengths[source]:
+                raise ValueError(f"a recurrent state after {self._lengths[source]} tokens cannot be shared in part")
+            self.executor.copy_state(source, target)
         self._tables.share(source, target, tokens)
+        self._lengths[target] = tokens
 
     def drop(self, sequence: int, start: int = 0) -> None:
         """Gives up the pages from position `start` on. ValueError where a state would have to be cut."""
-        if start and not self.reuses_prefixes:
+        if start and self.executor.is_recurrent:
             raise ValueError("a recurrent state cannot be cut")
         self._tables.cut(sequence, start)
+        self._lengths[sequence] = min(start, self._lengths[sequence])
 
     def close(self) -> None:
         """Ends the other ranks of a divided model. A worker that simply ends takes them along too."""

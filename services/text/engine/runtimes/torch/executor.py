@@ -72,15 +72,26 @@ class Executor:
         free, _ = torch.cuda.mem_get_info(self.device)
         return smallest(free, self.device) if self._ranks.count > 1 else int(free)
 
-    def allocate_states(self, sequences: int) -> None:
-        """Makes room for what recurrent layers remember of each sequence. Raises EngineError OUT_OF_MEMORY."""
+    def allocate_states(self, sequences: int, kept: int) -> None:
+        """Makes room for what recurrent layers remember of each running sequence, and of as many `kept` ones.
+
+        Raises EngineError OUT_OF_MEMORY.
+        """
         try:
             for layer in self._recurrent:
-                layer.allocate(sequences)
+                layer.allocate(sequences + kept)
         except (MemoryError, RuntimeError) as error:
-            size = sequences * sum(layer.sequence_bytes for layer in self._recurrent) / 2**30
-            message = f"no memory for the recurrent state of {sequences} requests, {size:.1f} GiB (ALLM_MAX_SEQUENCES)"
+            size = (sequences + kept) * sum(layer.sequence_bytes for layer in self._recurrent) / 2**30
+            message = (
+                f"no memory for the recurrent state of {sequences} requests (ALLM_MAX_SEQUENCES) "
+                f"and of {kept} prefixes (ALLM_PREFIX_CACHE), {size:.1f} GiB"
+            )
             raise EngineError("OUT_OF_MEMORY", message) from error
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Has recurrent layers remember of one sequence what they remember of another."""
+        for layer in self._recurrent:
+            layer.copy(source, target)
 
     def allocate(self, pages: int, sequences: int) -> None:
         """Makes the cache, and what decodes up to `sequences` at a time. Raises EngineError OUT_OF_MEMORY."""

@@ -3,7 +3,7 @@
 Such a layer remembers of a sequence what does not grow with it: the last inputs of its convolution, and a matrix for
 each head (the scan's state). Both are held here by sequence id, whatever the sequence is in the key-value cache. There
 is nothing to give up: a span that begins at position 0 begins with nothing remembered. Of a state no part can be
-shared, nor can its end be cut off, so prefixes are not reused.
+shared, nor can its end be cut off; as a whole it can be copied to another sequence, which then goes on from there.
 
 What is computed, for each token and head, with dt = softplus(the token's dt + dt_bias) and B, C of the head's group:
 `state = state * exp(-exp(A_log) * dt) + dt * x * B` and `y = state * C + D * x`. Decoding tokens are computed so, all
@@ -79,6 +79,12 @@ class Mamba2(nn.Module):
         weight = self._mixer.conv1d.weight
         self._inputs = weight.new_zeros(sequences, self._features, self._reach)
         self._states = weight.new_zeros(sequences, self._heads, self._width, self._size, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int) -> None:
+        """Remembers of the sequence `target` what it remembers of `source`."""
+        self._inputs[target] = self._inputs[source]
+        self._states[target] = self._states[source]
 
     def forward(self, hidden_states: Tensor, *, pages: PagedCache | CacheProbe | None = None, **_: Any) -> Tensor:
         """Of packed tokens [1, tokens, hidden], with the plan of `pages`."""

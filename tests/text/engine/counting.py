@@ -1,0 +1,191 @@
+"""A runtime that only counts, for the batch loop: every token can be predicted.
+
+The next token of a sequence is a function of all its tokens. It keeps cells like llama.cpp does and refuses what
+llama.cpp would refuse.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.residency.messages import Cancel, Refused
+from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
+from services.text.engine.messages import Piece, Ready, Stepped, TokenLogprob
+from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span
+from services.text.engine.sampling import SamplingParams
+
+END = 0
+SHOWN = 32  # tokens below are control tokens
+
+
+def following(tokens: Sequence[int]) -> int:
+    """The token after `tokens`: a letter, never the end."""
+    return 97 + (sum(tokens) * 31 + len(tokens)) % 26
+
+
+class Script:
+    """A grammar of this runtime: the answer itself. `!` stands for a fault."""
+
+    def __init__(self, answer: str) -> None:
+        self.rest = answer
+
+    def following(self) -> tuple[int, bool]:
+        """The next character's token, and whether it is the last."""
+        token, self.rest = ord(self.rest[0]), self.rest[1:]
+        return token, not self.rest
+
+
+@dataclass
+class Sampler:
+    """Samples for one request."""
+
+    params: SamplingParams
+    script: Script
+    logprobs: int | None
+
+    def choose(self, tokens: list[int]) -> Sampled | EngineError:
+        token, last = self.script.following() if self.script.rest else (following(tokens), False)
+        if token == ord("!"):
+            return EngineError("INTERNAL", "the grammar failed")
+        logprob = None if self.logprobs is None else TokenLogprob(bytes([token]), -float(len(tokens)), [])
+        return Sampled(token, logprob, last)
+
+
+class Counting:
+    """A runtime without weights that checks what it is asked to do."""
+
+    def __init__(
+        self, cells: int, sequences: int = 4, context: int = 10_000, *, streams: bool = False, states: bool = False
+    ) -> None:
+        self.ready = Ready(
+            context_tokens=context,
+            kv_tokens=cells,
+            max_sequences=sequences,
+            vocabulary=256,
+            chat_template="",
+            bos="",
+            eos="",
+            add_bos=False,
+        )
+        self.sequence_ids = sequences + (0 if streams else 4)
+        self.reuses_prefixes = not states
+        self.reuses_states = states
+        self.shares_cells = not streams
+        self.copied = 0
+        self.cells: dict[int, list[tuple[int, object]]] = defaultdict(list)  # per sequence: token, identity of its cell
+        self.samplers = 0
+        self.steps: list[list[tuple[int, int]]] = []  # per step: (sequence, tokens)
+
+    def used(self) -> int:
+        return len({id(cell) for held in self.cells.values() for _, cell in held})
+
+    def tokenize(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def constraint(self, grammar: str) -> Script:
+        return Script(grammar)
+
+    def piece(self, token: int, special: bool) -> bytes:
+        return b"" if token < SHOWN and not special else bytes([token])
+
+    def is_end(self, token: int) -> bool:
+        return token == END
+
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], constraint: Script | None, logprobs: int | None
+    ) -> Sampler:
+        self.samplers += 1
+        return Sampler(params, constraint or Script(""), logprobs)
+
+    def free_sampler(self, sampler: Sampler) -> None:
+        self.samplers -= 1
+
+    def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
+        if self.used() + sum(len(span.tokens) for span in spans) > self.ready.kv_tokens:
+            raise OutOfCells
+        assert len({span.sequence for span in spans}) == len(spans)
+        for span in spans:
+            assert span.start == len(self.cells[span.sequence]), "positions must follow each other"
+            assert span.tokens
+            self.cells[span.sequence] += [(token, object()) for token in span.tokens]
+        self.steps.append([(span.sequence, len(span.tokens)) for span in spans])
+        return [
+            span.sampler.choose([token for token, _ in self.cells[span.sequence]]) if span.sampler else None
+            for span in spans
+        ]
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        assert not self.cells[target]
+        assert len(self.cells[source]) >= tokens
+        assert len(self.cells[source]) == tokens or not self.reuses_states, "a state has no parts"
+        self.copied += 1
+        held = self.cells[source][:tokens]
+        self.cells[target] = held if self.shares_cells else [(token, object()) for token, _ in held]
+
+    def drop(self, sequence: int, start: int = 0) -> None:
+        assert start == 0 or not self.reuses_states, "a state cannot be cut"
+        del self.cells[sequence][start:]
+
+
+class Loop:
+    """A batch loop that is turned by hand."""
+
+    def __init__(self, runtime: Counting, *, batch: int = 64, chunk: int = 32, cached: int = 0) -> None:
+        self.runtime = runtime
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        limits = BatchLimits(runtime.ready.max_sequences, batch, chunk, cached)
+        self.loop = BatchLoop(runtime, limits, self.inbox, self.take)
+        self.text: dict[int, str] = defaultdict(str)
+        self.pieces: dict[int, list[Piece]] = defaultdict(list)
+        self.ended: dict[int, Piece] = {}
+        self.refused: dict[int, Refused] = {}
+        self.order: list[int] = []  # requests, in the order of their pieces
+        self.counters = None
+
+    def take(self, message: object) -> None:
+        if isinstance(message, Refused):
+            self.refused[message.request] = message
+            return
+        assert isinstance(message, Stepped)
+        self.counters = message.counters
+        for piece in message.pieces:
+            assert piece.request not in self.ended
+            self.order.append(piece.request)
+            self.text[piece.request] += piece.text
+            self.pieces[piece.request].append(piece)
+            if piece.finish:
+                self.ended[piece.request] = piece
+
+    def ask(self, request: int, prompt: list[int], client: str = "a", *, grammar: str = "", **params) -> None:
+        params.setdefault("max_tokens", 5)
+        asked = {name: params.pop(name) for name in ("logprobs", "special", "cache_key") if name in params}
+        constraint = self.runtime.constraint(grammar) if grammar else None
+        self.inbox.put(Arrival(request, client, prompt, SamplingParams(**params), constraint, **asked))
+
+    def cancel(self, request: int) -> None:
+        self.inbox.put(Cancel(request))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.loop.turn()
+
+    def until_done(self, count: int) -> None:
+        for _ in range(10_000):
+            if len(self.ended) + len(self.refused) >= count:
+                return
+            self.loop.turn()
+        raise AssertionError(f"only {sorted(self.ended)} ended")
+
+
+def expected(prompt: list[int], count: int) -> str:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(following(tokens))
+    return bytes(tokens[len(prompt) :]).decode()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [(seed * 7 + at * at) % 90 + 1 for at in range(length)]
