@@ -1,0 +1,55 @@
+"""The audio service: `python -m services.audio`."""
+
+from __future__ import annotations
+
+import grpc
+from allm.audio.v1 import transcription_service_pb2, transcription_service_pb2_grpc
+from allm.openai.v1 import audio_service_pb2_grpc
+
+from services.audio.api.audio_facade import AudioFacade
+from services.audio.api.transcription_servicer import TranscriptionServicer
+from services.audio.api.uploads import Uploads
+from services.audio.audio_models import AudioModels
+from services.audio.manager import AudioManager
+from services.audio.sound.decoders import SoundDecoders
+from services.audio.transcription import Transcriptions
+from services.models.device import resolve_device
+from services.models.registry import EngineRegistry
+from services.provision.provision import Provision
+from services.rpc.server import Application, run
+from services.rpc.settings import Settings
+
+
+async def build(server: grpc.aio.Server, settings: Settings) -> Application:
+    """Puts the service together: registry, manager and provision, decoders, core, and the two wire formats on top."""
+    audio = settings.audio
+    device = resolve_device(audio.device)
+    registry = EngineRegistry(device, forced=audio.device != "auto")
+    manager = AudioManager(audio, device)
+    provision = Provision(settings.model, "audio", registry, manager)
+    decoders = SoundDecoders(
+        decoders=audio.decoders,
+        folder=audio.upload_folder,
+        max_seconds=audio.max_audio_seconds,
+        queue=audio.queue_limit,
+        stall_seconds=audio.stall_seconds,
+    )
+    transcriptions = Transcriptions(AudioModels(provision.store, manager), decoders, audio)
+    uploads = Uploads(audio.upload_folder, audio.max_audio_bytes)
+    servicer = TranscriptionServicer(transcriptions, uploads)
+    transcription_service_pb2_grpc.add_TranscriptionServiceServicer_to_server(servicer, server)
+    audio_service_pb2_grpc.add_AudioServiceServicer_to_server(AudioFacade(transcriptions, uploads), server)
+    await decoders.start()
+    await provision.start()
+
+    async def close() -> None:
+        await provision.close()
+        await manager.close()
+        await decoders.close()
+
+    typed = [transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name]
+    return Application(typed, close, leave=provision.leave)
+
+
+if __name__ == "__main__":
+    run(build)

@@ -1,0 +1,187 @@
+"""A loaded Whisper model, seen from the service: sound in, segments out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from services.audio.engine.messages import (
+    SAMPLE_RATE,
+    Consumed,
+    Counters,
+    Decoding,
+    Detected,
+    Finished,
+    FromWorker,
+    Partial,
+    Ready,
+    Sound,
+    Stepped,
+    Submit,
+    Transcribed,
+)
+from services.residency.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.residency.worker import WorkerProcess
+from services.rpc import metrics
+from services.rpc.errors import AllmError
+from services.rpc.settings import AudioSettings
+
+SOUND_AHEAD = 600 * SAMPLE_RATE  # samples that the worker may hold of a request; then its sound waits
+SOUND_OWED = 120 * SAMPLE_RATE  # samples, more than any window: a worker that holds them has something to compute
+UNREAD = 256  # messages that may wait for a slow reader; then the request's sound waits
+BYTES_PER_SAMPLE = 2
+
+News = Detected | Transcribed | Partial | Finished
+
+
+class Hearing(Pending):
+    """One request: its sound goes in, and the news of it come out in order."""
+
+    def __init__(self, send: Callable[[object], None]) -> None:
+        super().__init__()
+        self.owed = None  # until there is sound
+        self.number = 0
+        self._send = send
+        self._sent = 0  # samples
+        self._consumed = 0  # of these, what the worker no longer holds
+        self._all = False  # whether the sound is all there
+        self.told = False  # whether a segment has come
+        self._unread: deque[News] = deque()
+        self._room = asyncio.Event()
+
+    @property
+    def held(self) -> int:
+        """Samples that the worker has and may still need."""
+        return self._sent - self._consumed
+
+    async def feed(self, samples: bytes, *, last: bool = False) -> None:
+        """Sends sound; waits while the worker has enough, or nobody reads what it says.
+
+        Raises the error that ended the request.
+        """
+        while not self.finished and (self.held >= SOUND_AHEAD or len(self._unread) >= UNREAD):
+            self._room.clear()
+            await self._room.wait()
+        self._check()
+        if self.finished:
+            return  # the worker had enough before the end
+        self._sent += len(samples) // BYTES_PER_SAMPLE
+        self._all = last
+        self._send(Sound(self.number, samples, last))
+        self._reckon()
+
+    async def next(self) -> News:
+        """Waits for the next news. Raises the error that ended the request, after what came before it."""
+        while not self._unread:
+            await self._wait()
+        news = self._unread.popleft()
+        self._room.set()
+        return news
+
+    def push(self, news: News) -> None:
+        """Takes news from the worker. Of partial texts that nobody has read only the newest counts."""
+        if self._unread and isinstance(self._unread[-1], Partial):
+            self._unread.pop()
+        self._unread.append(news)
+        if isinstance(news, Finished):
+            self.finished = True
+            self._room.set()
+        self._news.set()
+
+    def consumed(self, samples: int) -> None:
+        """The worker no longer holds the first so many samples."""
+        self._consumed = samples
+        self.owed = None  # what it owes, it owes from now on
+        self._reckon()
+        self._room.set()
+
+    def fail(self, error: AllmError) -> None:
+        """Ends the request with an error, after what is there already; who feeds it is told as well."""
+        super().fail(error)
+        self._room.set()
+
+    def _reckon(self) -> None:
+        """Whether the worker has something to do: a pause of a speaker is none of its faults."""
+        owes = self._all or self.held >= SOUND_OWED
+        if not owes:
+            self.owed = None
+        elif self.owed is None:
+            self.owed = time.monotonic()
+
+
+class LoadedWhisper(ModelInWorker[Hearing, FromWorker]):
+    """A Whisper model in a worker process of its own."""
+
+    # What cuts the sound runs beside the loop that decodes it: it is a sign of life for its own request alone.
+    beside: ClassVar[tuple[type, ...]] = (Consumed,)
+
+    def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: AudioSettings) -> None:
+        """Takes over a worker that said Ready."""
+        self.ready = ready
+        self.counters = Counters(0, 0, 0, 0)
+        limits = RequestLimits(
+            running=ready.batch_windows,
+            queue=settings.queue_limit,
+            queue_variable="ALLM_AUDIO_QUEUE",
+            seconds=settings.request_seconds,
+            seconds_variable="ALLM_AUDIO_REQUEST_SECONDS",
+            stall_seconds=settings.stall_seconds,
+        )
+        super().__init__(model_id, worker, limits)
+
+    @contextmanager
+    def hear(self, client: str, decoding: Decoding) -> Iterator[Hearing]:
+        """Runs a request as long as the block runs; leaving it early cancels the request.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
+        hearing = Hearing(self._worker.send)
+
+        def submit(request: int) -> Submit:
+            hearing.number = request
+            return Submit(request, client, decoding)
+
+        with self._open(hearing, submit):
+            yield hearing
+
+    def _heard(self, message: FromWorker) -> None:
+        if isinstance(message, Stepped):
+            self._count(message.counters)
+            return
+        if not isinstance(message, Consumed | Detected | Transcribed | Partial | Finished):
+            return
+        hearing = self._requests.get(message.request)
+        if hearing is None:
+            return  # cancelled meanwhile
+        if isinstance(message, Consumed):
+            hearing.consumed(message.samples)
+            return
+        self._measure(message, hearing)
+        hearing.push(message)
+        if isinstance(message, Finished):
+            del self._requests[message.request]
+
+    def _measure(self, message: News, hearing: Hearing) -> None:
+        if isinstance(message, Transcribed) and not hearing.told:
+            hearing.told = True
+            metrics.FIRST_SEGMENT.labels(self._model_id).observe(time.monotonic() - hearing.started)
+        elif isinstance(message, Finished):
+            metrics.AUDIO_SECONDS.labels(self._model_id).inc(message.seconds)
+            metrics.SPEECH_SECONDS.labels(self._model_id).inc(message.speech_seconds)
+            metrics.GENERATED_TOKENS.labels(self._model_id).inc(message.tokens)
+
+    def _emptied(self) -> None:
+        self._count(Counters(self.counters.steps, 0, 0, 0))
+
+    def _count(self, counters: Counters) -> None:
+        self.counters = counters
+        metrics.RUNNING.labels(self._model_id).set(counters.running)
+        metrics.WAITING.labels(self._model_id).set(counters.waiting)
+        metrics.STEPS.labels(self._model_id).set(counters.steps)
+        if counters.windows:
+            metrics.WINDOWS.labels(self._model_id).observe(counters.windows)

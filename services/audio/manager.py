@@ -1,0 +1,18 @@
+"""AudioManager: the audio models of this process."""
+
+from __future__ import annotations
+
+from services.audio.loaded import LoadedWhisper
+from services.audio.whisper_manager import WhisperManager
+from services.residency.manager import ModelManager
+from services.rpc.settings import AudioSettings
+
+
+class AudioManager(ModelManager[LoadedWhisper]):
+    """Leases audio models and loads them on first use. How a model of a family is started is the family's own matter:
+    Whisper's is the only one so far, and another would stand beside it.
+    """
+
+    def __init__(self, settings: AudioSettings, device: str) -> None:
+        """`device` is where models run: cuda, mps or cpu."""
+        super().__init__(WhisperManager(settings, device).start)

@@ -1,0 +1,89 @@
+"""What the audio service and a decoder process say to each other.
+
+A decoder has one file at a time. The service sends `Open`; for a live feed it then answers each `Hungry` with a
+`Chunk`. The decoder answers with `Begun`, perhaps `Opened`, any number of `Decoded`, and `Ended` or `Refused`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SAMPLE_RATE = 16_000  # of all sound that a decoder gives: one channel, int16 little-endian
+BYTES_PER_SAMPLE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pcm:
+    """Sound without a container: interleaved samples, nothing of which is guessed."""
+
+    sample_rate: int
+    channels: int
+    encoding: str  # s16le or f32le
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The next file."""
+
+    path: str  # empty: a live feed, which comes in chunks
+    pcm: Pcm | None  # None: a container that says itself what it holds
+    max_seconds: float  # of sound; more is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next bytes of a live feed; empty at its end."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """First message of a decoder: it can take a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """First message of a decoder that cannot work here; the message says what is missing."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The decoder took the order and has not looked at the file yet: if it dies from now on, it is the file's doing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The file is open: its name is no longer needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hungry:
+    """The decoder waits for a chunk of a live feed."""
+
+    count: int  # most bytes that it takes
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The next sound: 16 kHz, one channel, int16 little-endian."""
+
+    samples: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """All sound has been sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The file cannot be decoded; the message is for the caller."""
+
+    message: str
+
+
+ToDecoder = Open | Chunk
+FromDecoder = Ready | Unusable | Begun | Opened | Hungry | Decoded | Ended | Refused

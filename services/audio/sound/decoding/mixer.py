@@ -1,0 +1,85 @@
+"""Frames of any rate, layout and sample format in; 16 kHz mono int16 out, in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from av.audio.frame import AudioFrame
+from av.error import FFmpegError
+
+from services.audio.sound.decoding.messages import BYTES_PER_SAMPLE, SAMPLE_RATE
+from services.audio.sound.decoding.refusal import Refusal
+from services.audio.sound.decoding.resampler import Resampler
+
+BLOCK_BYTES = 2 * SAMPLE_RATE * BYTES_PER_SAMPLE  # two seconds: few messages, and still soon there
+MIN_RATE, MAX_RATE = 1_000, 768_000  # hertz; outside no sound was ever recorded
+
+
+class Mixer:
+    """One file's way to plain sound. `emit` gets each block as soon as it is full."""
+
+    def __init__(self, emit: Callable[[bytes], None], max_seconds: float) -> None:
+        self._emit = emit
+        self.max_seconds = max_seconds
+        self._max_samples = int(max_seconds * SAMPLE_RATE)
+        self._resampler: Resampler | None = None
+        self._shape: tuple[int, str, str] | None = None
+        self._pending = bytearray()
+        self.samples = 0  # given or pending so far
+        self.declared_seconds: float | None = None  # how long the file says it is
+
+    def add(self, frame: AudioFrame) -> None:
+        """Takes the next frame. Raises Refusal for sound that cannot be mixed, or that is too long."""
+        shape = (frame.sample_rate, frame.layout.name, frame.format.name)
+        if shape != self._shape:  # also in the middle of a file: its parts were joined as they were
+            self._drain()
+            self._resampler = _resampler(frame)
+            self._shape = shape
+        frame.pts = None  # what matters is the sound, not the times that a file claims for it
+        self._resample(frame)
+
+    def flush(self) -> None:
+        """Gives what there is, because nothing more may come for a while."""
+        if self._pending:
+            self._emit(bytes(self._pending))
+            self._pending.clear()
+
+    def end(self) -> None:
+        """Gives the rest."""
+        self._drain()
+        self.flush()
+
+    def _drain(self) -> None:
+        if self._resampler:
+            self._resample(None)
+            self._resampler = None
+
+    def _resample(self, frame: AudioFrame | None) -> None:
+        for mixed in self._resampler.resample(frame) if self._resampler else []:
+            self.samples += mixed.samples
+            if self.samples > self._max_samples:
+                raise self.too_long()
+            self._pending += memoryview(mixed.planes[0])[: mixed.samples * BYTES_PER_SAMPLE]
+            while len(self._pending) >= BLOCK_BYTES:
+                self._emit(bytes(self._pending[:BLOCK_BYTES]))
+                del self._pending[:BLOCK_BYTES]
+
+    def too_long(self) -> Refusal:
+        """The refusal of sound over the limit, with both lengths as far as they are known."""
+        declared = self.declared_seconds or 0.0
+        length = f"{declared:.0f} seconds" if declared > self.max_seconds else f"over {self.max_seconds:g} seconds"
+        most = f"at most {self.max_seconds:g} seconds are taken at once (ALLM_MAX_AUDIO_SECONDS)"
+        return Refusal(f"the sound is {length} long: {most}; split it")
+
+
+def _resampler(frame: AudioFrame) -> Resampler:
+    if not MIN_RATE <= frame.sample_rate <= MAX_RATE:
+        raise Refusal(
+            f"the sound has a sample rate of {frame.sample_rate} Hz: {MIN_RATE} to {MAX_RATE} Hz can be decoded"
+        )
+    try:
+        return Resampler(frame)
+    except FFmpegError as error:
+        raise Refusal(
+            f"the sound has {frame.layout.nb_channels} channels, which cannot be mixed into one: send mono or stereo"
+        ) from error

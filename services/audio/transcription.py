@@ -1,0 +1,184 @@
+"""Transcription and translation: sound in, segments out. The core that both wire formats call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from services.audio.audio_models import AudioModels
+from services.audio.engine import messages
+from services.audio.engine.messages import TEMPERATURES, Decoding, Segment, Task, VadOptions
+from services.audio.language import language_code
+from services.audio.loaded import Hearing, LoadedWhisper
+from services.audio.sound.decoders import SoundDecoders
+from services.audio.sound.source import RawSound, SoundSource
+from services.rpc.errors import AllmError, Internal, InvalidRequest
+from services.rpc.settings import AudioSettings
+
+log = logging.getLogger(__name__)
+
+LANGUAGES_SHOWN = 5  # a message names so many at the most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionRequest:
+    """What is wanted of a sound."""
+
+    model: str  # id or alias
+    task: Task = "transcribe"
+    language: str = ""  # code or English name of what is spoken; empty: it is detected
+    prompt: str = ""  # text that could stand before: the model reads its last 223 tokens
+    temperature: float | None = None  # 0 to 1, where decoding begins; it rises where a result looks wrong
+    beam_size: int | None = None  # None: as set for the service
+    words: bool = False
+    logprobs: bool = False
+    vad: VadOptions | None = None  # None: every second is decoded
+    live: bool = False  # the sound comes as it is spoken: partial texts are told
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A loaded model has taken the request."""
+
+    model_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageFound:
+    """The language, once, before the first text. One that was given, or that the model only knows, has 1.0."""
+
+    language: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDone:
+    """The next phrase; it does not change any more."""
+
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class PartialText:
+    """Live only: what the speech that is not over sounds like so far. The next of these, or a segment, replaces it."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end, and what was used."""
+
+    language: str  # empty when nothing was said
+    seconds: float  # of sound
+    speech_seconds: float  # of these, what was decoded
+    tokens: int  # of all segments' text
+
+
+Event = Started | LanguageFound | SegmentDone | PartialText | Finished
+
+
+class Transcriptions:
+    """Transcribes and translates."""
+
+    def __init__(self, models: AudioModels, decoders: SoundDecoders, settings: AudioSettings) -> None:
+        self._models = models
+        self._decoders = decoders
+        self._settings = settings
+
+    async def model_id(self, name: str) -> str:
+        """The id behind an id or alias. Raises ModelNotFound."""
+        return (await self._models.find(name)).id
+
+    @asynccontextmanager
+    async def transcribe(
+        self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None, client: str
+    ) -> AsyncIterator[AsyncIterator[Event]]:
+        """Runs a request as long as the block runs; leaving it early ends the decoding and the model's work.
+
+        `raw` tells what a source without a header holds. The events end after Finished.
+
+        Raises, here or while events are read:
+            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do that.
+            InvalidRequest: the sound cannot be decoded or is too long, or a parameter is wrong; `param` names it.
+            Overloaded: too many requests wait.
+            Timeout, Internal, OutOfMemory: it took too long, or went wrong.
+        """
+        stored = await self._models.find(request.model)
+        async with self._models.loaded(stored, request.task) as model:
+            decoding = self._decoding(request, stored.id, model)
+            with model.hear(client, decoding) as hearing:
+                pump = asyncio.create_task(self._pump(source, raw, hearing))
+                try:
+                    yield _events(stored.id, hearing)
+                finally:
+                    pump.cancel()
+                    await asyncio.gather(pump, return_exceptions=True)
+
+    async def _pump(self, source: SoundSource, raw: RawSound | None, hearing: Hearing) -> None:
+        """Brings the sound to the worker, as fast as that takes it. Whatever goes wrong ends the request."""
+        try:
+            async with self._decoders.open(source, raw) as sound:
+                while samples := await sound.read():
+                    await hearing.feed(samples)
+            await hearing.feed(b"", last=True)
+        except AllmError as error:
+            hearing.fail(error)
+        except Exception:
+            log.exception("unexpected error while decoding")
+            hearing.fail(Internal("the sound could not be decoded; the service's log says why"))
+
+    def _decoding(self, request: TranscriptionRequest, model_id: str, model: LoadedWhisper) -> Decoding:
+        """The request in the worker's words. Raises InvalidRequest."""
+        return Decoding(
+            task=request.task,
+            language=_language(request.language, model_id, model.ready),
+            prompt=request.prompt,
+            temperatures=_temperatures(request.temperature or 0.0),
+            beam_size=request.beam_size or self._settings.beam_size,
+            words=request.words,
+            logprobs=request.logprobs,
+            vad=request.vad,
+            live=request.live,
+        )
+
+
+async def _events(model_id: str, hearing: Hearing) -> AsyncIterator[Event]:
+    yield Started(model_id)
+    language = ""
+    while True:
+        message = await hearing.next()
+        if isinstance(message, messages.Detected):
+            language = message.language
+            yield LanguageFound(language, message.probability)
+        elif isinstance(message, messages.Transcribed):
+            for segment in message.segments:
+                yield SegmentDone(segment)
+        elif isinstance(message, messages.Partial):
+            yield PartialText(message.text, message.start, message.end)
+        else:
+            yield Finished(language, message.seconds, message.speech_seconds, message.tokens)
+            return
+
+
+def _language(wanted: str, model_id: str, ready: messages.Ready) -> str:
+    """The code of the language that is asked for, if the model knows it. Raises InvalidRequest."""
+    code = language_code(wanted)
+    if code and code not in ready.languages:
+        known = ", ".join(ready.languages[:LANGUAGES_SHOWN]) + (", ..." * (len(ready.languages) > LANGUAGES_SHOWN))
+        raise InvalidRequest(f"'language' is {code!r}, but the model `{model_id}` knows {known}.", param="language")
+    return code
+
+
+def _temperatures(first: float) -> tuple[float, ...]:
+    """The first, and those that follow in the reference's steps, up to 1. Raises InvalidRequest."""
+    if not 0 <= first <= 1:
+        raise InvalidRequest(f"'temperature' must be from 0 to 1, not {first:g}.", param="temperature")
+    step = TEMPERATURES[1] - TEMPERATURES[0]
+    count = int((TEMPERATURES[-1] - first) / step + 1e-6) + 1
+    return tuple(round(first + step * number, 6) for number in range(count))

@@ -1,0 +1,60 @@
+"""WhisperManager: starts the workers of Whisper models, each with the runtime that the registry names."""
+
+from __future__ import annotations
+
+from services.audio.engine.messages import EngineOptions, FromWorker, Load, Ready
+from services.audio.loaded import LoadedWhisper
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import Runtime
+from services.residency.environment import available_cores, worker_environ
+from services.residency.starting import WorkerStart
+from services.residency.worker import WorkerProcess
+from services.rpc.errors import Internal
+from services.rpc.settings import AudioSettings
+
+WORKER_MODULE = "services.audio.engine"
+
+
+class WhisperManager:
+    """Knows how a Whisper model is run here. `device` is where: cuda, mps or cpu."""
+
+    def __init__(self, settings: AudioSettings, device: str) -> None:
+        self._settings = settings
+        self._device = device
+
+    async def start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedWhisper:
+        """Loads a model into a worker of its own.
+
+        Raises:
+            Timeout, Internal: it took too long, or the worker died.
+            ModelInvalid, Unsupported, OutOfMemory: as the runtime says.
+        """
+        options = self._options(descriptor)
+
+        def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> LoadedWhisper:
+            if not isinstance(ready, Ready):
+                raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
+            return LoadedWhisper(descriptor.id, worker, ready, self._settings)
+
+        start: WorkerStart[FromWorker] = WorkerStart(
+            module=WORKER_MODULE,
+            messages=FromWorker,
+            model_id=descriptor.id,
+            environ=worker_environ(options.threads),
+            load=Load(runtime.name, options),
+            seconds=self._settings.load_seconds,
+        )
+        return await start.run(adopt)
+
+    def _options(self, descriptor: ModelDescriptor) -> EngineOptions:
+        settings = self._settings
+        return EngineOptions(
+            model_id=descriptor.id,
+            path=str(descriptor.primary),
+            threads=settings.threads or available_cores(),
+            gpu=self._device == "cuda",
+            compute_type=settings.compute_type,
+            batch_windows=settings.batch_windows,
+            cache_folder=str(settings.cache_folder),
+            whole_windows=settings.whole_windows,
+        )

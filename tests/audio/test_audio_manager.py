@@ -1,0 +1,51 @@
+"""What the registry promises of audio, the worker has; and how Whisper models are started."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from services.audio.engine.__main__ import RUNTIMES
+from whisper_weights import tiny_en_ct2
+
+from services.audio.engine.runtime import Runtime
+from services.audio.whisper_manager import WORKER_MODULE
+from services.models.registry import RUNTIMES as PROMISED
+from services.models.registry import EngineRegistry
+from services.rpc.errors import ModelInvalid
+from tests.audio.transcribing import stored, transcribing
+
+
+def test_the_worker_has_exactly_the_audio_runtimes_of_the_registry() -> None:
+    assert set(RUNTIMES) == {runtime.name for runtime in PROMISED if runtime.modality == "audio"}
+
+
+@pytest.mark.parametrize("name", sorted(RUNTIMES))
+def test_a_runtime_is_in_a_module_of_its_name_and_can_all_that_the_loop_asks(name: str) -> None:
+    module, kind = RUNTIMES[name]
+    assert module == f"services.audio.engine.runtimes.{name}"
+    engine = getattr(importlib.import_module(module), kind)
+    asked = {member for member, _ in inspect.getmembers(Runtime, inspect.isfunction) if not member.startswith("_")}
+    assert asked
+    for member in asked:
+        theirs, ours = inspect.signature(getattr(Runtime, member)), inspect.signature(getattr(engine, member))
+        assert list(ours.parameters) == list(theirs.parameters), member
+
+
+def test_the_workers_module_can_be_executed() -> None:
+    assert importlib.util.find_spec(f"{WORKER_MODULE}.__main__") is not None
+
+
+async def test_a_model_whose_weights_are_gone_is_told_by_name_and_leaves_no_worker(tmp_path: Path) -> None:
+    async with transcribing(tmp_path, {}) as audio:
+        serving = stored("tiny", tiny_en_ct2(), EngineRegistry("cpu", forced=True)).serving
+        assert serving
+        lost = replace(serving.descriptor, primary=tmp_path / "nothing")
+        with pytest.raises(ModelInvalid, match="nothing"):
+            async with audio.manager.lease(lost, serving.runtime):
+                pass
+        assert audio.residents == []

@@ -1,0 +1,30 @@
+"""Languages: codes and names as Whisper takes them, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from whisper.tokenizer import TO_LANGUAGE_CODE
+
+from services.audio.engine.languages import LANGUAGES
+from services.audio.language import language_code
+from services.rpc.errors import InvalidRequest
+
+
+def test_every_code_and_every_name_of_the_reference_is_taken() -> None:
+    assert {code: language_code(code) for code in LANGUAGES} == {code: code for code in LANGUAGES}
+    assert {name: language_code(name) for name in TO_LANGUAGE_CODE} == TO_LANGUAGE_CODE
+
+
+@pytest.mark.parametrize(
+    ("given", "code"), [("", ""), ("  ", ""), ("EN", "en"), (" English ", "en"), ("Mandarin", "zh")]
+)
+def test_case_and_space_do_not_matter(given: str, code: str) -> None:
+    assert language_code(given) == code
+
+
+@pytest.mark.parametrize("given", ["xx", "en-US", "klingon", "x" * 1000])
+def test_another_is_refused_by_name(given: str) -> None:
+    with pytest.raises(InvalidRequest, match=given[:40]) as caught:
+        language_code(given)
+    assert caught.value.param == "language"
+    assert len(caught.value.message) < 200

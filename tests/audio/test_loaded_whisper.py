@@ -1,0 +1,315 @@
+"""A loaded Whisper model with a worker that says what the test wants: sound in, news out, and what bounds both."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.audio.engine.messages import (
+    Consumed,
+    Counters,
+    Decoding,
+    Detected,
+    Finished,
+    FromWorker,
+    Partial,
+    Ready,
+    Segment,
+    Sound,
+    Stepped,
+    Submit,
+    Transcribed,
+)
+from services.audio.loaded import SOUND_AHEAD, SOUND_OWED, UNREAD, LoadedWhisper
+from services.residency.messages import Cancel, Refused
+from services.residency.worker import WorkerDied
+from services.rpc.errors import Internal, InvalidRequest, Overloaded, Timeout
+from services.rpc.settings import load_settings
+
+MODEL = "scripted-whisper"
+PATIENCE_SECONDS = 60.0
+POLL_SECONDS = 0.01
+SECOND = bytes(2 * 16_000)
+
+
+class Scripted:
+    """A worker that does nothing by itself."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.killed = False
+        self._inbox: asyncio.Queue[FromWorker | None] = asyncio.Queue()
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def say(self, *messages: FromWorker) -> None:
+        for message in messages:
+            self._inbox.put_nowait(message)
+
+    @property
+    def sound(self) -> int:
+        """Samples that came."""
+        return sum(len(message.samples) for message in self.sent if isinstance(message, Sound)) // 2
+
+    async def messages(self) -> AsyncIterator[FromWorker]:
+        while message := await self._inbox.get():
+            yield message
+        raise WorkerDied("worker 1 ended: it was killed")
+
+    def kill(self) -> None:
+        self.killed = True
+        self._inbox.put_nowait(None)
+
+    async def close(self, ask: Any = None) -> None:
+        self.kill()
+
+
+@asynccontextmanager
+async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedWhisper]:
+    ready = Ready(languages=["en"], multilingual=False, batch_windows=2)
+    model = LoadedWhisper(MODEL, worker, ready, replace(load_settings({}).audio, **limits))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        try:
+            yield model
+        finally:
+            await model.close()
+
+
+def segment(index: int) -> Segment:
+    return Segment(
+        index=index,
+        seek=0,
+        start=float(index),
+        end=index + 1.0,
+        text=f" {index}",
+        tokens=[index],
+        temperature=0.0,
+        avg_logprob=-0.1,
+        compression_ratio=1.0,
+        no_speech_prob=0.0,
+    )
+
+
+def metric(name: str) -> float:
+    return REGISTRY.get_sample_value(name, {"model": MODEL}) or 0.0
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110 (what it looks at tells nobody)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+# --- news
+
+
+async def test_a_request_is_its_options_then_its_sound_and_gives_its_news_in_order() -> None:
+    worker, decoding = Scripted(), Decoding(prompt="Hello")
+    news = (
+        Detected(1, "en", 1.0),
+        Transcribed(1, [segment(0)]),
+        Transcribed(1, [segment(1)]),
+        Finished(1, 2.0, 1.5, 7),
+    )
+    async with loaded(worker) as model:
+        with model.hear("me", decoding) as hearing:
+            await hearing.feed(SECOND)
+            await hearing.feed(SECOND, last=True)
+            worker.say(*news)
+            assert [await hearing.next() for _ in news] == list(news)
+        assert worker.sent == [Submit(1, "me", decoding), Sound(1, SECOND), Sound(1, SECOND, last=True)]
+
+
+async def test_whoever_leaves_early_cancels_and_hears_no_more() -> None:
+    worker = Scripted()
+    async with loaded(worker) as model:
+        with model.hear("me", Decoding()):
+            pass
+        worker.say(Transcribed(1, [segment(0)]), Consumed(1, 5), Finished(1, 1.0, 1.0, 1))
+        with model.hear("me", Decoding()) as hearing:
+            worker.say(Detected(2, "en", 1.0))
+            assert await hearing.next() == Detected(2, "en", 1.0)
+        assert [message for message in worker.sent if isinstance(message, Cancel)] == [Cancel(1), Cancel(2)]
+
+
+async def test_of_partial_texts_only_the_newest_waits() -> None:
+    worker = Scripted()
+    async with loaded(worker) as model:
+        with model.hear("me", Decoding(live=True)) as hearing:
+            worker.say(*(Partial(1, text, 0.0, 1.0) for text in ("I", "I am", "I am here")))
+            worker.say(Transcribed(1, [segment(0)]), Partial(1, "And", 1.0, 2.0), Stepped(Counters(9, 1, 0, 1)))
+            await until(lambda: model.counters.steps == 9)
+            assert await hearing.next() == Transcribed(1, [segment(0)])
+            assert await hearing.next() == Partial(1, "And", 1.0, 2.0)
+
+
+async def test_what_is_said_before_an_error_is_heard_before_it() -> None:
+    worker = Scripted()
+    async with loaded(worker) as model:
+        with model.hear("me", Decoding()) as hearing:
+            worker.say(Detected(1, "en", 1.0), Refused(request=1, code="INVALID_REQUEST", message="no", param="vad"))
+            assert await hearing.next() == Detected(1, "en", 1.0)
+            for ask in (hearing.next(), hearing.feed(SECOND)):
+                with pytest.raises(InvalidRequest) as caught:
+                    await ask
+                assert caught.value.param == "vad"
+    assert worker.sound == 0
+
+
+# --- bounds
+
+
+async def test_sound_waits_while_the_worker_has_enough() -> None:
+    worker, block = Scripted(), SECOND * 60
+    async with loaded(worker) as model:
+        with model.hear("me", Decoding()) as hearing:
+            pump = asyncio.create_task(hearing.feed(b""))
+            while pump.done() or worker.sound < SOUND_AHEAD:
+                await pump
+                pump = asyncio.create_task(hearing.feed(block))
+                await asyncio.sleep(0)
+            assert worker.sound == SOUND_AHEAD
+            worker.say(Consumed(1, 16_000))
+            await pump
+            assert worker.sound == SOUND_AHEAD + 60 * 16_000
+
+
+async def test_sound_waits_while_nobody_reads() -> None:
+    worker = Scripted()
+    async with loaded(worker) as model:
+        with model.hear("me", Decoding()) as hearing:
+            worker.say(*(Transcribed(1, [segment(index)]) for index in range(UNREAD)), Stepped(Counters(9, 1, 0, 1)))
+            await until(lambda: model.counters.steps == 9)
+            pump = asyncio.create_task(hearing.feed(SECOND))
+            await asyncio.sleep(0)
+            assert not pump.done()
+            await hearing.next()
+            await pump
+    assert worker.sound == 16_000
+
+
+@pytest.mark.parametrize("end", ["dies", "refuses", "fails"])
+async def test_whatever_ends_a_request_ends_the_wait_of_its_sound(end: str) -> None:
+    worker = Scripted()
+    async with loaded(worker) as model:
+        with model.hear("me", Decoding()) as hearing:
+            await hearing.feed(bytes(2 * SOUND_AHEAD))
+            pump = asyncio.create_task(hearing.feed(SECOND))
+            await asyncio.sleep(0)
+            if end == "dies":
+                worker.kill()
+            elif end == "refuses":
+                worker.say(Refused(request=1, code="INTERNAL", message="no"))
+            else:
+                hearing.fail(Internal("no"))
+            with pytest.raises(Internal):
+                await pump
+
+
+async def test_more_requests_than_windows_and_queue_are_refused() -> None:
+    refused = pytest.raises(Overloaded, match="ALLM_AUDIO_QUEUE")
+    async with loaded(Scripted(), queue_limit=0) as model:
+        with model.hear("me", Decoding()), model.hear("you", Decoding()), refused, model.hear("she", Decoding()):
+            pass
+
+
+async def test_a_request_out_of_time_names_its_setting() -> None:
+    async with loaded(Scripted(), request_seconds=0.05) as model:
+        with model.hear("me", Decoding()) as hearing, pytest.raises(Timeout, match="ALLM_AUDIO_REQUEST_SECONDS"):
+            await hearing.next()
+
+
+# --- the watchdog
+
+
+@pytest.mark.parametrize("sound", [b"", SECOND])
+async def test_a_worker_that_waits_for_sound_is_not_killed(sound: bytes) -> None:
+    worker = Scripted()
+    async with loaded(worker, stall_seconds=0.2) as model:
+        with model.hear("me", Decoding(live=True)) as hearing:
+            await hearing.feed(sound)
+            begun = time.monotonic()
+            await until(lambda: time.monotonic() - begun > 0.6)
+        assert not worker.killed
+
+
+@pytest.mark.parametrize(("sound", "last"), [(b"", True), (bytes(2 * SOUND_OWED), False)])
+async def test_a_worker_that_has_what_it_needs_and_does_nothing_is_killed(sound: bytes, last: bool) -> None:
+    worker = Scripted()
+    async with loaded(worker, stall_seconds=0.2) as model:
+        with model.hear("me", Decoding()) as hearing:
+            await hearing.feed(sound, last=last)
+            with pytest.raises(Timeout, match="no progress"):
+                await hearing.next()
+        assert worker.killed
+        assert not model.alive
+
+
+async def test_steps_for_others_are_progress() -> None:
+    worker = Scripted()
+    async with loaded(worker, stall_seconds=0.2) as model:
+        with model.hear("me", Decoding()) as hearing:
+            await hearing.feed(b"", last=True)
+            begun = time.monotonic()
+            while time.monotonic() - begun < 0.6:
+                worker.say(Stepped(Counters(1, 1, 1, 1)))
+                await asyncio.sleep(POLL_SECONDS)
+            assert not worker.killed
+
+
+async def test_consumed_sound_is_not_owed() -> None:
+    worker = Scripted()
+    async with loaded(worker, stall_seconds=0.2) as model:
+        with model.hear("me", Decoding()) as hearing:
+            await hearing.feed(bytes(2 * SOUND_OWED))
+            worker.say(Consumed(1, SOUND_OWED))
+            await until(lambda: hearing.owed is None)
+
+
+@pytest.mark.parametrize("whose", [1, 2])
+async def test_sound_that_is_consumed_is_progress_of_its_request_alone(whose: int) -> None:
+    """A long silence is never decoded, and a request that comes must not hide that the decoding of another hangs."""
+    worker = Scripted()
+    async with loaded(worker, stall_seconds=0.2) as model:
+        with model.hear("me", Decoding()) as hearing, model.hear("you", Decoding()):
+            await hearing.feed(bytes(2 * SOUND_OWED), last=True)
+            begun = time.monotonic()
+            while time.monotonic() - begun < 0.6 and not worker.killed:
+                worker.say(Consumed(whose, 16_000))
+                await asyncio.sleep(POLL_SECONDS)
+            assert worker.killed == (whose == 2)
+
+
+# --- metrics
+
+
+async def test_what_is_measured() -> None:
+    worker = Scripted()
+    gained_by = {
+        "allm_audio_seconds_total": 9.0,
+        "allm_speech_seconds_total": 6.5,
+        "allm_generated_tokens_total": 21.0,
+        "allm_batch_windows_sum": 2.0,
+        "allm_time_to_first_segment_seconds_count": 1.0,
+    }
+    before = {name: metric(name) for name in gained_by}
+    async with loaded(worker) as model:
+        with model.hear("me", Decoding()) as hearing:
+            worker.say(Stepped(Counters(3, 1, 4, 2)), Transcribed(1, [segment(0)]), Finished(1, 9.0, 6.5, 21))
+            while not isinstance(await hearing.next(), Finished):
+                pass
+        assert metric("allm_requests_running") == 1
+        assert metric("allm_requests_waiting") == 4
+        assert {name: metric(name) - value for name, value in before.items()} == gained_by
+        worker.kill()
+        await until(lambda: not model.alive)
+        assert metric("allm_requests_running") == metric("allm_requests_waiting") == 0

@@ -1,0 +1,284 @@
+"""The core with a real worker and real weights: a text, its events in order, and every way that a request ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from speech import librivox
+from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
+
+from services.audio.engine.messages import TEMPERATURES, Decoding, VadOptions
+from services.audio.loaded import SOUND_AHEAD, Hearing, LoadedWhisper
+from services.audio.sound.source import PIECE_BYTES, LiveFeed, RawSound
+from services.audio.transcription import Event, Finished, LanguageFound, SegmentDone, Started
+from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, Overloaded, Timeout, Unsupported
+from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PLAIN = RawSound(16_000)
+SECOND = 2 * 16_000  # bytes
+POLL_SECONDS = 0.02
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def audio(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Audio]:
+    async with transcribing(tmp_path_factory.mktemp("audio"), {"tiny": tiny_en_ct2()}) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tight(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Audio]:
+    """One request at a time, and little patience with the worker."""
+    limits = {"ALLM_AUDIO_BATCH": "1", "ALLM_AUDIO_QUEUE": "0", "ALLM_STALL_SECONDS": "5"}
+    async with transcribing(tmp_path_factory.mktemp("tight"), {"tiny": tiny_en_ct2()}, **limits) as running:
+        yield running
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 (of other processes: nothing tells)
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def worker(audio: Audio) -> psutil.Process:
+    """The worker that serves now."""
+    await audio.file(librivox()[0].path)
+    (resident,) = audio.residents
+    return psutil.Process(resident.pid)
+
+
+async def is_idle(audio: Audio) -> None:
+    """Waits until no request has anything in the worker."""
+    (resident,) = audio.residents
+    await until(lambda: not (resident.counters.running or resident.counters.waiting))
+
+
+async def error_of(audio: Audio, *arguments: object, **changes: object) -> AllmError:
+    with pytest.raises(AllmError) as caught, audio.upload(librivox()[0].path) as upload:
+        await audio.events(asked(**changes), upload, *arguments)
+    return caught.value
+
+
+# --- what comes
+
+
+@pytest.mark.parametrize("vad", [None, VadOptions()])
+async def test_what_is_said_is_told_in_order(audio: Audio, vad: VadOptions | None) -> None:
+    clip = librivox()[1]
+    events = await audio.file(clip.path, vad=vad)
+    assert events[0] == Started("tiny")
+    assert events[1] == LanguageFound("en", 1.0)
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert end.language == "en"
+    assert end.seconds == pytest.approx(clip.seconds, abs=0.1)
+    assert 0 < end.speech_seconds <= end.seconds + 0.1
+    segments = [event.segment for event in events[2:-1] if isinstance(event, SegmentDone)]
+    assert len(segments) == len(events) - 3
+    assert [segment.index for segment in segments] == [*range(len(segments))]
+    times = [time for segment in segments for time in (segment.start, segment.end)]
+    assert times == sorted(times)
+    assert 0 <= times[0] <= times[-1] <= clip.seconds + 0.1
+    assert end.tokens > 0
+    assert word_errors(text(events), clip.transcript) < MAY_DIFFER
+
+
+async def test_requests_at_the_same_time_each_get_their_own_text(audio: Audio) -> None:
+    said = await asyncio.gather(*(audio.file(clip.path) for clip in librivox()))
+    for clip, events in zip(librivox(), said, strict=True):
+        assert word_errors(text(events), clip.transcript) < MAY_DIFFER
+
+
+async def test_words_and_logprobs_come_where_asked_for(audio: Audio) -> None:
+    plain = await audio.file(librivox()[0].path)
+    assert all(e.segment.words is e.segment.logprobs is None for e in plain if isinstance(e, SegmentDone))
+    rich = [
+        e.segment for e in await audio.file(librivox()[0].path, words=True, logprobs=True) if isinstance(e, SegmentDone)
+    ]
+    for segment in rich:
+        assert "".join(word.word for word in segment.words) == segment.text
+        assert b"".join(token.piece for token in segment.logprobs).decode() == segment.text
+        assert all(token.logprob <= 0 for token in segment.logprobs)
+
+
+async def test_silence_gives_no_text(audio: Audio) -> None:
+    with audio.upload(bytes(5 * SECOND)) as upload:
+        events = await audio.events(asked(vad=VadOptions()), upload, PLAIN)
+    assert events == [Started("tiny"), Finished("", 5.0, 0.0, 0)]
+
+
+async def test_a_live_request_tells_a_phrase_before_the_next_begins(audio: Audio) -> None:
+    """The caller's first phrase is answered while the feed is open, and a pause costs nothing."""
+    clip, feed = librivox()[2], LiveFeed()
+    sound = clip.path.read_bytes()[44:] + bytes(2 * SECOND)
+    request = asked(vad=VadOptions(), live=True)
+    async with asyncio.timeout(PATIENCE_SECONDS), audio.transcriptions.transcribe(request, feed, PLAIN, "me") as events:
+        feeding = asyncio.create_task(feed.put(sound))
+        heard: list[Event] = []
+        async for event in events:
+            heard.append(event)
+            if isinstance(event, SegmentDone):
+                break
+        await feeding
+        await feed.end()
+        heard += [event async for event in events]
+    assert isinstance(heard[-1], Finished)
+    assert word_errors(text(heard), clip.transcript) < MAY_DIFFER
+
+
+@pytest.mark.slow
+async def test_an_original_checkpoint_is_served_by_the_other_runtime(tmp_path: Path) -> None:
+    async with transcribing(tmp_path, {"tiny": tiny_en_pt()}) as audio:
+        events = await audio.file(librivox()[1].path)
+        assert word_errors(text(events), librivox()[1].transcript) < MAY_DIFFER
+
+
+@pytest.mark.slow
+async def test_a_multilingual_model_finds_the_language_and_translates(tmp_path: Path) -> None:
+    async with transcribing(tmp_path, {"base": base_ct2()}) as audio:
+        for task in ("transcribe", "translate"):
+            events = await audio.file(librivox()[1].path, model="base", task=task)
+            (found,) = [event for event in events if isinstance(event, LanguageFound)]
+            assert found.language == "en"
+            assert 0 < found.probability < 1
+            assert word_errors(text(events), librivox()[1].transcript) < MAY_DIFFER
+
+
+# --- what is refused
+
+
+async def test_a_model_that_knows_english_alone_is_named_where_more_is_asked_of_it(audio: Audio) -> None:
+    error = await error_of(audio, task="translate")
+    assert isinstance(error, Unsupported)
+    assert (error.param, error.http_status) == ("model", 400)
+    assert error.message == "The model `tiny` is for transcription, not for translation."
+    error = await error_of(audio, language="german")
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "language"
+    assert error.message == "'language' is 'de', but the model `tiny` knows en."
+    assert text(await audio.file(librivox()[0].path, language="English"))
+
+
+async def test_other_wrong_requests_are_refused_by_name(audio: Audio) -> None:
+    assert isinstance(await error_of(audio, model="nobody"), ModelNotFound)
+    assert (await error_of(audio, language="klingon")).param == "language"
+    assert (await error_of(audio, temperature=1.5)).param == "temperature"
+
+
+async def test_a_file_without_sound_ends_the_request_and_frees_the_worker(audio: Audio) -> None:
+    before = await worker(audio)
+    with audio.upload(b"This is no sound. " * 500) as upload, pytest.raises(InvalidRequest) as caught:
+        await audio.events(asked(), upload)
+    assert caught.value.param == "file"
+    await is_idle(audio)
+    assert await worker(audio) == before
+
+
+async def test_sound_over_the_limit_is_refused_while_it_is_decoded(tmp_path: Path) -> None:
+    async with transcribing(tmp_path, {"tiny": tiny_en_ct2()}, ALLM_MAX_AUDIO_SECONDS="2") as audio:
+        with pytest.raises(InvalidRequest, match=r"2 seconds are taken at once \(ALLM_MAX_AUDIO_SECONDS\)"):
+            await audio.file(librivox()[0].path)
+
+
+@pytest.mark.parametrize(
+    ("given", "ladder"),
+    [
+        (None, TEMPERATURES),
+        (0.0, TEMPERATURES),
+        (0.2, TEMPERATURES[1:]),
+        (0.5, (0.5, 0.7, 0.9)),
+        (0.9, (0.9,)),
+        (1.0, (1.0,)),
+    ],
+)
+async def test_decoding_begins_at_the_temperature_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, audio: Audio, given: float | None, ladder: tuple[float, ...]
+) -> None:
+    """And goes on as the reference does, where a result looks wrong."""
+    sent: list[Decoding] = []
+    hear = LoadedWhisper.hear
+
+    def listen(model: LoadedWhisper, client: str, decoding: Decoding) -> AbstractContextManager[Hearing]:
+        sent.append(decoding)
+        return hear(model, client, decoding)
+
+    monkeypatch.setattr(LoadedWhisper, "hear", listen)
+    async with audio.transcriptions.transcribe(asked(temperature=given), LiveFeed(), PLAIN, "me"):
+        pass
+    assert [decoding.temperatures for decoding in sent] == [pytest.approx(ladder)]
+
+
+# --- how it ends
+
+
+async def test_whoever_leaves_frees_the_worker_at_once(audio: Audio) -> None:
+    before, feed = await worker(audio), LiveFeed()
+    async with audio.transcriptions.transcribe(asked(), feed, PLAIN, "me") as events:
+        assert await anext(events) == Started("tiny")
+        await feed.put(librivox()[0].path.read_bytes()[44:])
+    await is_idle(audio)
+    await feed.put(bytes(100 * SECOND))  # nobody reads: it is dropped, and nobody waits
+    assert await worker(audio) == before
+
+
+async def test_a_killed_worker_ends_its_requests_and_the_next_gets_another(audio: Audio) -> None:
+    before, feed = await worker(audio), LiveFeed()
+    async with audio.transcriptions.transcribe(asked(), feed, PLAIN, "me") as events:
+        assert await anext(events) == Started("tiny")
+        await feed.put(bytes(SECOND))
+        before.kill()
+        with pytest.raises(Internal, match="SIGKILL"):
+            async for _ in events:
+                pass
+    after = await worker(audio)
+    assert after != before
+    assert not alive(before.pid)
+
+
+async def test_a_hung_worker_is_replaced_and_its_request_ends_with_timeout(tight: Audio) -> None:
+    before = await worker(tight)
+    before.suspend()
+    with pytest.raises(Timeout, match="no progress"):
+        await tight.file(librivox()[0].path)
+    assert await worker(tight) != before
+
+
+async def test_beyond_the_queue_requests_are_refused(tight: Audio) -> None:
+    await worker(tight)
+    async with tight.transcriptions.transcribe(asked(), LiveFeed(), PLAIN, "me") as events:
+        await anext(events)
+        error = await error_of(tight)
+    assert isinstance(error, Overloaded)
+    assert "ALLM_AUDIO_QUEUE" in error.message
+    assert text(await tight.file(librivox()[0].path))
+
+
+async def test_a_worker_that_falls_behind_holds_a_bounded_part_of_the_sound(audio: Audio) -> None:
+    """Ten minutes are sent ahead; the rest waits with the caller."""
+    process, feed = await worker(audio), LiveFeed()
+    process.suspend()
+    try:
+        async with audio.transcriptions.transcribe(asked(vad=VadOptions()), feed, PLAIN, "me") as events:
+            assert await anext(events) == Started("tiny")
+            (hearing,) = audio.residents[0]._requests.values()
+            await feed.put(bytes(2 * SOUND_AHEAD))
+            await until(lambda: hearing.held >= SOUND_AHEAD)
+            putting = asyncio.create_task(feed.put(bytes(60 * SECOND)))
+            await asyncio.sleep(POLL_SECONDS)
+            assert hearing.held < SOUND_AHEAD + PIECE_BYTES
+            process.resume()
+            await putting
+            await feed.end()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                end = [event async for event in events][-1]
+            assert isinstance(end, Finished)
+            assert end.seconds == 2 * SOUND_AHEAD / SECOND + 60
+    finally:
+        process.resume()

@@ -1,0 +1,131 @@
+"""The core of the audio service on real weights: store, manager, decoders and transcriptions, without a wire."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import jiwer
+import psutil
+
+from services.audio.audio_models import AudioModels
+from services.audio.loaded import LoadedWhisper
+from services.audio.manager import AudioManager
+from services.audio.sound.decoders import SoundDecoders
+from services.audio.sound.source import RawSound, SoundSource, Upload
+from services.audio.transcription import Event, SegmentDone, TranscriptionRequest, Transcriptions
+from services.models.descriptor import describe
+from services.models.desired import DesiredModel
+from services.models.inspection.inspect import inspect
+from services.models.registry import EngineRegistry
+from services.models.store import ModelStore, Serving, StoredModel
+from services.models.tree import LocalTree
+from services.rpc.settings import load_settings
+
+PATIENCE_SECONDS = 120.0
+LIMIT_BYTES = 1024**3
+MAY_DIFFER = 0.35  # share of the words: tests of the service are not about accuracy
+
+
+@dataclass(frozen=True)
+class Audio:
+    """What a test speaks to."""
+
+    folder: Path
+    manager: AudioManager
+    transcriptions: Transcriptions
+
+    @property
+    def residents(self) -> list[LoadedWhisper]:
+        """Loaded models."""
+        return [resident for _, resident in self.manager.residents()]
+
+    @contextmanager
+    def upload(self, content: bytes | Path) -> Iterable[Upload]:
+        """A file as a caller would have sent it."""
+        data = content.read_bytes() if isinstance(content, Path) else content
+        with Upload(self.folder, LIMIT_BYTES) as upload:
+            upload.write(data)
+            yield upload
+
+    async def events(
+        self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None = None, client: str = "me"
+    ) -> list[Event]:
+        """All of them."""
+        async with self.transcriptions.transcribe(request, source, raw, client) as events:
+            return [event async for event in events]
+
+    async def file(self, path: Path, **changes: object) -> list[Event]:
+        """All events of a file with the first model."""
+        with self.upload(path) as upload:
+            return await self.events(asked(**changes), upload)
+
+
+def asked(model: str = "tiny", **changes: object) -> TranscriptionRequest:
+    """A request that decodes greedily: what is tested here is not how well."""
+    return TranscriptionRequest(**{"model": model, "beam_size": 1} | changes)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def transcribing(folder: Path, models: dict[str, Path], **environ: str) -> AsyncIterator[Audio]:
+    """Runs the core with models: id -> folder or checkpoint."""
+    threads = min(2, len(os.sched_getaffinity(0)))
+    settings = load_settings({"ALLM_HOME": str(folder), "ALLM_THREADS": str(threads)} | environ).audio
+    store, registry = ModelStore("me"), EngineRegistry("cpu", forced=True)
+    for model_id, path in models.items():
+        store.put(stored(model_id, path, registry))
+    manager = AudioManager(settings, "cpu")
+    decoders = SoundDecoders(
+        decoders=settings.decoders,
+        folder=settings.upload_folder,
+        max_seconds=settings.max_audio_seconds,
+        queue=settings.queue_limit,
+        stall_seconds=settings.stall_seconds,
+        spare=1,
+    )
+    await decoders.start()
+    try:
+        yield Audio(settings.upload_folder, manager, Transcriptions(AudioModels(store, manager), decoders, settings))
+    finally:
+        await manager.close()
+        await decoders.close()
+
+
+def stored(model_id: str, path: Path, registry: EngineRegistry) -> StoredModel:
+    """A model as the provision would have stored it, found by the same inspection."""
+    folder, file = (path, "") if path.is_dir() else (path.parent, path.name)
+    tree = LocalTree(folder, [folder])
+    finding = inspect(tree, "whisper", file)
+    manifest, facts = finding.manifest(tree), finding.facts(model_id)
+    desired = DesiredModel(
+        facts=facts, aliases=(), source=f"file://{path}", generation=1, manifest=manifest, created=1, updated=1
+    )
+    serving = Serving(descriptor=describe(facts, 1, manifest, folder), runtime=registry.resolve(facts))
+    return StoredModel(desired=desired, serving=serving, problem=None)
+
+
+def text(events: Iterable[Event]) -> str:
+    """What all segments say."""
+    return "".join(event.segment.text for event in events if isinstance(event, SegmentDone))
+
+
+def words(said: str) -> list[str]:
+    """A text without what spelling and punctuation may make of it."""
+    return re.findall(r"[a-z0-9]+", said.lower().replace("'", ""))
+
+
+def word_errors(said: str, expected: str) -> float:
+    """Share of words that differ."""
+    return float(jiwer.wer(" ".join(words(expected)), " ".join(words(said))))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
