@@ -1,0 +1,80 @@
+"""How likely sound is speech: the Silero model that the faster-whisper package carries, run as sound comes.
+
+None of the package's code is run: it would load CTranslate2 and PyAV too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from services.audio.engine.runtime import EngineError
+from services.audio.engine.speech import FRAME
+from services.audio.engine.window import Samples
+
+PACKAGE = "faster_whisper"
+FILE = "silero_vad_v6.onnx"
+CONTEXT = 64  # samples before a frame that the model sees with it
+STATE = (1, 1, 128)
+BATCH = 256  # frames computed in one call, 8 s: more gains little and holds more memory
+
+
+class SpeechMeter:
+    """Measures one request's sound. All meters of a process share the model, which runs on one thread.
+
+    About 8 ms of work for each second of sound.
+    """
+
+    def __init__(self) -> None:
+        """Loads the model where no meter has; EngineError UNSUPPORTED where it is not installed."""
+        self._session = _session()
+        self._cell = np.zeros(STATE, dtype=np.float32)
+        self._hidden = self._cell
+        self._rest: Samples = np.zeros(CONTEXT, dtype=np.float32)  # what came before, then less than a frame
+
+    def feed(self, samples: Samples) -> Samples:
+        """Takes sound, float32 [n]; gives the probability of speech in each further frame of FRAME samples."""
+        sound = np.concatenate([self._rest, samples], dtype=np.float32)
+        frames = (len(sound) - CONTEXT) // FRAME
+        self._rest = sound[frames * FRAME :].copy()
+        if not frames:
+            return np.zeros(0, dtype=np.float32)
+        # [frames, CONTEXT + FRAME]: a frame and the end of the one before
+        seen = np.lib.stride_tricks.sliding_window_view(sound, CONTEXT + FRAME)[::FRAME]
+        found = [self._measure(seen[first : first + BATCH]) for first in range(0, frames, BATCH)]
+        return np.concatenate(found)
+
+    def end(self) -> Samples:
+        """The probability of the last frame, which silence fills up; none when the sound ended with a frame."""
+        left = len(self._rest) - CONTEXT
+        return self.feed(np.zeros(FRAME - left if left else 0, dtype=np.float32))
+
+    def _measure(self, frames: Samples) -> Samples:
+        state = {"h": self._hidden, "c": self._cell}
+        probabilities, self._hidden, self._cell = self._session.run(
+            None, {"input": np.ascontiguousarray(frames), **state}
+        )
+        return np.asarray(probabilities, dtype=np.float32).reshape(-1)
+
+
+@cache
+def _session() -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.inter_op_num_threads = 1
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(str(_model()), sess_options=options, providers=["CPUExecutionProvider"])
+
+
+def _model() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)  # imports nothing
+    path = Path(spec.origin).parent / "assets" / FILE if spec and spec.origin else None
+    if path is None or not path.exists():
+        message = "voice activity detection needs faster-whisper 1.2, whose package carries its model; switch it off"
+        raise EngineError("UNSUPPORTED", message)
+    return path

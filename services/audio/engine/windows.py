@@ -1,0 +1,272 @@
+"""Cuts a request's sound into the windows that the model decodes: by speech, or one after the other as Whisper does."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+
+from services.audio.engine.held import HeldSound
+from services.audio.engine.messages import SAMPLE_RATE, VadOptions
+from services.audio.engine.speech import SpeechDetector, Stretch, quietest
+from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
+
+__all__ = ["Meter", "Piece", "SpeechWindows", "WholeWindows", "Window", "Windows"]
+
+
+EDGE = 200  # samples that a column of the spectrogram looks beyond its place
+PAUSE = 6 * SAMPLE_RATE // 10  # silence after which a live speaker is taken to have finished a phrase
+SEARCHED = 10 * SAMPLE_RATE  # end of a window in which the quietest place is sought
+APART = WINDOW_SAMPLES  # silence that ends a window: so there are never more windows than without leaving silence out
+
+
+class Meter(Protocol):
+    """What finds how likely sound is speech: `services.audio.engine.vad.SpeechMeter`."""
+
+    def feed(self, samples: Samples) -> Samples:
+        """Takes sound; gives a probability for each further `FRAME` samples of all that was fed."""
+
+    def end(self) -> Samples:
+        """The probability of what is left."""
+
+
+class Windows(Protocol):
+    """Sound in, windows out. Where `feed` cuts the sound makes no difference to the windows.
+
+    Use: `feed` sound as it comes and `end` after the last; then take windows with `ready` until it gives None.
+    It holds the sound that a window may still need: 30 s and what was fed since `ready` was last emptied.
+    """
+
+    def feed(self, samples: Samples) -> None:
+        """Takes the next sound, float32 [n], any n."""
+
+    def end(self) -> None:
+        """Says that no sound follows. `feed` raises ValueError from now on."""
+
+    def ready(self) -> Window | None:
+        """The next window to decode, or None: wait for more sound, or, where `done`, forget the request."""
+
+    def open(self) -> Window | None:
+        """The speech so far that is in no window yet, to show what is being said; None when there is none."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the sound has ended and no window follows."""
+
+    @property
+    def fed(self) -> int:
+        """Samples that were fed."""
+
+    @property
+    def consumed(self) -> int:
+        """Of these, how many it no longer holds, be they in windows that were taken or in silence. Never falls."""
+
+
+class WholeWindows:
+    """Every second is decoded, as in the reference: a window of 30 s that moves to where the text before it ended.
+
+    After each window that `ready` gave, `seek` must say where the next one begins; until then there is none.
+    """
+
+    def __init__(self) -> None:
+        self._held = HeldSound()
+        self._ended = False
+        self._start = 0
+        self._taken = 0  # samples of the window that waits for `seek`
+
+    def feed(self, samples: Samples) -> None:
+        """Takes the next sound; ValueError after the end."""
+        if self._ended:
+            raise ValueError("the sound has ended")
+        self._held.add(samples)
+
+    def end(self) -> None:
+        """Says that no sound follows."""
+        self._ended = True
+
+    def ready(self) -> Window | None:
+        """The next 30 s, or what is left at the end: less than 10 ms are no window."""
+        left = self._held.end - self._start
+        # The last columns of the spectrogram look half a frame further than the window.
+        enough = WINDOW_SAMPLES + EDGE if not self._ended else HOP
+        if self._taken or left < enough:
+            return None
+        window = self._window()
+        self._taken = len(window.samples)
+        return window
+
+    def seek(self, frame: int) -> None:
+        """Where in the file the next window begins, in columns of 10 ms: behind the beginning of the one before it.
+
+        ValueError when no window is out, or for a place that does not lie in it or at its end.
+        """
+        sample = frame * HOP
+        if not self._start < sample <= self._start + self._taken:
+            raise ValueError(f"column {frame} is not in the window before")
+        self._start, self._taken = sample, 0
+        self._held.forget(sample - EDGE)
+
+    def open(self) -> Window | None:
+        """The sound so far that is in no window yet; None when it is less than 10 ms."""
+        if self._taken or self._held.end - self._start < HOP:
+            return None
+        return self._window()
+
+    @property
+    def done(self) -> bool:
+        """Whether the sound has ended and no window follows."""
+        return self._ended and not self._taken and self._held.end - self._start < HOP
+
+    @property
+    def fed(self) -> int:
+        """Samples that were fed."""
+        return self._held.end
+
+    @property
+    def consumed(self) -> int:
+        """Samples that it no longer holds: those before the place that was sought last."""
+        return self._held.start
+
+    def _window(self) -> Window:
+        start, end = self._start, min(self._start + WINDOW_SAMPLES, self._held.end)
+        return Window(
+            samples=self._held.cut(start, end),
+            pieces=(Piece(0, start, end - start),),
+            last=self._ended and end == self._held.end,
+            before=self._held.cut(start - EDGE, start),
+            after=self._held.cut(end, end + EDGE),
+        )
+
+
+class SpeechWindows:
+    """Only speech is decoded: stretches of it are packed into windows, and the silence between them is left out.
+
+    A window is complete when the next stretch would not fit, when no speech follows for 30 s, at the end of the sound,
+    and, `live`, as soon as the speaker pauses for 0.6 s. A stretch of more than 30 s is cut at its quietest place.
+    """
+
+    def __init__(self, options: VadOptions, meter: Meter, live: bool = False) -> None:
+        self._meter = meter
+        self._detector = SpeechDetector(options)
+        self._live = live
+        self._margin = options.padding_ms * SAMPLE_RATE // 1000
+        self._held = HeldSound()
+        self._ended = False
+        self._packed: list[tuple[Stretch, Samples]] = []
+        self._length = 0  # samples of what is packed
+        self._complete: deque[Window] = deque()
+        self._waiting = 0  # samples of what is complete
+
+    def feed(self, samples: Samples) -> None:
+        """Takes the next sound; ValueError after the end."""
+        if self._ended:
+            raise ValueError("the sound has ended")
+        self._held.add(samples)
+        for probability in self._meter.feed(samples).tolist():
+            self._step(probability)
+        self._held.forget(self._detector.needed)
+
+    def end(self) -> None:
+        """Says that no sound follows, and completes the last window."""
+        if self._ended:
+            return
+        for probability in self._meter.end().tolist():
+            self._step(probability)
+        for stretch in self._detector.end(self._held.end):
+            self._pack(stretch)
+        self._ended = True
+        self._emit()
+        self._held.forget(self._held.end)
+
+    def ready(self) -> Window | None:
+        """The next complete window."""
+        if not self._complete:
+            return None
+        window = self._complete.popleft()
+        self._waiting -= len(window.samples)
+        return window
+
+    def open(self) -> Window | None:
+        """What is packed, with the stretch whose end is not known yet; of more than 30 s not the first pieces."""
+        packed = list(self._packed)
+        stretch = self._detector.open or self._detector.over
+        if stretch:
+            stretch = stretch.shortened(WINDOW_SAMPLES)
+            packed.append((stretch, self._held.cut(stretch.start, stretch.end)))
+        while sum(len(samples) for _, samples in packed) > WINDOW_SAMPLES:
+            del packed[0]
+        return self._join(packed) if packed else None
+
+    @property
+    def done(self) -> bool:
+        """Whether the sound has ended and every window was taken."""
+        return self._ended and not self._complete
+
+    @property
+    def fed(self) -> int:
+        """Samples that were fed."""
+        return self._held.end
+
+    @property
+    def consumed(self) -> int:
+        """Samples that it no longer holds, neither as sound nor in windows that wait to be taken."""
+        return self._held.start - self._length - self._waiting
+
+    def _step(self, probability: float) -> None:
+        """Takes one frame further: everything is decided here, so that it makes no difference how sound is fed."""
+        detector = self._detector
+        for stretch in detector.step(probability):
+            self._pack(stretch)
+        extent = detector.open
+        if extent:
+            self._make_room(extent)
+        elif self._packed:
+            silence = detector.silence
+            if self._live and silence >= PAUSE:
+                for stretch in detector.flush():
+                    self._pack(stretch)
+                self._emit()
+            elif silence >= APART:
+                self._emit()
+
+    def _make_room(self, extent: Stretch) -> None:
+        """Completes the window that a stretch which is not over no longer fits into, and cuts one that is too long."""
+        if self._packed and self._length + extent.length > WINDOW_SAMPLES:
+            self._emit()
+        if extent.length > WINDOW_SAMPLES:
+            earliest = extent.start + WINDOW_SAMPLES - SEARCHED
+            place = earliest + quietest(self._held.cut(earliest, extent.start + WINDOW_SAMPLES))
+            self._pack(self._detector.cut(place))
+            self._emit()
+
+    def _pack(self, stretch: Stretch) -> None:
+        # Padding may make it longer than it was found to be.
+        stretch = stretch.shortened(WINDOW_SAMPLES)
+        if self._packed and self._length + stretch.length > WINDOW_SAMPLES:
+            self._emit()
+        self._packed.append((stretch, self._held.cut(stretch.start, stretch.end)))
+        self._length += stretch.length
+
+    def _emit(self) -> None:
+        if self._packed:
+            window = self._join(self._packed)
+            self._complete.append(window)
+            self._waiting += len(window.samples)
+            self._packed, self._length = [], 0
+
+    def _join(self, packed: list[tuple[Stretch, Samples]]) -> Window:
+        pieces: list[Piece] = []
+        length = 0
+        for stretch, samples in packed:
+            if pieces and pieces[-1].file + pieces[-1].length == stretch.start:
+                pieces[-1] = pieces[-1]._replace(length=pieces[-1].length + len(samples))
+            else:
+                pieces.append(Piece(length, stretch.start, len(samples)))
+            length += len(samples)
+        return Window(
+            samples=np.concatenate([samples for _, samples in packed]),
+            pieces=tuple(pieces),
+            last=self._ended and packed[-1][0].end == self._held.end,
+            margin=self._margin,
+        )

@@ -1,0 +1,88 @@
+"""Spectrograms against the reference implementation's, on real speech."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import whisper
+from recordings import announcement, novel
+
+from services.audio.engine.mel import COLUMNS, LogMel, log_mel
+from services.audio.engine.window import HOP, WINDOW_SAMPLES, Samples
+from services.audio.engine.windows import WholeWindows
+
+
+def reference(samples: Samples, n_mels: int) -> Samples:
+    """As `whisper.transcribe` does: 30 s of silence behind the file, whose columns it then drops."""
+    mel = whisper.log_mel_spectrogram(samples, n_mels, padding=WINDOW_SAMPLES)
+    return np.asarray(mel[:, : len(samples) // HOP], dtype=np.float32)
+
+
+def padded(mel: Samples) -> Samples:
+    return np.asarray(whisper.pad_or_trim(mel, COLUMNS))
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+@pytest.mark.parametrize("length", [HOP, 399, 4 * 16000, 100_123, WINDOW_SAMPLES])
+def test_one_window_is_the_reference_s(n_mels: int, length: int) -> None:
+    samples = announcement()[:length]
+    mel = log_mel(samples, n_mels)
+    assert (mel.dtype, mel.shape) == (np.float32, (n_mels, COLUMNS))
+    np.testing.assert_allclose(mel, padded(reference(samples, n_mels)), atol=1e-4, rtol=0)
+
+
+def test_what_is_beyond_a_window_is_left_out() -> None:
+    samples = announcement()
+    np.testing.assert_array_equal(log_mel(samples, 80), log_mel(samples[:WINDOW_SAMPLES], 80))
+
+
+@pytest.mark.parametrize("length", [0, 1, HOP - 1])
+def test_less_than_a_column_is_all_padding(length: int) -> None:
+    assert not log_mel(np.ones(length, dtype=np.float32), 80).any()
+
+
+def test_silence_has_no_infinite_numbers() -> None:
+    mel = log_mel(np.zeros(32000, dtype=np.float32), 80)
+    np.testing.assert_allclose(mel[:, :200], -1.5, atol=1e-6)  # the faintest
+    assert not mel[:, 200:].any()
+
+
+@pytest.mark.parametrize("n_mels", [0, 40, 81])
+def test_only_the_models_sizes_are_made(n_mels: int) -> None:
+    with pytest.raises(ValueError, match=f"80 or 128 mel bands, not {n_mels}"):
+        LogMel(n_mels)
+
+
+def test_windows_of_a_file_are_cut_out_of_the_file_s_spectrogram() -> None:
+    """Also at their edges, where a column looks into the window before and the one after."""
+    samples = np.concatenate([announcement()[:400_000], novel(), novel()[:100_001]])  # the loudest is in the first
+    whole = reference(samples, 80)
+    windows, mels = WholeWindows(), LogMel(80)
+    windows.feed(samples)
+    windows.end()
+    seeks = []
+    for following in (2500, 2513, 5000, None):
+        window = windows.ready()
+        assert window is not None
+        seeks.append(window.seek)
+        expected = padded(whole[:, window.seek : window.seek + window.frames])
+        np.testing.assert_allclose(mels.of(window), expected, atol=1e-4, rtol=0)
+        windows.seek(following or window.seek + window.frames)
+    assert seeks == [0, 2500, 2513, 5000]
+    assert windows.done
+
+
+def test_a_faint_window_is_clipped_below_the_loudest_so_far() -> None:
+    faint = np.zeros(WINDOW_SAMPLES, dtype=np.float32)
+    faint[::2] = 1e-6
+    windows, mels = WholeWindows(), LogMel(80)
+    windows.feed(np.concatenate([announcement()[:WINDOW_SAMPLES], faint]))
+    windows.end()
+    first = windows.ready()
+    assert first is not None
+    loud = mels.of(first)
+    windows.seek(COLUMNS)
+    second = windows.ready()
+    assert second is not None
+    assert mels.of(second)[:, 10:].max() == pytest.approx(loud.max() - 2.0, abs=1e-6)
+    assert LogMel(80).of(second)[:, 10:].max() < loud.max() - 2.0
