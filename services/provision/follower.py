@@ -17,7 +17,7 @@ from services.models.descriptor import Modality
 from services.models.desired import DesiredModel
 from services.models.store import ModelStore
 from services.provision.supply import Supply
-from services.rpc.errors import AllmError, InvalidRequest, ModelNotFound, ModelNotReady
+from services.rpc.errors import AllmError, ModelNotFound, ModelNotReady, Unsupported
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Follower:
 
         Raises:
             ModelNotReady: the catalog cannot be asked, or what it says has not arrived here.
-            ModelNotFound, InvalidRequest: there is no such model, or it is of another modality.
+            ModelNotFound, Unsupported: there is no such model, or it is of another modality.
         """
         if self._asking >= MAX_ASKING:
             raise ModelNotReady(f"The model `{name}` is not known here, and the catalog is busy.")
@@ -70,7 +70,8 @@ class Follower:
             reply = await self._catalog.GetModel(request, timeout=ASK_SECONDS)
             modality = wire.word(wire.MODALITIES, reply.model.modality)
             if modality != self._modality:
-                raise InvalidRequest(f"The model `{name}` is of the modality {modality}.", param="model")
+                offered = ", ".join(sorted(reply.model.capabilities)) or modality
+                raise Unsupported(f"The model `{name}` is for {offered}, not for {self._modality}.", param="model")
             await self._arrival(name)
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):

@@ -17,7 +17,7 @@ from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision import follower as follower_module
 from services.provision import provision as provision_module
 from services.provision.provision import Provision
-from services.rpc.errors import InvalidRequest, ModelNotFound, ModelNotReady
+from services.rpc.errors import ModelNotFound, ModelNotReady, Unsupported
 from services.rpc.settings import load_settings
 
 PATIENCE_SECONDS = 20
@@ -197,7 +197,7 @@ async def test_names_that_are_not_for_this_service(
     await provision.start()
     audio = registration(local_manifest(tmp_path / "a"), model_id="whisper")
     catalog.known["whisper"] = dataclasses.replace(audio, facts=dataclasses.replace(audio.facts, modality="audio"))
-    with pytest.raises(InvalidRequest, match="of the modality audio"):
+    with pytest.raises(Unsupported, match="not for text"):
         await provision.store.find("whisper")
     with pytest.raises(ModelNotFound):
         await provision.store.find("nothing")
