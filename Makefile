@@ -7,7 +7,9 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
 BIN := .venv/bin
 # What `make serve` installs. Without torch (EXTRAS=text,audio,gateway,demo) it serves no safetensors, and is much smaller.
-EXTRAS ?= text,torch,audio,gateway,demo
+EXTRAS ?= text,torch,audio,whisper,gateway,demo
+# Processes that `make test` runs tests in. Most tests wait for other processes, which compute on two threads.
+JOBS ?= 2
 PROTOS := $(shell find protos -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
@@ -21,7 +23,7 @@ serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl
 	@exec $(BIN)/allm serve
 
 test: .venv/.dev .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched .venv/speech/.fetched $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
-	@exec $(BIN)/pytest
+	@exec $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
 lint: style types boundaries protos stubs-current ## Check style, types, import boundaries, protos and generated code
 

@@ -20,6 +20,7 @@ from ports import free_port
 
 MODEL = "smollm2-135m-instruct"
 ALIAS = "gpt-4o"
+SPEECH_MODEL = "whisper-tiny.en"
 START_SECONDS = 90
 STOP_SECONDS = 60
 POLL_SECONDS = 0.05
@@ -94,6 +95,7 @@ def running_stack(home: Path, **settings: str) -> Iterator[Stack]:
         "ALLM_PORT": str(port),
         "ALLM_MODELS": f"{MODEL}={demo_model()}",
         "ALLM_ALIASES": f"{ALIAS}={MODEL}",
+        "ALLM_AUDIO_REPLICAS": "0",  # whom sound matters says so; the others start sooner
     }
     home.mkdir(parents=True, exist_ok=True)
     with (home / "output.txt").open("wb") as output:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,11 @@ from services.cli.unpack import unpack_demo
 from services.models.demo import DEMO_ID, DemoError, install_demo
 from services.models.demo_encoder import DEMO_ENCODER_ID, install_encoder
 from services.models.demo_safetensors import SAFETENSORS_DEMO_ID, safetensors_demo
+from services.models.demo_whisper import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID, install_whisper
+from services.models.inspection.guess import guess
+from services.models.inspection.whisper import CHECKPOINT
+from services.models.tree import LocalTree
+from services.rpc.errors import AllmError
 from services.rpc.settings import Settings
 
 SETTLE_SECONDS = 30.0
@@ -31,6 +36,7 @@ class Registrar:
         self._address = address
         self._settings = settings
         self._say = say
+        self._hears = settings.audio_replicas > 0
         self._first = False  # whether the demo is new here
 
     async def register(self) -> list[model_pb2.Model]:
@@ -88,6 +94,7 @@ class Registrar:
         try:
             path = await asyncio.to_thread(install_demo, folder, self._say)
             encoder = await asyncio.to_thread(install_encoder, folder, self._say)
+            whisper = await asyncio.to_thread(install_whisper, folder, self._say) if self._hears else None
         except DemoError as error:
             raise Problem(str(error)) from error
         if path:
@@ -95,11 +102,19 @@ class Registrar:
             await self._offer(catalog, DEMO_ID, path)
         if encoder:
             await self._offer(catalog, DEMO_ENCODER_ID, encoder)
+        if whisper:
+            await self._offer(catalog, DEMO_WHISPER_ID, whisper, [DEMO_WHISPER_ALIAS])
 
-    async def _offer(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, model_id: str, path: Path) -> None:
-        """Registers a GGUF file or a folder of safetensors, or brings an older registration of that id up to date."""
-        source = _url(path)
-        new = model_service_pb2.RegisterModelRequest(id=model_id, source=source, format=_format(path))
+    async def _offer(
+        self,
+        catalog: model_service_pb2_grpc.ModelServiceAsyncStub,
+        model_id: str,
+        path: Path,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """Registers a file or a folder of a model, or brings an older registration of that id up to date."""
+        source, format = _url(path), await asyncio.to_thread(_format, path)
+        new = model_service_pb2.RegisterModelRequest(id=model_id, source=source, format=format, aliases=aliases)
         try:
             await catalog.RegisterModel(new, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -145,7 +160,15 @@ def _url(path: Path) -> str:
 
 
 def _format(path: Path) -> str:
-    return "safetensors" if path.expanduser().is_dir() else "gguf"
+    """What a path that only has a name is taken for: Whisper's layouts are told from others by what is in them."""
+    path = path.expanduser()
+    if not path.is_dir():
+        return "whisper" if path.suffix == CHECKPOINT else "gguf"
+    try:
+        formats = {format for format, _ in guess(LocalTree(path, [path]))}
+    except AllmError:  # the catalog says what is wrong with it
+        formats = set()
+    return "whisper" if formats == {"whisper"} else "safetensors"
 
 
 async def _listed(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:

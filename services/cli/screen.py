@@ -1,9 +1,9 @@
-"""What a person sees of `allm serve`: what takes long, one table, one line to try, and what goes wrong later."""
+"""What a person sees of `allm serve`: what takes long, one table, a line or two to try, and what goes wrong later."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ OPEN = "Mind: there are no API keys; whoever reaches this machine's address may 
 MIB = 1024 * 1024
 NO_MODELS = "none: register one with `allm models add`, or pip install 'allm[demo]' for a small one"
 MAX_SHOWN = 20
+RECORDING = "speech.wav"  # any recording: nobody else can say which there is
 USABLE = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED)
 
 
@@ -61,9 +62,8 @@ class Screen:
         if not models:
             table.add_row("Models", escape(NO_MODELS))
         self._console.print(table)
-        usable = [model.id for model in models if model.state in USABLE and "chat" in model.capabilities]
-        if usable:
-            self.say(f"Try it:\n{_curl(stack.base_url, usable[0])}")
+        if tries := list(_tries(stack.base_url, models)):
+            self.say("\n".join(("Try it:", *tries)))
         if not is_loopback(stack.settings.gateway.host):
             self.say(OPEN)
         self.say("Ctrl-C stops it.")
@@ -79,7 +79,20 @@ def _describe(model: model_pb2.Model) -> str:
     return f"{model.id} - {state} ({', '.join(facts)})"
 
 
-def _curl(base_url: str, model: str) -> str:
+def _tries(base_url: str, models: Iterable[model_pb2.Model]) -> Iterator[str]:
+    """A line for each thing that a model here can do."""
+    usable = [model for model in models if model.state in USABLE]
+    for capability, curl in (("chat", _chat), ("transcription", _transcription)):
+        able = next((model.id for model in usable if capability in model.capabilities), None)
+        if able:
+            yield curl(base_url, able)
+
+
+def _transcription(base_url: str, model: str) -> str:
+    return f"curl {base_url}/audio/transcriptions -F model={model} -F file=@{RECORDING}"
+
+
+def _chat(base_url: str, model: str) -> str:
     # Small models wander at OpenAI's default temperature of 1; the first answer should be the good one.
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": model, "temperature": 0, "messages": messages})

@@ -9,18 +9,21 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+from services.cli.extras import with_installed
 from services.cli.ports import choose_port
 from services.cli.problem import Problem
 from services.cli.register import Registrar
 from services.cli.run_folder import RunNote, run_folder
 from services.cli.screen import Screen
-from services.cli.stack import CATALOG, Stack, text_names, with_port
+from services.cli.stack import CATALOG, Stack, audio_names, text_names, with_port
 from services.cli.supervisor import Supervisor
 from services.models.demo import DEMO_ID
 from services.models.demo_encoder import DEMO_ENCODER_ID
 from services.models.demo_safetensors import SAFETENSORS_DEMO_ID
+from services.models.demo_whisper import DEMO_WHISPER_ID
 from services.rpc.settings import Settings, load_settings
 
+DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID, DEMO_WHISPER_ID)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -31,7 +34,7 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
         SettingError: a variable of `environ` holds what is not allowed there.
         Problem: it cannot start.
     """
-    settings = load_settings(environ)
+    settings = with_installed(load_settings(environ), screen.say)
     with run_folder(settings.home) as folder:
         gateway = settings.gateway
         settings = _with_demo(with_port(settings, choose_port(gateway.host, gateway.port, "ALLM_PORT")))
@@ -42,7 +45,7 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
 def _with_demo(settings: Settings) -> Settings:
     """With the demos' folders below one of the roots, also where ALLM_MODEL_ROOTS leaves them out."""
     model = settings.model
-    folders = [model.folder / name for name in (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID)]
+    folders = [model.folder / name for name in DEMO_IDS]
     if settings.models or all(any(folder.is_relative_to(root) for root in model.roots) for folder in folders):
         return settings
     return replace(settings, model=replace(model, roots=(*model.roots, *folders)))
@@ -51,7 +54,7 @@ def _with_demo(settings: Settings) -> Settings:
 def _metrics_ports(settings: Settings) -> dict[str, int]:
     """The first text service has the port of the settings, the other services have free ones."""
     host, port = settings.service.metrics_host, settings.service.metrics_port
-    first, *others = text_names(settings.text_replicas)
+    first, *others = (*text_names(settings.text_replicas), *audio_names(settings.audio_replicas))
     return {
         first: choose_port(host, port, "ALLM_METRICS_PORT"),
         **{name: choose_port(host, 0, "ALLM_METRICS_PORT") for name in (*others, CATALOG)},
@@ -90,7 +93,7 @@ class _Run:
             self._supervisor.close()
 
     async def _start(self) -> None:
-        with self._screen.step("Starting the catalog, the text service and the gateway"):
+        with self._screen.step(f"Starting the catalog, {_services(self._stack.settings)} and the gateway"):
             await self._supervisor.start()
         with self._screen.step("Looking for models"):
             models = await self._registrar.register()
@@ -120,6 +123,10 @@ class _Run:
             children=children,
             ready=self._ready,
         ).write(stack.settings.home)
+
+
+def _services(settings: Settings) -> str:
+    return "the text and audio services" if settings.audio_replicas else "the text service"
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

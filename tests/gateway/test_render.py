@@ -49,19 +49,24 @@ def validate(config: Path) -> subprocess.CompletedProcess[str]:
     ids=["unix", "any-host", "ipv6", "dns", "names", "cors", "hostile"],
 )
 def test_envoy_accepts_it(tmp_path: Path, settings: GatewaySettings, text: tuple[str, ...], catalog: str) -> None:
-    config = write_config(Gateway(settings, text, catalog, admin=f"unix:{tmp_path / 'a.sock'}", folder=tmp_path))
-    done = validate(config)
-    assert done.returncode == 0, done.stderr
-    assert "deprecated" not in done.stderr.lower()
+    admin = f"unix:{tmp_path / 'a.sock'}"
+    # With as many audio replicas as text replicas, and with none.
+    for audio in (text, ()):
+        done = validate(write_config(Gateway(settings, text, catalog, admin, tmp_path, audio)))
+        assert done.returncode == 0, done.stderr
+        assert "deprecated" not in done.stderr.lower()
 
 
-def gateway(text: tuple[str, ...] = ("unix:/t",), host: str = "127.0.0.1") -> Gateway:
-    """A gateway of which only the text replicas or the host matter."""
-    return Gateway(gateway_settings(host=host, port=8080), text, "unix:/c", admin="unix:/a", folder=Path("/f"))
+def gateway(
+    text: tuple[str, ...] = ("unix:/t",), host: str = "127.0.0.1", audio: tuple[str, ...] = ("unix:/a",)
+) -> Gateway:
+    """A gateway of which only the replicas or the host matter."""
+    settings = gateway_settings(host=host, port=8080)
+    return Gateway(settings, text, "unix:/c", admin="unix:/a", folder=Path("/f"), audio=audio)
 
 
-def rendered(text: tuple[str, ...] = ("unix:/t",), host: str = "127.0.0.1") -> str:
-    return render(gateway(text, host), Path("/f/transcoded.pb"))
+def rendered(text: tuple[str, ...] = ("unix:/t",), host: str = "127.0.0.1", audio: tuple[str, ...] = ()) -> str:
+    return render(gateway(text, host, audio), Path("/f/transcoded.pb"))
 
 
 def test_every_placeholder_is_filled() -> None:
@@ -69,7 +74,7 @@ def test_every_placeholder_is_filled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "retries", "refused_too"),
+    ("addresses", "retries", "refused_too"),
     [
         (("unix:/1",), 1, False),
         (("unix:/1", "unix:/2"), 1, True),
@@ -79,18 +84,21 @@ def test_every_placeholder_is_filled() -> None:
         (("text-1.svc:1", "text-2.svc:1"), RETRIES_BEHIND_NAMES, True),
     ],
 )
-def test_every_other_replica_is_asked_once(text: tuple[str, ...], retries: int, refused_too: bool) -> None:
+def test_every_other_replica_is_asked_once(addresses: tuple[str, ...], retries: int, refused_too: bool) -> None:
     """And the only one is not asked again for what it has refused."""
-    policy = rendered(text).split("route: &text", 1)[1].split("- match", 1)[0]
-    assert f"num_retries: {retries} " in policy
-    assert ("unavailable" in policy) == refused_too
-    assert "connect-failure" in policy
+    for service, config in {"text": rendered(addresses), "audio": rendered(audio=addresses)}.items():
+        policy = config.split(f"route: &{service}", 1)[1].split("- match", 1)[0]
+        assert re.search(rf"num_retries: {retries}\b", policy)
+        assert ("unavailable" in policy) == refused_too
+        assert "connect-failure" in policy
 
 
-@pytest.mark.parametrize("text", [(), ("unix:/t", "text.svc:1")])
-def test_replicas_that_cannot_be_one_cluster(text: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("text", "audio"), [((), ()), (("unix:/t", "text.svc:1"), ()), (("unix:/t",), ("unix:/a", "audio.svc:1"))]
+)
+def test_replicas_that_cannot_be_one_cluster(text: tuple[str, ...], audio: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="replica"):
-        gateway(text)
+        gateway(text, audio=audio)
 
 
 def test_admin_is_not_on_the_network_unless_told() -> None:

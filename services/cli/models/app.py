@@ -16,12 +16,14 @@ from rich.console import Console
 from services.cli.models import listing
 from services.cli.models.bench import Bench, Plan
 from services.cli.models.catalog import Catalog
+from services.cli.models.chat_meter import ChatMeter
 from services.cli.models.check import check as check_files
 from services.cli.models.connection import Connection, connect, find_address
 from services.cli.models.document import document, documents, print_document
 from services.cli.models.explanation import explain
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
 from services.cli.models.page import Page
+from services.cli.models.speech_meter import SpeechMeter
 from services.cli.models.stage import Goal, Stage, loaded, served
 from services.cli.models.verification.command import verify
 from services.cli.models.verification.record import record, write
@@ -231,14 +233,17 @@ def bench(
     tokens: Annotated[int, typer.Option(min=2, max=100_000, help="Tokens of each answer.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, beside one that warms up.")] = 3,
     prompt_tokens: Annotated[int, typer.Option(min=16, max=1_000_000, help="Tokens of the prompt, about.")] = 128,
+    audio: Annotated[
+        Path | None, typer.Option("--audio", metavar="FILE", help="For an audio model: a recording of speech.")
+    ] = None,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Measure a text model under its runtimes, and record it: from then on the fastest is chosen."""
+    """Measure a model under its runtimes, and record it: from then on the fastest is chosen."""
     with _session(address) as session:
-        progress = Page(error=True)
-        plan = Plan(tokens, rounds, prompt_tokens)
-        found = Bench(session.catalog, session.connection.chat, plan, progress.say).run(model_id, runtime)
+        chat = ChatMeter(session.connection.chat, tokens, prompt_tokens)
+        speech = SpeechMeter(session.connection.audio, audio.expanduser()) if audio else None
+        found = Bench(session.catalog, Plan(rounds, chat, speech), Page(error=True).say).run(model_id, runtime)
         if as_json:
             print_document({"id": model_id, "benchmarks": documents(found)})
         else:

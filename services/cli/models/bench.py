@@ -1,68 +1,33 @@
-"""Measures a text model under its runtimes through the gateway, as one client sees it, and records what it finds."""
+"""Measures a model under its runtimes through the gateway, as one client sees it, and records what it finds."""
 
 from __future__ import annotations
 
 import statistics
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from allm.models.v1 import model_pb2, model_service_pb2
-from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 
 from services.cli.models.catalog import Catalog
-from services.cli.models.connection import told
+from services.cli.models.chat_meter import ChatMeter
 from services.cli.models.restoring import as_it_was
+from services.cli.models.round import Meter, Round
+from services.cli.models.speech_meter import SpeechMeter
 from services.cli.models.stage import loaded
 from services.cli.models.waiting import wait_until
 from services.cli.models.words import modality_word
 from services.cli.problem import Problem
 
-ROUND_SECONDS = 600.0
 LOAD_SECONDS = 3600.0
-# One token each in about every vocabulary; they come around again in longer prompts.
-WORDS = [
-    "the",
-    "sea",
-    "was",
-    "calm",
-    "and",
-    "the",
-    "small",
-    "boat",
-    "moved",
-    "slowly",
-    "to",
-    "the",
-    "far",
-    "side",
-    "of",
-    "the",
-    "bay",
-    "where",
-    "a",
-    "light",
-    "was",
-    "on",
-]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is measured."""
 
-    tokens: int  # of each answer, at least 2
     rounds: int  # beside the one that warms up
-    prompt_tokens: int  # about
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One request: seconds to its first token, and tokens per second after that."""
-
-    first_token: float
-    rate: float
+    chat: ChatMeter
+    speech: SpeechMeter | None  # None: no recording was named
 
 
 class Bench:
@@ -71,12 +36,10 @@ class Bench:
     def __init__(
         self,
         catalog: Catalog,
-        chat: chat_service_pb2_grpc.ChatServiceStub,
         plan: Plan,
         say: Callable[[str], None],
     ) -> None:
         self._catalog = catalog
-        self._chat = chat
         self._plan = plan
         self._say = say
 
@@ -84,20 +47,16 @@ class Bench:
         """Measures and records a model under one runtime, or under each that can run it; leaves it as it was.
 
         Raises:
-            Problem: it is no text model, no runtime can run it, or a request fails.
+            Problem: it is measured in no way so far, no runtime can run it, or a request fails.
         """
         explained = self._catalog.explain(model_id)
         model = explained.model
-        if model.modality != model_pb2.MODALITY_TEXT:
-            kind = modality_word(model.modality)
-            raise Problem(f"{model.id} is a model for {kind}: `allm models bench` is only for text models so far")
-        if "chat" not in model.capabilities:
-            raise Problem(f"{model.id} cannot chat: `allm models bench` is only for models that can so far")
+        meter = self._meter(model)
         names = able_runtimes(explained, runtime)
         with as_it_was(self._catalog, model.id, self._say):
-            return [self._measure(model, name) for name in names]
+            return [self._measure(model, name, meter) for name in names]
 
-    def _measure(self, model: model_pb2.Model, runtime: str) -> model_pb2.Benchmark:
+    def _measure(self, model: model_pb2.Model, runtime: str, meter: Meter) -> model_pb2.Benchmark:
         self._say(f"loading {model.id} with {runtime}")
         wanted = self._catalog.load(model.id, runtime)
         current, reached = wait_until(self._catalog, wanted, loaded(runtime, everywhere=True), LOAD_SECONDS)
@@ -108,7 +67,7 @@ class Bench:
         for number in range(self._plan.rounds + 1):
             what = f"round {number} of {self._plan.rounds}" if number else "warming up"
             self._say(f"{runtime} on {device}: {what}")
-            measured = self._round(model.id)
+            measured = meter.round(model.id)
             if number:
                 rounds.append(measured)
         benchmark = model_pb2.Benchmark(
@@ -121,31 +80,17 @@ class Bench:
         self._catalog.record(model.id, benchmark)
         return benchmark
 
-    def _round(self, model_id: str) -> Round:
-        request = chat_service_pb2.StreamChatCompletionRequest(
-            model=model_id,
-            messages=[
-                chat_pb2.ChatMessage(
-                    role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=prompt(self._plan.prompt_tokens))]
-                )
-            ],
-            sampling=chat_pb2.SamplingParameters(temperature=0, max_tokens=self._plan.tokens, ignore_eos=True),
-        )
-        began = time.perf_counter()
-        first = last = 0.0
-        generated = 0
-        with told():
-            for event in self._chat.StreamChatCompletion(request, timeout=ROUND_SECONDS):
-                if event.HasField("delta"):
-                    first = first or time.perf_counter()
-                elif event.HasField("finished"):
-                    last = time.perf_counter()
-                    generated = event.finished.usage.completion_tokens
-        if not first or generated < 2 or last <= first:
+    def _meter(self, model: model_pb2.Model) -> Meter:
+        if "chat" in model.capabilities:
+            return self._plan.chat
+        if "transcription" not in model.capabilities:
+            able = ", ".join(model.capabilities) or modality_word(model.modality)
             raise Problem(
-                f"{model_id} answered with {generated} tokens, which is too little to measure: raise --tokens"
+                f"{model.id} is a model for {able}: `allm models bench` is for models that chat or transcribe so far"
             )
-        return Round(first - began, (generated - 1) / (last - first))
+        if self._plan.speech is None:
+            raise Problem(f"{model.id} transcribes: name a recording of speech to measure it with, --audio FILE")
+        return self._plan.speech
 
 
 def able_runtimes(explained: model_service_pb2.ExplainModelResponse, asked: str) -> list[str]:
@@ -166,12 +111,6 @@ def able_runtimes(explained: model_service_pb2.ExplainModelResponse, asked: str)
     if not reasons:
         reasons = [f"there is no runtime {asked}; there are {', '.join(_names(verdicts)) or 'none'}"]
     raise Problem(f"{model.id} cannot be measured: {'; '.join(dict.fromkeys(reasons))}")
-
-
-def prompt(tokens: int) -> str:
-    """A text of about so many tokens, which begins like no other, so that no cache knows it."""
-    words = [WORDS[at % len(WORDS)] for at in range(max(0, tokens - 12))]  # about 12 are the number's
-    return f"{uuid.uuid4().hex[:8]}: {' '.join(words)}"
 
 
 def _names(verdicts: Sequence[model_service_pb2.RuntimeVerdict]) -> list[str]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
+from allm.audio.v1 import transcription_service_pb2_grpc
 from allm.models.v1 import model_service_pb2_grpc
 from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
@@ -44,6 +45,7 @@ class Connection:
         self.address = address
         self.models = model_service_pb2_grpc.ModelServiceStub(channel)
         self.chat = chat_service_pb2_grpc.ChatServiceStub(channel)
+        self.audio = transcription_service_pb2_grpc.TranscriptionServiceStub(channel)
         self.text = text_service_pb2_grpc.TextServiceStub(channel)
 
 

@@ -1,4 +1,4 @@
-"""A catalog and a chat service in the test's own process, which answer as scripted; and the commands that ask them."""
+"""Catalog, chat and audio services in the test's own process, which answer as scripted; and the commands for them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from allm.audio.v1 import transcription_service_pb2, transcription_service_pb2_grpc
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2_grpc
 from allm.models.v1 import model_service_pb2 as pb
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
@@ -66,7 +67,11 @@ def desired(model_id: str, state: str = "ready", **fields: Any) -> manifest_pb2.
     )
 
 
-class CatalogStandIn(model_service_pb2_grpc.ModelServiceServicer, chat_service_pb2_grpc.ChatServiceServicer):
+class CatalogStandIn(
+    model_service_pb2_grpc.ModelServiceServicer,
+    chat_service_pb2_grpc.ChatServiceServicer,
+    transcription_service_pb2_grpc.TranscriptionServiceServicer,
+):
     """Its models, and what happens next to the one that is watched (`story`): models, or Break."""
 
     def __init__(self, *models: manifest_pb2.DesiredModel) -> None:
@@ -77,6 +82,7 @@ class CatalogStandIn(model_service_pb2_grpc.ModelServiceServicer, chat_service_p
         self.resolutions: list[pb.Resolution] = []
         self.runtimes: dict[str, tuple[str, int]] = {}  # what loading with a runtime leads to: device, peak memory
         self.token_seconds = 0.002
+        self.spoken = "one two three"  # what is heard in any recording
         self.told_all = threading.Event()  # the story is at its end
 
     def requests(self, name: str) -> list[Any]:
@@ -174,6 +180,23 @@ class CatalogStandIn(model_service_pb2_grpc.ModelServiceServicer, chat_service_p
         usage = chat_pb2.Usage(prompt_tokens=100, completion_tokens=request.sampling.max_tokens)
         yield event(finished=chat_service_pb2.ChatFinished(usage=usage))
 
+    def Transcribe(self, request: Iterator[Any], context: Any) -> Any:  # noqa: N802
+        self._note("Transcribe", list(request), context)
+        words = self.spoken.split()
+        time.sleep(self.token_seconds * len(words))
+        answer = transcription_service_pb2.TranscribeResponse()
+        answer.transcript.text, answer.transcript.tokens = self.spoken, len(words)
+        return answer
+
+    def StreamTranscribe(self, request: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        self._note("StreamTranscribe", list(request), context)
+        event = transcription_service_pb2.StreamTranscribeResponse
+        yield event(started=transcription_service_pb2.TranscriptionStarted(model="w"))
+        for word in self.spoken.split():
+            time.sleep(self.token_seconds)
+            yield event(partial=transcription_service_pb2.PartialText(text=word))
+        yield event(finished=transcription_service_pb2.TranscriptionFinished())
+
     def _note(self, name: str, request: Any, context: Any) -> None:
         self.calls.append((name, request))
         if refusal := self.refuse.get(name):
@@ -226,6 +249,7 @@ def running(catalog: CatalogStandIn) -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(8))
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(catalog, server)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(catalog, server)
+    transcription_service_pb2_grpc.add_TranscriptionServiceServicer_to_server(catalog, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 from allm.models.v1 import model_pb2
 from allm.models.v1 import model_service_pb2 as pb
 from catalog_stand_in import MIB, Commands, Refusal, desired, replica
 
-from services.cli.models.bench import prompt
+from services.cli.models.chat_meter import prompt
 
 
 def two_runtimes(models: Commands) -> None:
@@ -99,11 +101,58 @@ def test_replicas_on_different_devices_cannot_be_told_apart(models: Commands) ->
     assert "m runs on cpu and cuda" in done.stderr
 
 
-def test_only_text_so_far(models: Commands) -> None:
-    models.catalog.models = {"w": desired("w", modality=model_pb2.MODALITY_AUDIO, capabilities=["transcribe"])}
+def hearing(models: Commands) -> None:
+    """An audio model with one runtime."""
+    audio = {"modality": model_pb2.MODALITY_AUDIO, "capabilities": ["transcription", "translation"]}
+    models.catalog.models = {"w": desired("w", replicas=[replica("ready", "audio")], **audio)}
+    models.catalog.runtimes = {"faster_whisper": ("cpu", 120 * MIB)}
+    verdict = pb.RuntimeVerdict(runtime="faster_whisper", chosen=True, able=True, reason="first")
+    models.catalog.resolutions = [pb.Resolution(replica="audio", device="cpu", runtimes=[verdict])]
+
+
+def test_an_audio_model_is_measured_with_a_recording(models: Commands, tmp_path: Path) -> None:
+    hearing(models)
+    sound = bytes(range(256)) * 2000  # more than one message
+    (recording := tmp_path / "speech.wav").write_bytes(sound)
+    done = models("bench", "w", "--audio", str(recording), "--rounds", "2")
+    assert done.status == 0, done.stderr
+    (request,) = models.catalog.requests("RecordBenchmark")
+    assert (request.id, request.benchmark.runtime, request.benchmark.device) == ("w", "faster_whisper", "cpu")
+    assert request.benchmark.peak_memory_bytes == 120 * MIB
+    assert 0 < request.benchmark.tokens_per_second <= 1 / models.catalog.token_seconds
+    assert request.benchmark.first_token_seconds >= models.catalog.token_seconds
+    for name in ("Transcribe", "StreamTranscribe"):
+        rounds = models.catalog.requests(name)
+        assert len(rounds) == 1 + 2, "one warms up"
+        for first, *others in rounds:
+            assert (first.config.model, first.config.temperature) == ("w", 0)
+            assert len(others) > 1
+            assert b"".join(each.audio for each in others) == sound
+
+
+def test_an_audio_model_needs_a_recording_of_speech(models: Commands, tmp_path: Path) -> None:
+    hearing(models)
     done = models("bench", "w")
     assert done.status == 1
-    assert "only for text models so far" in done.stderr
+    assert done.stderr == "allm: w transcribes: name a recording of speech to measure it with, --audio FILE\n"
+    missing = models("bench", "w", "--audio", str(tmp_path / "nothing.wav"))
+    assert missing.status == 1
+    assert f"allm: {tmp_path / 'nothing.wav'}: No such file or directory\n" in missing.stderr
+    (silence := tmp_path / "silence.wav").write_bytes(b"RIFF")
+    models.catalog.spoken = ""
+    mute = models("bench", "w", "--audio", str(silence))
+    assert mute.status == 1
+    assert f"allm: w hears nobody speak in {silence}: name a recording of speech\n" in mute.stderr
+    assert not models.catalog.requests("RecordBenchmark")
+
+
+def test_models_for_anything_else_are_not_measured_so_far(models: Commands) -> None:
+    models.catalog.models = {"e": desired("e", capabilities=["embeddings"])}
+    done = models("bench", "e")
+    assert done.status == 1
+    assert (
+        "e is a model for embeddings: `allm models bench` is for models that chat or transcribe so far" in done.stderr
+    )
 
 
 def test_without_a_service_there_is_nothing_to_measure(models: Commands) -> None:

@@ -1,0 +1,39 @@
+"""Which services a stack has, by its settings; that they run is told by the tests of `allm serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.cli.stack import Stack, audio_names, text_names
+from services.rpc.settings import load_settings
+
+
+@pytest.mark.parametrize(
+    ("replicas", "names"),
+    [
+        ((1, 1), ["catalog", "text", "audio", "gateway"]),
+        ((1, 0), ["catalog", "text", "gateway"]),
+        ((2, 2), ["catalog", "text-1", "text-2", "audio-1", "audio-2", "gateway"]),
+    ],
+)
+def test_the_gateway_starts_last_and_knows_all_others(
+    tmp_path: Path, replicas: tuple[int, int], names: list[str]
+) -> None:
+    text, audio = map(str, replicas)
+    environ = {"ALLM_HOME": str(tmp_path), "ALLM_TEXT_REPLICAS": text, "ALLM_AUDIO_REPLICAS": audio}
+    ports = {name: 9000 + at for at, name in enumerate(names[:-1])}
+    stack = Stack(load_settings({**environ, "ALLM_PORT": "8080"}), tmp_path, environ, ports, print)
+    services = stack.services()
+    assert [service.program.name for service in services] == names
+    config = (tmp_path / "envoy.yaml").read_text()
+    for service in services[:-1]:
+        name, environ = service.program.name, service.program.environ
+        module = service.program.command[-1]
+        assert module == f"services.{name.partition('-')[0]}"
+        assert environ["ALLM_LISTEN"] == f"unix:{tmp_path / name}.sock"
+        assert environ["ALLM_METRICS_PORT"] == str(ports[name])
+        assert f'"path": "{tmp_path / name}.sock"' in config
+    assert set(stack.metrics_urls) == set(names[:-1])
+    assert text_names(replicas[0]) + audio_names(replicas[1]) == names[1:-1]
