@@ -1,0 +1,253 @@
+"""The `faster_whisper` runtime: Whisper models of CTranslate2, and others once they are converted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+
+from services.audio.engine.messages import EngineOptions, Ready
+from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, EngineError, Floats, Step
+from services.audio.engine.runtimes.groups import in_groups
+from services.audio.engine.vocabulary import converted_vocabulary
+
+CONTEXT = 448  # tokens of prompt and text; the same for all of Whisper's models, and not in a converted one
+CPU_BATCH = 8  # windows: more win nothing on a few cores and delay whoever comes next
+GPU_BATCH = 24
+_MODEL = "model.bin"
+_MESSAGE_CHARACTERS = 300  # of the library's own words
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedWindow:
+    """One row of what the encoder made of a batch of windows."""
+
+    batch: Any  # StorageView [windows, length, state]
+    row: int
+
+    @property
+    def length(self) -> int:
+        """Positions: one for every two columns of the mel spectrogram."""
+        return int(self.batch.shape[1])
+
+
+class FasterWhisper:
+    """A loaded model. Not thread-safe but for its vocabulary."""
+
+    context_tokens = CONTEXT
+    shortest_frames = 1
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads the model; converts it first where it is none of CTranslate2 and has not been converted yet.
+
+        Raises:
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+        """
+        folder = _converted_folder(options, progress)
+        self.vocabulary = converted_vocabulary(folder)
+        self._model = _load(folder, options)
+        self.n_mels = int(self._model.n_mels)
+        self._source = folder
+        if self._model.is_multilingual != self.vocabulary.multilingual:
+            raise EngineError("MODEL_INVALID", f"{folder / _MODEL} does not go with the vocabulary beside it")
+        self.ready = Ready(
+            languages=self.vocabulary.languages,
+            multilingual=self.vocabulary.multilingual,
+            batch_windows=options.batch_windows or (GPU_BATCH if options.gpu else CPU_BATCH),
+        )
+        self.encode_windows = self.ready.batch_windows if options.gpu else 1
+        progress(1.0)
+
+    def encode(self, mels: Floats) -> list[EncodedWindow]:
+        """Handles of windows, one for each of `mels` [windows, n_mels, frames]."""
+        with _faults():
+            batch = self._model.encode(_view(mels))
+        return [EncodedWindow(batch, row) for row in range(len(mels))]
+
+    def detect(self, windows: Sequence[EncodedWindow]) -> list[tuple[str, float]]:
+        """The likeliest language of each window, and its probability."""
+
+        def compute(members: list[int]) -> Iterable[tuple[str, float]]:
+            with _faults():
+                found = self._model.detect_language(_joined([windows[index] for index in members]))
+            return [(best[0][0].strip("<|>"), float(best[0][1])) for best in found]
+
+        return in_groups((window.length for window in windows), compute)
+
+    def decode(self, windows: Sequence[EncodedWindow], prompts: Sequence[Sequence[int]], step: Step) -> list[Decoded]:
+        """Decodes windows; those of one length, whose prompts have one shape, together, as CTranslate2 wants it."""
+
+        def compute(members: list[int]) -> Iterable[Decoded]:
+            return self._generate([windows[index] for index in members], [prompts[index] for index in members], step)
+
+        shapes = ((window.length, self._shape(prompt)) for window, prompt in zip(windows, prompts, strict=True))
+        return in_groups(shapes, compute)
+
+    def align(
+        self,
+        windows: Sequence[EncodedWindow],
+        starts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
+        frames: Sequence[int],
+    ) -> list[Aligned]:
+        """Where each window's text is in its sound; windows of the same length, language and task together."""
+
+        def compute(members: list[int]) -> Iterable[Aligned]:
+            with _faults():
+                results = self._model.align(
+                    _joined([windows[index] for index in members]),
+                    list(starts[members[0]]),
+                    [list(texts[index]) for index in members],
+                    [int(frames[index]) for index in members],
+                )
+            return map(_aligned, results)
+
+        return in_groups(((window.length, *start) for window, start in zip(windows, starts, strict=True)), compute)
+
+    def _shape(self, prompt: Sequence[int]) -> Hashable:
+        """What must be the same in a batch: where the transcript starts, how long the prompt is, timestamps or none."""
+        return prompt.index(self.vocabulary.sot), len(prompt), prompt[-1] == self.vocabulary.no_timestamps
+
+    def _generate(
+        self, windows: Sequence[EncodedWindow], prompts: Sequence[Sequence[int]], step: Step
+    ) -> Iterable[Decoded]:
+        # The library counts the prompt but for its last token, and allows an answer only half of what it is told.
+        before = len(prompts[0]) - 1
+        wanted = max(1, min(step.max_tokens, CONTEXT - before))
+        search: dict[str, Any] = {"beam_size": step.beam_size, "patience": 1.0}
+        if step.temperature > 0:
+            # Samples differ every time: the library's threads are seeded once, and `step.seed` comes too late.
+            search = {"beam_size": 1, "num_hypotheses": step.best_of, "sampling_topk": 0}
+            search["sampling_temperature"] = step.temperature
+        with _faults():
+            results = self._model.generate(
+                _joined(windows),
+                [list(prompt) for prompt in prompts],
+                max_length=max(2 * wanted, wanted + before),
+                return_scores=True,
+                return_no_speech_prob=True,
+                suppress_blank=True,
+                suppress_tokens=list(self.vocabulary.suppressed),
+                max_initial_timestamp_index=round(step.max_initial_timestamp / TOKEN_SECONDS),
+                **search,
+            )
+        return map(_decoded, results)
+
+
+def _decoded(result: Any) -> Decoded:
+    tokens = list(result.sequences_ids[0])
+    # The score is a mean over the tokens without the end, whose logprob is in it all the same.
+    avg_logprob = float(result.scores[0]) * len(tokens) / (len(tokens) + 1)
+    return Decoded(tokens, avg_logprob, float(result.no_speech_prob))
+
+
+def _aligned(result: Any) -> Aligned:
+    path = np.asarray(result.alignments, dtype=np.int64).reshape(-1, 2)
+    return Aligned(path[:, 0], path[:, 1], np.asarray(result.text_token_probs, dtype=np.float32))
+
+
+def _view(array: Floats) -> Any:
+    return ctranslate2.StorageView.from_array(np.ascontiguousarray(array))
+
+
+def _joined(windows: Sequence[EncodedWindow]) -> Any:
+    """One storage of all the windows: theirs as it is where they are just one batch, else a copy."""
+    batch = windows[0].batch
+    together = all(window.batch is batch and window.row == row for row, window in enumerate(windows))
+    if together and len(windows) == batch.shape[0]:
+        return batch
+    on_cpu: dict[int, Floats] = {}
+    rows = [_on_cpu(window.batch, on_cpu)[window.row] for window in windows]
+    return _view(np.stack(rows))
+
+
+def _on_cpu(batch: Any, known: dict[int, Floats]) -> Floats:
+    """A batch as an array: of its own memory where that is float32 on a CPU."""
+    found = known.get(id(batch))
+    if found is None:
+        on_cpu = batch if batch.device == "cpu" else batch.to_device(ctranslate2.Device.cpu)
+        found = known[id(batch)] = np.asarray(on_cpu.to(ctranslate2.DataType.float32))
+    return found
+
+
+def _converted_folder(options: EngineOptions, progress: Callable[[float], None]) -> Path:
+    path = Path(options.path)
+    if path.is_dir() and (path / _MODEL).is_file():
+        return path
+    try:
+        from services.audio.engine.runtimes.conversion import convert  # noqa: PLC0415 - torch only where it is needed
+    except ModuleNotFoundError as error:
+        message = (
+            f"{path} must be converted to CTranslate2 first, and the Python package {error.name!r}, which that takes, "
+            "is not installed"
+        )
+        raise EngineError("UNSUPPORTED", message) from error
+    folder: Path = convert(path, options.cache_folder, progress)
+    return folder
+
+
+def _load(folder: Path, options: EngineOptions) -> Any:
+    device = "cuda" if options.gpu else "cpu"
+    compute_type = _compute_type(options, device)
+    logging.getLogger("ctranslate2").setLevel(logging.ERROR)
+    try:
+        return ctranslate2.models.Whisper(
+            str(folder),
+            device=device,
+            compute_type=compute_type,
+            inter_threads=1,
+            intra_threads=max(1, options.threads),
+        )
+    except (MemoryError, RuntimeError, ValueError) as error:
+        text = _line(error)
+        if isinstance(error, MemoryError) or "out of memory" in text.lower():
+            raise EngineError("OUT_OF_MEMORY", f"the weights of {folder} do not fit: {text}") from error
+        if "compute type" in text or "CUDA" in text:
+            raise EngineError("UNSUPPORTED", f"{folder} cannot run on {device} in {compute_type}: {text}") from error
+        raise EngineError("MODEL_INVALID", f"{folder / _MODEL} cannot be loaded: {text}") from error
+
+
+def _compute_type(options: EngineOptions, device: str) -> str:
+    """`auto`: 16 bits on a GPU, 8 bits for the weights on a CPU.
+
+    Over 80 clips of 1408 words (one thread, beams) 8 bits took 0.4 of the processor time of 32 and made as many errors:
+    3.7 % of the words instead of 3.3 (tiny.en), 3.1 instead of 3.3 (base).
+    """
+    known = sorted(ctranslate2.get_supported_compute_types(device)) if device == "cpu" or _has_gpu() else []
+    if not known:
+        raise EngineError("UNSUPPORTED", "a GPU is asked for, and CTranslate2 finds none that it can use")
+    if options.compute_type == "auto":
+        wanted = ("float16", "bfloat16", "float32") if device == "cuda" else ("int8", "float32")
+        return next(name for name in wanted if name in known)
+    if options.compute_type not in known:
+        message = f"CTranslate2 cannot compute in {options.compute_type} on this {device}, but in {', '.join(known)}"
+        raise EngineError("UNSUPPORTED", message)
+    return options.compute_type
+
+
+def _has_gpu() -> bool:
+    try:
+        return bool(ctranslate2.get_cuda_device_count() > 0)
+    except RuntimeError:  # no driver, or one that is too old
+        return False
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turns the library's errors in a batch into EngineError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, ValueError) as error:
+        text = _line(error)
+        full = isinstance(error, MemoryError) or "out of memory" in text.lower()
+        raise EngineError("OUT_OF_MEMORY" if full else "INTERNAL", f"CTranslate2: {text}") from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]

@@ -1,0 +1,20 @@
+"""Computes in parts what a library cannot compute in one batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+def in_groups(shapes: Iterable[Hashable], compute: Callable[[list[int]], Iterable[Result]]) -> list[Result]:
+    """Results in the order of `shapes`; `compute` gets the indexes of equal ones, and gives a result for each."""
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for index, shape in enumerate(shapes):
+        groups[shape].append(index)
+    results: dict[int, Result] = {}
+    for indexes in groups.values():
+        results.update(zip(indexes, compute(indexes), strict=True))
+    return [results[index] for index in range(len(results))]

@@ -1,0 +1,205 @@
+"""The `whisper` runtime: openai-whisper's model, with a batched decoder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu
+from whisper.model import AudioEncoder, LayerNorm, TextDecoder
+
+from services.audio.engine.messages import EngineOptions, Ready
+from services.audio.engine.runtime import Aligned, Decoded, EngineError, Floats, Step
+from services.audio.engine.runtimes.alignment import attention_costs, warp
+from services.audio.engine.runtimes.checkpoint import Checkpoint, read_checkpoint
+from services.audio.engine.runtimes.decoder import BatchDecoder, Memory
+from services.audio.engine.runtimes.groups import in_groups
+from services.audio.engine.runtimes.search import Search
+
+CPU_BATCH = 8  # windows
+GPU_BATCH = 24
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_MESSAGE_CHARACTERS = 300  # of the library's own words
+
+
+class OpenAIWhisper:
+    """A loaded model. Not thread-safe but for its vocabulary."""
+
+    shortest_frames = 1
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads an OpenAI checkpoint, or a transformers folder of safetensors.
+
+        Raises:
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+        """
+        torch.set_num_threads(max(1, options.threads))
+        self._device = _device(options)
+        self._dtype = _dtype(options)
+        stored = read_checkpoint(Path(options.path))
+        self.vocabulary = stored.vocabulary
+        self.n_mels = stored.dimensions.n_mels
+        self.context_tokens = stored.dimensions.n_text_ctx
+        self._heads = stored.alignment_heads
+        progress(0.1)
+        try:
+            self._encoder, decoder = self._build(stored)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise EngineError("OUT_OF_MEMORY", f"the weights of {stored.source} do not fit: {_line(error)}") from error
+        self._decoder = BatchDecoder(decoder, stored.dimensions.n_text_head)
+        self.ready = Ready(
+            languages=self.vocabulary.languages,
+            multilingual=self.vocabulary.multilingual,
+            batch_windows=options.batch_windows or (GPU_BATCH if options.gpu else CPU_BATCH),
+        )
+        self.encode_windows = self.ready.batch_windows if options.gpu else 1
+        progress(1.0)
+
+    def encode(self, mels: Floats) -> list[Tensor]:
+        """Handles of windows, one for each of `mels` [windows, n_mels, frames]: [frames / 2, state]."""
+        with _computing():
+            return list(_encode(self._encoder, torch.from_numpy(mels).to(self._device, self._dtype)))
+
+    def detect(self, windows: Sequence[Tensor]) -> list[tuple[str, float]]:
+        """The likeliest language of each window, and its probability among the languages."""
+        codes = self.vocabulary.languages
+        first = self.vocabulary.language_token(codes[0])
+
+        def compute(members: list[int]) -> Iterable[tuple[str, float]]:
+            memory = self._memory(windows, members)
+            tokens = torch.full((len(members), 1), self.vocabulary.sot, device=self._device)
+            cache = self._decoder.cache(torch.zeros_like(tokens[:, 0]), 1)
+            logits = self._decoder.logits(self._decoder.step(tokens, cache, memory)[:, -1])
+            best = logits[:, first : first + len(codes)].softmax(dim=-1).max(dim=-1)
+            found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            return [(codes[index], probability) for index, probability in found]
+
+        with _computing():
+            return in_groups(map(len, windows), compute)
+
+    def decode(self, windows: Sequence[Tensor], prompts: Sequence[Sequence[int]], step: Step) -> list[Decoded]:
+        """Decodes windows of the same length together, whatever their prompts."""
+
+        def compute(members: list[int]) -> Iterable[Decoded]:
+            search = Search(self._decoder, self.vocabulary, self.context_tokens, step)
+            return search.run(self._memory(windows, members), [prompts[index] for index in members])
+
+        with _computing():
+            return in_groups(map(len, windows), compute)
+
+    def align(
+        self,
+        windows: Sequence[Tensor],
+        starts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
+        frames: Sequence[int],
+    ) -> list[Aligned]:
+        """Where each window's text is in its sound; windows of the same length together."""
+        times = [max(1, count // 2) for count in frames]
+        rows = [
+            [*start, self.vocabulary.no_timestamps, *text, self.vocabulary.eot]
+            for start, text in zip(starts, texts, strict=True)
+        ]
+
+        def compute(members: list[int]) -> Iterable[Aligned]:
+            width = max(len(rows[index]) for index in members)
+            padded = [rows[index] + [self.vocabulary.eot] * (width - len(rows[index])) for index in members]
+            tokens = torch.tensor(padded, device=self._device)
+            most = max(times[index] for index in members)
+            states, scores = self._decoder.attention(tokens, self._memory(windows, members), self._heads, most)
+            return [
+                self._aligned(states[place], scores[place], len(starts[index]), texts[index], times[index])
+                for place, index in enumerate(members)
+            ]
+
+        with _computing():
+            return in_groups(map(len, windows), compute)
+
+    def _aligned(self, states: Tensor, scores: Tensor, start: int, text: Sequence[int], times: int) -> Aligned:
+        """Of one row. The token before the text is `no_timestamps`; each state tells the token behind it."""
+        length = start + 1 + len(text)
+        logits = self._decoder.logits(states[start : length - 1])[:, : self.vocabulary.eot]
+        chosen = torch.tensor(list(text), device=logits.device)
+        probabilities = logits.softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
+        costs = attention_costs(scores[:, : length + 1, :times])[start:length]
+        texts, moments = warp(costs)
+        return Aligned(texts, moments, probabilities.cpu().numpy())
+
+    def _memory(self, windows: Sequence[Tensor], members: list[int]) -> Memory:
+        return self._decoder.memory(torch.stack([windows[index] for index in members]))
+
+    def _build(self, stored: Checkpoint) -> tuple[Any, Any]:
+        """Encoder and decoder with their weights."""
+        size = stored.dimensions
+        with torch.device("meta"):  # no memory for weights that are replaced at once
+            encoder = AudioEncoder(
+                size.n_mels, size.n_audio_ctx, size.n_audio_state, size.n_audio_head, size.n_audio_layer
+            )
+            decoder = TextDecoder(size.n_vocab, size.n_text_ctx, size.n_text_state, size.n_text_head, size.n_text_layer)
+        for name, module in (("encoder.", encoder), ("decoder.", decoder)):
+            exact = {f"{path}." for path, part in module.named_modules() if isinstance(part, LayerNorm)}
+            weights = {
+                key.removeprefix(name): self._placed(key.removeprefix(name), stored.tensors.pop(key), exact)
+                for key in [key for key in stored.tensors if key.startswith(name)]
+            }
+            try:
+                module.load_state_dict(weights, assign=True)
+            except RuntimeError as error:
+                message = f"the weights of {stored.source} are not those of its dimensions: {_line(error)}"
+                raise EngineError("MODEL_INVALID", message) from error
+            module.eval().requires_grad_(False)
+        if stored.tensors:
+            message = f"{stored.source} holds a tensor that no Whisper model has: {min(stored.tensors)[:100]}"
+            raise EngineError("MODEL_INVALID", message)
+        return encoder, decoder
+
+    def _placed(self, name: str, tensor: Tensor, exact: set[str]) -> Tensor:
+        """A weight on the device; those of normal layers keep 32 bits, as openai-whisper's modules want it."""
+        is_exact = name[: name.rfind(".") + 1] in exact
+        return tensor.to(self._device, torch.float32 if is_exact else self._dtype)
+
+
+def _encode(encoder: Any, x: Tensor) -> Tensor:
+    """The package's encoder, which itself takes windows of 30 s only: [windows, n_mels, frames] -> states."""
+    x = gelu(encoder.conv2(gelu(encoder.conv1(x)))).transpose(1, 2)
+    x = x + encoder.positional_embedding[: x.shape[1]]
+    for block in encoder.blocks:
+        x = block(x)
+    states: Tensor = encoder.ln_post(x)
+    return states
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """No gradients, and torch's errors as EngineError."""
+    try:
+        with torch.inference_mode():
+            yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise EngineError("OUT_OF_MEMORY", f"a batch does not fit: {_line(error)}") from error
+    except RuntimeError as error:
+        raise EngineError("INTERNAL", f"torch: {_line(error)}") from error
+
+
+def _device(options: EngineOptions) -> torch.device:
+    if options.gpu and not torch.cuda.is_available():
+        raise EngineError("UNSUPPORTED", "a GPU is asked for, and torch finds none that it can use")
+    return torch.device("cuda" if options.gpu else "cpu")
+
+
+def _dtype(options: EngineOptions) -> torch.dtype:
+    """`auto`: 32 bits on a CPU, 16 on a GPU, as openai-whisper does."""
+    if options.compute_type == "auto":
+        return torch.float16 if options.gpu else torch.float32
+    if options.compute_type not in _DTYPES:
+        message = f"the runtime whisper cannot compute in {options.compute_type}, but in {', '.join(_DTYPES)}"
+        raise EngineError("UNSUPPORTED", message)
+    return _DTYPES[options.compute_type]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]

@@ -1,0 +1,260 @@
+"""Whisper's tokens: text, markup and timestamps, for models of English and of 99 or 100 languages.
+
+All of Whisper's vocabularies have one layout: text, the end of text, the start of transcript, the languages, the tasks
+and other markup, and the timestamps. So the text tokens and how many tokens there are say everything.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import codecs
+import json
+import string
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from services.audio.engine.byte_pairs import BytePairs
+from services.audio.engine.languages import LANGUAGES
+from services.audio.engine.runtime import EngineError
+
+MULTILINGUAL = 51865  # tokens, or more; English alone has one less
+TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s
+_MARKUP = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
+_END = "<|endoftext|>"
+_UNSPACED = {"zh", "ja", "th", "lo", "my", "yue"}  # written without spaces between words
+_NO_CHARACTER = "\ufffd"
+# What stands for sounds and speakers in subtitles. A model is kept from writing it, as in the reference.
+_SYMBOLS = list('"#()*+/:;<=>@[\\]^_`{|}~「」『』')
+_SYMBOLS += ["<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]"]
+_SYMBOLS += ["{{", "}}", "♪♪", "♪♪♪"]
+_MUSIC = list("♩♪♫♬♭♮♯")  # maybe several tokens each, of which the first stands for nothing else
+
+
+class WhisperVocabulary:
+    """A model's tokens. Not changed after loading, so that any thread may use it."""
+
+    def __init__(self, pieces: list[bytes], size: int, source: str) -> None:
+        """`pieces` are the bytes of the text tokens, `size` counts all tokens, `source` is named in errors.
+
+        Raises:
+            EngineError: MODEL_INVALID when these are no tokens of a Whisper model.
+        """
+        count = size - len(pieces) - 2 - len(_MARKUP) - TIMESTAMPS
+        ranks: dict[bytes, int] = {}
+        for token, piece in enumerate(pieces):
+            ranks.setdefault(piece, token)
+        if not 1 <= count <= len(LANGUAGES) or any(bytes([byte]) not in ranks for byte in range(256)):
+            message = f"{source} holds {len(pieces)} tokens of text; that is no vocabulary of a Whisper model of {size}"
+            raise EngineError("MODEL_INVALID", message)
+        self.size = size
+        self.multilingual = size >= MULTILINGUAL
+        self.eot = len(pieces)
+        self.sot = self.eot + 1
+        codes = list(islice(LANGUAGES, count))
+        self.languages: list[str] = codes if self.multilingual else ["en"]
+        self._language_tokens = {code: self.sot + 1 + index for index, code in enumerate(codes)}
+        first = self.sot + 1 + count
+        self.translate, self.transcribe, self.sot_lm, self.sot_prev, self.no_speech, self.no_timestamps = range(
+            first, first + len(_MARKUP)
+        )
+        self.timestamp_begin = self.no_timestamps + 1
+        names = [f"<|{name}|>" for name in ("endoftext", "startoftranscript", *codes, *_MARKUP)]
+        self._names = names + [f"<|{index * 0.02:.2f}|>" for index in range(TIMESTAMPS)]
+        self._pieces = pieces
+        self._pairs = BytePairs(ranks)
+        self.blank = tuple(sorted({*self._pairs.encode(" "), self.eot}))  # never the first token of an answer
+        self.suppressed = self._suppressed()  # never a token of an answer
+
+    def start(self, language: str, task: str) -> list[int]:
+        """The start of transcript: [sot], and, where multilingual, the language and the task."""
+        if not self.multilingual:
+            return [self.sot]
+        return [self.sot, self._language_tokens[language], self.translate if task == "translate" else self.transcribe]
+
+    def language_token(self, language: str) -> int:
+        """The token of a language; KeyError where there is none."""
+        return self._language_tokens[language]
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text; special tokens that are spelled out are plain text."""
+        return self._pairs.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens; special tokens, timestamps and parts of characters add nothing."""
+        return b"".join(map(self.piece, tokens)).decode(errors="ignore")
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one text token, maybe only part of a character; b"" for others."""
+        return self._pieces[token] if 0 <= token < self.eot else b""
+
+    def name(self, token: int) -> str:
+        """How a special token is spelled out."""
+        return self._names[token - self.eot]
+
+    def names(self) -> list[str]:
+        """All tokens in the order of ids, their bytes written as GPT-2 writes them."""
+        letters = {byte: letter for letter, byte in _BYTES.items()}
+        return ["".join(map(letters.__getitem__, piece)) for piece in self._pieces] + self._names
+
+    def split_words(self, tokens: Sequence[int], language: str) -> tuple[list[str], list[list[int]]]:
+        """Words of text tokens, with the space before each, and the tokens of each.
+
+        Words end at spaces; in languages without any, wherever a character ends. Special tokens are words.
+        """
+        words, groups = self._split_characters(tokens)
+        if language not in _UNSPACED:
+            words, groups = self._join_words(words, groups)
+        return [word.replace(_NO_CHARACTER, "") for word in words], groups
+
+    def check_names(self, names: dict[str, int], source: str) -> None:
+        """Compares the layout with the names that `source` gives to special tokens.
+
+        Raises:
+            EngineError: MODEL_INVALID when one has another id.
+        """
+        for name in ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>", "<|0.00|>", "<|30.00|>"):
+            wanted = self.eot + self._names.index(name)
+            if names.get(name, wanted) != wanted:
+                message = f"{source}: {name} is token {names[name]}; in a Whisper model of {self.size} it is {wanted}"
+                raise EngineError("MODEL_INVALID", message)
+
+    def _split_characters(self, tokens: Sequence[int]) -> tuple[list[str], list[list[int]]]:
+        """The shortest runs of tokens that are whole characters."""
+        words: list[str] = []
+        groups: list[list[int]] = []
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        text = ""
+        group: list[int] = []
+        for token in tokens:
+            special = token >= self.eot
+            if special and group:  # of a character that does not end
+                words.append(text + decoder.decode(b"", final=True))
+                groups.append(group)
+                text, group = "", []
+            text += self.name(token) if special else decoder.decode(self._pieces[token])
+            group.append(token)
+            if special or not decoder.getstate()[0]:
+                words.append(text)
+                groups.append(group)
+                text, group = "", []
+        if group:
+            words.append(text + decoder.decode(b"", final=True))
+            groups.append(group)
+        return words, groups
+
+    def _join_words(self, parts: list[str], groups: list[list[int]]) -> tuple[list[str], list[list[int]]]:
+        words: list[str] = []
+        joined: list[list[int]] = []
+        for part, group in zip(parts, groups, strict=True):
+            alone = group[0] >= self.eot or part.startswith(" ") or part.strip() in string.punctuation
+            if alone or not words:
+                words.append(part)
+                joined.append(list(group))
+            else:
+                words[-1] += part
+                joined[-1] += group
+        return words, joined
+
+    def _suppressed(self) -> tuple[int, ...]:
+        found = {self.encode(" -")[0], self.encode(" '")[0]}  # allowed inside a word, not where one begins
+        for symbol in _SYMBOLS + _MUSIC:
+            for text in (symbol, " " + symbol):
+                tokens = self.encode(text)
+                if len(tokens) == 1 or symbol in _MUSIC:
+                    found.add(tokens[0])
+        found |= {self.transcribe, self.translate, self.sot, self.sot_prev, self.sot_lm, self.no_speech}
+        return tuple(sorted(found))
+
+
+def converted_vocabulary(folder: Path) -> WhisperVocabulary:
+    """Of a CTranslate2 folder: vocabulary.json or vocabulary.txt, every token in the order of ids.
+
+    Raises:
+        EngineError: MODEL_INVALID when there is none, or it is none of a Whisper model.
+    """
+    path = folder / "vocabulary.json"
+    if path.is_file():
+        names = _read_json(path)
+    else:
+        path = folder / "vocabulary.txt"
+        names = _read(path).removesuffix("\n").split("\n")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or _END not in names:
+        raise EngineError("MODEL_INVALID", f"{path} is no list of tokens with {_END} in it")
+    end = names.index(_END)
+    vocabulary = WhisperVocabulary(_pieces(names[:end], path), len(names), str(path))
+    vocabulary.check_names({name: token for token, name in enumerate(names) if token >= end}, str(path))
+    return vocabulary
+
+
+def tokenizer_vocabulary(folder: Path, size: int) -> WhisperVocabulary:
+    """Of a transformers folder: tokenizer.json, for a model of `size` tokens.
+
+    Raises:
+        EngineError: MODEL_INVALID when there is none, or it is none of such a model.
+    """
+    path = folder / "tokenizer.json"
+    document = _read_json(path)
+    try:
+        ids: dict[str, int] = dict(document["model"]["vocab"])
+        ids |= {added["content"]: added["id"] for added in document.get("added_tokens", [])}
+        end = ids[_END]
+        names = dict.fromkeys(range(end), "")
+        names |= {token: name for name, token in ids.items() if token < end}
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError("MODEL_INVALID", f"{path} is no tokenizer of a Whisper model: {error!r}") from error
+    vocabulary = WhisperVocabulary(_pieces(list(names.values()), path), size, str(path))
+    vocabulary.check_names(ids, str(path))
+    return vocabulary
+
+
+def package_vocabulary(assets: Path, size: int) -> WhisperVocabulary:
+    """Of the openai-whisper package's `assets` folder, for a model of `size` tokens: their checkpoints hold none.
+
+    Raises:
+        EngineError: MODEL_INVALID when no such model has so many tokens.
+    """
+    path = assets / ("multilingual.tiktoken" if size >= MULTILINGUAL else "gpt2.tiktoken")
+    pieces: list[bytes] = []
+    for line in _read(path).splitlines():
+        word = line.split()
+        try:
+            pieces.append(base64.b64decode(word[0]) if len(word) == 2 else b"")
+        except binascii.Error:
+            pieces.append(b"")  # the one empty token is spelled "="
+    return WhisperVocabulary(pieces, size, f"{path.name} of the package openai-whisper")
+
+
+def _pieces(names: list[str], path: Path) -> list[bytes]:
+    try:
+        return [bytes(map(_BYTES.__getitem__, name)) for name in names]
+    except KeyError as error:
+        raise EngineError("MODEL_INVALID", f"{path}: {error.args[0]!r} stands for no byte") from None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's way to write any byte as a printable character: those that are none move up behind the others."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except ValueError as error:
+        raise EngineError("MODEL_INVALID", f"{path} is no JSON: {error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise EngineError("MODEL_INVALID", f"{path} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error}") from error

@@ -1,0 +1,14 @@
+"""openai-whisper's own tokenizer, to compare with."""
+
+from __future__ import annotations
+
+import warnings
+
+from whisper.tokenizer import Tokenizer, get_tokenizer
+
+
+def reference_tokenizer(languages: int) -> Tokenizer:
+    """Of a model of so many languages; 0 is English alone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the package leaves its files for the collector to close
+        return get_tokenizer(bool(languages), num_languages=languages or 99, task="transcribe", language="en")

@@ -1,0 +1,45 @@
+"""Real weights in both runtimes, and the reference beside them; on one thread, since others may use the machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import whisper
+from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
+
+from services.audio.engine.runtimes.faster_whisper import FasterWhisper
+from services.audio.engine.runtimes.whisper import OpenAIWhisper
+from tests.audio.engine.reference_tokenizer import reference_tokenizer
+from tests.audio.engine.runtimes.spoken import options
+
+
+@pytest.fixture(scope="package")
+def openai_whisper() -> OpenAIWhisper:
+    fractions: list[float] = []
+    loaded = OpenAIWhisper(options(tiny_en_pt()), fractions.append)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    return loaded
+
+
+@pytest.fixture(scope="package")
+def faster_whisper() -> FasterWhisper:
+    """In full precision, so that it can be compared."""
+    return FasterWhisper(options(tiny_en_ct2(), compute_type="float32"), lambda _: None)
+
+
+@pytest.fixture(scope="package")
+def multilingual() -> FasterWhisper:
+    return FasterWhisper(options(base_ct2()), lambda _: None)
+
+
+@pytest.fixture(scope="package")
+def reference() -> Any:
+    """openai-whisper's own model of the same weights."""
+    torch.set_num_threads(1)
+    reference_tokenizer(0)  # read here, where the package's leak is no error
+    model = whisper.load_model(str(tiny_en_pt()), device="cpu")
+    model.set_alignment_heads(whisper._ALIGNMENT_HEADS["tiny.en"])
+    return model

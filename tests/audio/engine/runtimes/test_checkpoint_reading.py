@@ -1,0 +1,135 @@
+"""Weights from OpenAI's checkpoints and from transformers' folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from whisper_weights import tiny_en_ct2, tiny_en_pt
+
+from services.audio.engine.runtime import EngineError
+from services.audio.engine.runtimes.checkpoint import Checkpoint, read_checkpoint
+from services.audio.engine.runtimes.whisper import OpenAIWhisper
+from tests.audio.engine.runtimes.hub_folder import write_hub_folder
+from tests.audio.engine.runtimes.spoken import encoded, mels, options, same, step
+
+
+@pytest.fixture(scope="module")
+def stored() -> Checkpoint:
+    return read_checkpoint(tiny_en_pt())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, stored: Checkpoint) -> Path:
+    """As transformers stores it, in two files."""
+    return write_hub_folder(tmp_path_factory.mktemp("hub"), stored, tiny_en_ct2() / "tokenizer.json", shards=2)
+
+
+def same_tensors(one: Checkpoint, other: Checkpoint) -> bool:
+    return one.tensors.keys() == other.tensors.keys() and all(
+        torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items()
+    )
+
+
+def test_a_transformers_folder_holds_the_same_model(stored: Checkpoint, folder: Path) -> None:
+    found = read_checkpoint(folder)
+    assert found.dimensions == stored.dimensions
+    assert same_tensors(found, stored)
+    assert found.alignment_heads == stored.alignment_heads
+    assert [found.vocabulary.piece(token) for token in range(100)] == [stored.vocabulary.piece(t) for t in range(100)]
+
+
+def test_both_are_loaded(folder: Path, openai_whisper: OpenAIWhisper) -> None:
+    loaded = OpenAIWhisper(options(folder), lambda _: None)
+    start = loaded.vocabulary.start("en", "transcribe")
+    (found,) = loaded.decode(loaded.encode(mels()[:1]), [start], step(max_tokens=8))
+    (wanted,) = openai_whisper.decode(encoded(openai_whisper)[:1], [start], step(max_tokens=8))
+    assert same(found, wanted)
+
+
+def test_a_folder_with_one_checkpoint_is_that_checkpoint(tmp_path: Path, stored: Checkpoint) -> None:
+    (tmp_path / "mine.pt").symlink_to(tiny_en_pt())
+    found = read_checkpoint(tmp_path)
+    assert same_tensors(found, stored)
+    assert found.alignment_heads == stored.alignment_heads, "its size says which model it is"
+
+
+def test_heads_that_nobody_measured_are_the_upper_half(tmp_path: Path, stored: Checkpoint) -> None:
+    size = vars(stored.dimensions) | {"n_text_layer": 2}
+    kept = {name: tensor for name, tensor in stored.tensors.items() if not name.startswith("decoder.blocks.2")}
+    torch.save({"dims": size, "model_state_dict": kept}, tmp_path / "distilled.pt")
+    assert read_checkpoint(tmp_path / "distilled.pt").alignment_heads == [(1, head) for head in range(6)]
+
+
+class Unwanted:
+    """What a checkpoint must not hold."""
+
+
+def test_damaged_and_hostile_checkpoints_are_named(tmp_path: Path, stored: Checkpoint) -> None:
+    path = tmp_path / "cut.pt"
+    path.write_bytes(tiny_en_pt().read_bytes()[:10_000_000])
+    _refused(path, r"cut\.pt is no Whisper checkpoint")
+    torch.save({"dims": vars(stored.dimensions), "model_state_dict": {}, "more": Unwanted()}, path)
+    _refused(path, r"cut\.pt is no Whisper checkpoint: it names .*Unwanted, and only tensors may be in it")
+    torch.save({"dims": vars(stored.dimensions)}, path)
+    _refused(path, r"cut\.pt is no Whisper checkpoint")
+    torch.save({"dims": vars(stored.dimensions) | {"n_mels": 0}, "model_state_dict": {}}, path)
+    _refused(path, r"cut\.pt: n_mels is 0")
+    torch.save({"dims": vars(stored.dimensions) | {"n_vocab": 5000}, "model_state_dict": {}}, path)
+    _refused(path, "no vocabulary of a Whisper model of 5000")
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, stored: Checkpoint) -> None:
+    tensors = dict(stored.tensors)
+    path = tmp_path / "wrong.pt"
+    del tensors["decoder.ln.weight"]
+    torch.save({"dims": vars(stored.dimensions), "model_state_dict": tensors}, path)
+    _not_loaded(path, r"wrong\.pt are not those of its dimensions: .*ln\.weight")
+    tensors["decoder.ln.weight"] = torch.zeros(7)
+    torch.save({"dims": vars(stored.dimensions), "model_state_dict": tensors}, path)
+    _not_loaded(path, r"wrong\.pt are not those of its dimensions: .*ln\.weight")
+
+
+def test_wrong_folders_are_named(tmp_path: Path, folder: Path) -> None:
+    wrong = tmp_path / "hub"
+    shutil.copytree(folder, wrong)
+    (wrong / "model-2.safetensors").write_bytes((folder / "model-2.safetensors").read_bytes()[:1000])
+    _refused(wrong, r"model-2\.safetensors cannot be read")
+    (wrong / "model-2.safetensors").unlink()
+    _refused(wrong, r"model-2\.safetensors is missing")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.decoder.layer_norm.weight"] = "../elsewhere.safetensors"
+    (wrong / "model.safetensors.index.json").write_text(json.dumps(index))
+    _refused(wrong, r"names '\.\./elsewhere\.safetensors'")
+    (wrong / "tokenizer.json").unlink()
+    _refused(wrong, r"tokenizer\.json is missing")
+    config = json.loads((folder / "config.json").read_text())
+    _with_config(wrong, {name: value for name, value in config.items() if name != "d_model"})
+    _refused(wrong, r"config\.json does not say d_model")
+    _with_config(wrong, config | {"activation_function": "relu"})
+    _refused(wrong, "gelu", code="UNSUPPORTED")
+    save_file({"x": torch.zeros(1)}, wrong / "model.safetensors")
+    shutil.copy(folder / "tokenizer.json", wrong)
+    _with_config(wrong, config)
+    _not_loaded(wrong, "are not those of its dimensions")
+
+
+def _with_config(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _refused(path: Path, words: str, code: str = "MODEL_INVALID") -> None:
+    with pytest.raises(EngineError, match=words) as caught:
+        read_checkpoint(path)
+    assert caught.value.code == code
+
+
+def _not_loaded(path: Path, words: str) -> None:
+    with pytest.raises(EngineError, match=words) as caught:
+        OpenAIWhisper(options(path), lambda _: None)
+    assert caught.value.code == "MODEL_INVALID"
