@@ -1,0 +1,111 @@
+"""A worker process: one loaded model. Started by the audio service as `python -m services.audio.engine FD`.
+
+Three threads: this one runs the batch loop; another prepares sound beside running steps; a reader takes messages, and
+is the watcher: when the service is gone its end of the socket closes, and the worker ends at once, whatever native code
+is running.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from services.audio.engine.loop import BatchLoop, LoopInbox
+from services.audio.engine.messages import Failed, Load, Loading, Stop, ToWorker
+from services.audio.engine.preparation import Preparation, PrepareInbox
+from services.audio.engine.runtime import EngineError, Loader
+from services.residency.channel import BlockingChannel, ChannelClosed
+
+# For each runtime: the module, and the class that loads a model.
+RUNTIMES = {
+    "faster_whisper": ("services.audio.engine.runtimes.faster_whisper", "FasterWhisper"),
+    "whisper": ("services.audio.engine.runtimes.whisper", "OpenAIWhisper"),
+}
+
+log = logging.getLogger("worker")
+
+
+def main() -> None:
+    """Loads what the first message says and serves until stopped."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    channel: BlockingChannel[ToWorker] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
+    load = channel.receive()
+    if not isinstance(load, Load):
+        raise SystemExit(f"the first message must be Load, not {type(load).__name__}")
+    to_preparation: PrepareInbox = queue.SimpleQueue()
+    to_loop: LoopInbox = queue.SimpleQueue()
+    _start("reader", lambda: _read(channel, to_preparation))
+    try:
+        runtime = _loader(load.runtime)(load.options, _Progress(channel))
+    except EngineError as error:
+        channel.send(Failed(error.code, error.message))
+        return
+    channel.send(runtime.ready)
+    _start("preparation", Preparation(runtime, to_preparation, to_loop.put, channel.send).run)
+    BatchLoop(runtime, to_loop, to_preparation.put, channel.send, load.options.whole_windows).run()
+    # Threads of native libraries may still run: nothing of theirs is worth waiting for.
+    os._exit(0)
+
+
+def _loader(runtime: str) -> Loader:
+    if runtime not in RUNTIMES:
+        raise EngineError(
+            "UNSUPPORTED", f"no runtime for speech is called {runtime!r}: there are {', '.join(RUNTIMES)}"
+        )
+    module, name = RUNTIMES[runtime]
+    try:
+        loader: Loader = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        message = f"the runtime {runtime} cannot be used here: the Python package {error.name!r} is not installed"
+        raise EngineError("UNSUPPORTED", message) from error
+    return loader
+
+
+class _Progress:
+    """Sends loading progress, at most ten times a second."""
+
+    def __init__(self, channel: BlockingChannel[ToWorker]) -> None:
+        self._channel = channel
+        self._sent = 0.0
+
+    def __call__(self, fraction: float) -> None:
+        now = time.monotonic()
+        if now - self._sent >= 0.1:
+            self._sent = now
+            self._channel.send(Loading(fraction))
+
+
+def _start(name: str, run: Callable[[], None]) -> None:
+    """Runs a thread whose failure ends the worker: the service then says so, and starts another one."""
+
+    def guarded() -> None:
+        try:
+            run()
+        except ChannelClosed:
+            os._exit(0)
+        except BaseException:
+            log.exception("the thread %s failed", name)
+            os._exit(1)
+
+    threading.Thread(target=guarded, name=name, daemon=True).start()
+
+
+def _read(channel: BlockingChannel[ToWorker], inbox: PrepareInbox) -> None:
+    """Takes messages as long as the service lives; the service sends requests only after Ready."""
+    while True:
+        message = channel.receive()
+        if isinstance(message, Stop):
+            os._exit(0)
+        elif not isinstance(message, Load):
+            inbox.put(message)
+
+
+if __name__ == "__main__":
+    main()

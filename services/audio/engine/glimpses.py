@@ -1,0 +1,59 @@
+"""Partials: what speech that is not over sounds like so far, decoded quickly and told as a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.audio.engine.attempt import judged
+from services.audio.engine.chunk import Chunk
+from services.audio.engine.messages import Partial
+from services.audio.engine.row import columns_for
+from services.audio.engine.runtime import Runtime, Step
+from services.audio.engine.transcript import Transcript
+
+
+class Glimpses:
+    """Decodes open speech greedily, without times and in one try."""
+
+    def __init__(self, runtime: Runtime, shortest: int) -> None:
+        """`shortest` is how many columns are encoded at least."""
+        self._runtime = runtime
+        self._shortest = shortest
+
+    def decode(self, chosen: Sequence[tuple[Transcript, Chunk]]) -> list[Partial]:
+        """The partials of requests; none for speech of which nothing can be made out yet. Raises EngineError."""
+        lengths: dict[int, list[tuple[Transcript, Chunk]]] = {}
+        for transcript, chunk in chosen:
+            lengths.setdefault(columns_for(chunk.frames, self._shortest, lengths), []).append((transcript, chunk))
+        return [partial for columns, group in lengths.items() for partial in self._decode(columns, group)]
+
+    def _decode(self, columns: int, group: Sequence[tuple[Transcript, Chunk]]) -> list[Partial]:
+        runtime = self._runtime
+        windows = runtime.encode(np.stack([chunk.mel[:, :columns] for _, chunk in group]))
+        languages = [transcript.language for transcript, _ in group]
+        if not all(languages):
+            # For this partial only: what a request's language is, its first whole window says.
+            found = runtime.detect(windows)
+            languages = [given or guess for given, (guess, _) in zip(languages, found, strict=True)]
+        stop = [runtime.vocabulary.no_timestamps]
+        prompts = [
+            transcript.prompt(language) + stop for (transcript, _), language in zip(group, languages, strict=True)
+        ]
+        room = runtime.context_tokens - max(map(len, prompts))
+        step = Step(
+            temperature=0.0,
+            beam_size=1,
+            best_of=1,
+            max_tokens=min(runtime.context_tokens // 2, room),
+            timestamps=False,
+        )
+        partials = []
+        for (transcript, chunk), decoded in zip(group, runtime.decode(windows, prompts, step), strict=True):
+            attempt = judged(decoded, 0.0, runtime.vocabulary)
+            text = runtime.vocabulary.decode(decoded.tokens)
+            if text.strip() and not attempt.failed and not attempt.silent:
+                window = chunk.window
+                partials.append(Partial(transcript.request, text, round(window.start, 3), round(window.end, 3)))
+        return partials

@@ -1,0 +1,217 @@
+"""What an audio service and its worker say to each other. Times are seconds in the file, sound is 16 kHz mono int16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.residency.messages import Cancel, Failed, Loading, Refused, Stop
+
+__all__ = [
+    "Cancel",
+    "Consumed",
+    "Counters",
+    "Decoding",
+    "Detected",
+    "EngineOptions",
+    "Failed",
+    "Finished",
+    "FromWorker",
+    "Load",
+    "Loading",
+    "Partial",
+    "Ready",
+    "Refused",
+    "Segment",
+    "Sound",
+    "Stepped",
+    "Stop",
+    "Submit",
+    "Task",
+    "ToWorker",
+    "TokenLogprob",
+    "Transcribed",
+    "VadOptions",
+    "Word",
+]
+
+SAMPLE_RATE = 16_000  # of all sound that a worker takes
+Task = Literal["transcribe", "translate"]
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of Whisper's paper: the next one where a result looks wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How to run a model; zero means derived from the model and the machine."""
+
+    model_id: str
+    path: str
+    threads: int
+    gpu: bool
+    compute_type: str = "auto"  # auto, or one of the runtime's: float32, float16, bfloat16, int8, int8_float16, ...
+    batch_windows: int = 0  # windows of 30 s that are computed together at the most
+    cache_folder: str = ""  # where a runtime may keep converted weights; empty: nowhere
+    whole_windows: bool = False  # whether every window is filled up to 30 s, as the reference does: slower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VadOptions:
+    """How to find speech."""
+
+    threshold: float = 0.5  # probability from which on sound is speech
+    silence_ms: int = 200  # pause that ends a stretch of speech
+    padding_ms: int = 300  # kept before and after a stretch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """How to transcribe one request."""
+
+    task: Task = "transcribe"
+    language: str = ""  # ISO 639-1, as Whisper names it; empty: detected in the first window
+    prompt: str = ""
+    temperatures: tuple[float, ...] = TEMPERATURES  # tried in this order; never empty
+    beam_size: int = 5  # at temperature 0; 1 is greedy
+    best_of: int = 5  # samples above temperature 0
+    words: bool = False  # whether words and their times are wanted
+    logprobs: bool = False  # whether each token's logprob is wanted
+    vad: VadOptions | None = field(default_factory=VadOptions)  # None: every second is decoded, as Whisper itself does
+    live: bool = False  # sound comes as it is spoken: pauses end windows, and there are partials
+    conditioned: bool = True  # without `vad`: each window is prompted with the text before it
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """First message to a worker: which runtime, which model."""
+
+    runtime: str
+    options: EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request; its sound follows."""
+
+    request: int
+    client: str
+    decoding: Decoding
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """The next sound of a request: little-endian int16, 16 kHz, mono. Nothing follows the `last`."""
+
+    request: int
+    samples: bytes
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The model is loaded."""
+
+    languages: list[str]  # codes, as in `Decoding.language`
+    multilingual: bool  # whether it detects languages and translates; else it knows one language
+    batch_windows: int  # windows that are computed together at the most
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """The worker no longer holds so many samples, counted from the request's beginning, but in windows."""
+
+    request: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """The request's language. Once, before its first segment; never when nothing was said. A given one has 1.0."""
+
+    request: int
+    language: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word with the space or punctuation that belongs to it."""
+
+    word: str
+    start: float
+    end: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model found a token of the text, temperature 1."""
+
+    piece: bytes  # maybe only part of a character
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A phrase."""
+
+    index: int  # in the request, from 0
+    seek: int  # where the window began, in hundredths of a second, as in Whisper's own output
+    start: float
+    end: float
+    text: str
+    tokens: list[int]  # with timestamp tokens, which count from the window's beginning
+    temperature: float
+    avg_logprob: float  # of the window
+    compression_ratio: float  # of the window's text
+    no_speech_prob: float  # of the window
+    words: list[Word] | None = None  # where asked for
+    logprobs: list[TokenLogprob] | None = None  # where asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Transcribed:
+    """The next segments of a request, in order."""
+
+    request: int
+    segments: list[Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What the speech that is not over sounds like so far; the next partial or segment of the request replaces it."""
+
+    request: int
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request is done; the worker has forgotten it."""
+
+    request: int
+    seconds: float  # of sound
+    speech_seconds: float  # of these, what was decoded
+    tokens: int  # of all segments' text
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The loop's own counters after a step."""
+
+    steps: int
+    running: int  # requests with a window that is being worked on
+    waiting: int  # requests whose windows wait, or that have sent nothing to decode yet
+    windows: int  # computed together in the last step
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The end of a step of the batch loop: the heartbeat."""
+
+    counters: Counters
+
+
+ToWorker = Load | Submit | Sound | Cancel | Stop
+FromWorker = Loading | Ready | Failed | Refused | Consumed | Detected | Transcribed | Partial | Finished | Stepped

@@ -1,0 +1,124 @@
+"""What became of a window, told in the file's time: phrases with their words and the likelihood of their tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.audio.engine.attempt import Attempt
+from services.audio.engine.chunk import Chunk
+from services.audio.engine.messages import TokenLogprob, Word
+from services.audio.engine.phrases import Cut
+from services.audio.engine.runtime import Aligned, Vocabulary
+from services.audio.engine.window import Window
+from services.audio.engine.words import Utterance, time_words
+
+LOWEST_LOGPROB = -9999.0  # of a probability of 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a window was decoded to."""
+
+    chunk: Chunk
+    attempt: Attempt
+    reached: float  # the temperature that was tried last
+    cut: Cut | None = None  # None: silence
+    aligned: Aligned | None = None  # where words or logprobs are wanted and there is text
+    more: bool = False  # whether the rest of the window is decoded on its own
+
+    @property
+    def first(self) -> float:
+        """Where in the window it begins, in seconds."""
+        return self.chunk.first / 100
+
+    @property
+    def seek(self) -> int:
+        """Where in the file it begins, in columns."""
+        return round(self.chunk.window.at(self.first) * 100) if self.chunk.first else self.chunk.window.seek
+
+
+@dataclass(slots=True)
+class Told:
+    """A phrase. Times are seconds in the file."""
+
+    start: float
+    end: float
+    tokens: list[int]  # with timestamps, in the window
+    words: list[Word] | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(slots=True)
+class Telling:
+    """The phrases of a window."""
+
+    phrases: list[Told] = field(default_factory=list)
+    last_word: float | None = None  # where the last word ends
+    spoken_until: float = 0.0  # where speech ends, for the words of the next window
+
+
+def text_tokens(tokens: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+    """Those that are text."""
+    return [token for token in tokens if token < vocabulary.eot]
+
+
+def tell(
+    outcome: Outcome, vocabulary: Vocabulary, language: str, words: bool, logprobs: bool, spoken_until: float
+) -> Telling:
+    """Puts a window's phrases into the file's time. `spoken_until` is where speech before the window ended."""
+    window = outcome.chunk.window
+    telling = Telling(spoken_until=spoken_until)
+    for phrase in outcome.cut.phrases if outcome.cut else []:
+        start, end = window.span(outcome.first + phrase.start, outcome.first + phrase.end)
+        telling.phrases.append(Told(start, end, phrase.tokens))
+    if outcome.aligned is None:
+        return telling
+    if logprobs:
+        _add_logprobs(telling.phrases, outcome.aligned, vocabulary)
+    if words:
+        _add_words(telling, outcome, outcome.aligned, vocabulary, language)
+    return telling
+
+
+def _add_logprobs(phrases: Sequence[Told], aligned: Aligned, vocabulary: Vocabulary) -> None:
+    at = 0
+    for phrase in phrases:
+        tokens = text_tokens(phrase.tokens, vocabulary)
+        chances = aligned.probabilities[at : at + len(tokens)].tolist()
+        at += len(tokens)
+        phrase.logprobs = [
+            TokenLogprob(vocabulary.piece(token), math.log(chance) if chance > 0 else LOWEST_LOGPROB)
+            for token, chance in zip(tokens, chances, strict=True)
+        ]
+
+
+def _add_words(telling: Telling, outcome: Outcome, aligned: Aligned, vocabulary: Vocabulary, language: str) -> None:
+    """Times the words in the window where silence was left out of it, else in the file, as the reference does."""
+    window = outcome.chunk.window
+    whole = len(window.pieces) == 1
+    begin = window.start if whole else 0.0  # of the window, in the time that words get
+    offset = begin + outcome.first
+    cuts = outcome.cut.phrases if outcome.cut else []
+    utterances = [
+        Utterance(text_tokens(phrase.tokens, vocabulary), offset + phrase.start, offset + phrase.end) for phrase in cuts
+    ]
+    tokens = [token for utterance in utterances for token in utterance.tokens]
+    texts, groups = vocabulary.split_words(tokens, language)
+    before = telling.spoken_until if whole else telling.spoken_until - window.start
+    time_words(utterances, texts, groups, aligned, offset, before)
+    for told, utterance in zip(telling.phrases, utterances, strict=True):
+        told.words = [_in_file(word, window, begin) for word in utterance.words]
+        if told.words:
+            # The words that were timed know better than timestamp tokens where a phrase is.
+            told.start, told.end = window.span(max(0.0, utterance.start - begin), utterance.end - begin)
+            told.start = min(told.start, told.words[0].start)
+            told.end = max(told.end, told.words[-1].end)
+            telling.last_word = told.words[-1].end
+            telling.spoken_until = told.end
+
+
+def _in_file(word: Word, window: Window, begin: float) -> Word:
+    start, end = window.word(max(0.0, word.start - begin), max(0.0, word.end - begin))
+    return Word(word.word, round(start, 2), round(end, 2), word.probability)

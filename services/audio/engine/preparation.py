@@ -1,0 +1,242 @@
+"""From sound to spectrograms, beside the batch that runs: finds speech, cuts windows, hands them to the loop.
+
+Sound is looked at only as fast as its windows are taken: what waits is kept as it came, and the service sends no more
+than it was told is consumed. Requests take turns, so that a long file does not keep a short one waiting.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
+from services.audio.engine.mel import LogMel, log_mel
+from services.audio.engine.messages import SAMPLE_RATE, Cancel, Consumed, Decoding, Refused, Sound, Stop, Submit
+from services.audio.engine.runtime import EngineError, Runtime
+from services.audio.engine.turns import Turns
+from services.audio.engine.vad import SpeechMeter
+from services.audio.engine.window import Window, no_samples
+from services.audio.engine.windows import SpeechWindows, WholeWindows
+
+SAMPLE_BYTES = 2
+BLOCK_BYTES = 8 * SAMPLE_RATE * SAMPLE_BYTES  # of one request that are looked at before the next one has its turn
+HELD_SAMPLES = 60 * SAMPLE_RATE  # that a planner holds at the most before more is fed
+BACKLOG_BYTES = 1200 * SAMPLE_RATE * SAMPLE_BYTES  # of one request; twice what a service sends ahead
+PARTIAL_SAMPLES = SAMPLE_RATE  # of new sound between two partials of a request
+
+PrepareInbox = queue.SimpleQueue[Submit | Sound | Cancel | Taken | Seek | Stop]
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """A request's sound."""
+
+    request: int
+    client: str
+    decoding: Decoding
+    planner: SpeechWindows | WholeWindows
+    mel: LogMel
+    backlog: deque[bytes] = field(default_factory=deque)
+    waiting: int = 0  # bytes of the backlog
+    ended: bool = False  # whether the last sound has come
+    fed_all: bool = False  # and has been looked at
+    moved: bool = False  # whether the loop has said where the next window begins
+    number: int = 0  # of the next chunk
+    out: int = 0  # chunks that the loop has not taken
+    partial_out: bool = False
+    partial_at: int = 0  # samples that were fed when the last partial was made
+    told: int = 0  # samples that the service knows to be consumed
+
+    def add(self, samples: bytes, last: bool) -> None:
+        """Puts sound behind what waits; what follows the last is dropped."""
+        if self.ended:
+            return
+        if samples:
+            self.backlog.append(samples)
+            self.waiting += len(samples)
+        self.ended = last
+
+    def take(self) -> bytes:
+        """The next block, whole samples; half a sample stays for the one it belongs to, or is dropped at the end."""
+        block = bytearray()
+        while self.backlog and len(block) < BLOCK_BYTES:
+            block += self.backlog.popleft()
+        keep = min(len(block), BLOCK_BYTES) // SAMPLE_BYTES * SAMPLE_BYTES
+        rest = bytes(block[keep:])
+        if rest and (self.backlog or not self.ended or len(rest) >= SAMPLE_BYTES):
+            self.backlog.appendleft(rest)
+        self.waiting = sum(map(len, self.backlog))
+        return bytes(block[:keep])
+
+
+class Preparation:
+    """Prepares the requests of one loaded model. `hand` gets what the loop takes, `send` what the service is told."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        inbox: PrepareInbox,
+        hand: Callable[[Opened | Chunk | Closed | Cancel | Stop], None],
+        send: Callable[[object], None],
+    ) -> None:
+        self._runtime = runtime
+        self._inbox = inbox
+        self._hand = hand
+        self._send = send
+        self._ahead = runtime.ready.batch_windows  # chunks of one request that may wait for the loop
+        self._feeds: dict[int, _Feed] = {}
+        self._turns = Turns()
+
+    def run(self) -> None:
+        """Serves until a Stop arrives."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Takes what has arrived and prepares one block of one request; waits for a message when there is none."""
+        if not self._take_messages():
+            return False
+        feed = self._turns.next(feed for feed in self._feeds.values() if self._can_go_on(feed))
+        if feed:
+            try:
+                self._go_on(feed)
+            except EngineError as error:
+                self._refuse(feed.request, error)
+        return True
+
+    # --- what comes in
+
+    def _take_messages(self) -> bool:
+        wait = not any(map(self._can_go_on, self._feeds.values()))
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            if isinstance(message, Stop):
+                self._hand(message)
+                return False
+            if isinstance(message, Submit):
+                self._open(message)
+            else:
+                self._note(message)
+
+    def _note(self, message: Sound | Cancel | Taken | Seek) -> None:
+        feed = self._feeds.get(message.request)
+        if isinstance(message, Cancel):
+            self._forget(message.request)
+            self._hand(message)
+        elif feed is None:
+            return  # it was refused or cancelled, and what was under way came too late
+        elif isinstance(message, Sound):
+            self._add(feed, message)
+        elif isinstance(message, Seek):
+            if isinstance(feed.planner, WholeWindows):
+                feed.planner.seek(message.frame)
+                feed.moved = True
+        elif message.partial:
+            feed.partial_out = False
+        else:
+            feed.out -= 1
+
+    def _open(self, submit: Submit) -> None:
+        decoding = submit.decoding
+        try:
+            self._check(decoding)
+            vad = decoding.vad
+            planner = SpeechWindows(vad, SpeechMeter(), decoding.live) if vad else WholeWindows()
+            prompt = self._runtime.vocabulary.encode(f" {decoding.prompt.strip()}") if decoding.prompt.strip() else []
+        except EngineError as error:
+            self._refuse(submit.request, error)
+            return
+        self._feeds[submit.request] = _Feed(
+            submit.request, submit.client, decoding, planner, LogMel(self._runtime.n_mels)
+        )
+        self._hand(Opened(submit.request, submit.client, decoding, prompt))
+
+    def _check(self, decoding: Decoding) -> None:
+        ready = self._runtime.ready
+        if decoding.language and decoding.language not in ready.languages:
+            known = "English only" if ready.languages == ["en"] else f"{len(ready.languages)} languages"
+            message = f"the model does not know the language {decoding.language!r:.20}: it knows {known}"
+            raise EngineError("INVALID_REQUEST", message, "language")
+        if decoding.task == "translate" and not ready.multilingual:
+            raise EngineError("INVALID_REQUEST", "the model knows English only: it does not translate", "model")
+        if not decoding.temperatures:
+            raise EngineError("INVALID_REQUEST", "no temperature is given", "temperature")
+
+    def _add(self, feed: _Feed, sound: Sound) -> None:
+        if feed.waiting + len(sound.samples) > BACKLOG_BYTES:
+            seconds = BACKLOG_BYTES // SAMPLE_BYTES // SAMPLE_RATE
+            message = f"more than {seconds} s of sound were sent ahead of what was decoded"
+            self._refuse(feed.request, EngineError("INTERNAL", message))
+            return
+        feed.add(sound.samples, sound.last)
+
+    def _refuse(self, request: int, error: EngineError) -> None:
+        self._forget(request)
+        self._hand(Cancel(request))
+        self._send(Refused(request=request, code=error.code, message=error.message, param=error.param))
+
+    def _forget(self, request: int) -> None:
+        feed = self._feeds.pop(request, None)
+        if feed:
+            others = any(other.client == feed.client for other in self._feeds.values())
+            self._turns.forget(request, feed.client, others)
+
+    # --- what is made of it
+
+    def _can_go_on(self, feed: _Feed) -> bool:
+        if feed.out >= self._ahead:
+            return False
+        return feed.moved or self._can_feed(feed)
+
+    def _can_feed(self, feed: _Feed) -> bool:
+        planner = feed.planner
+        waits = feed.waiting >= SAMPLE_BYTES or (feed.ended and not feed.fed_all)
+        return waits and planner.fed - planner.consumed < HELD_SAMPLES
+
+    def _go_on(self, feed: _Feed) -> None:
+        """Feeds one block, and hands on the windows that it completes."""
+        planner = feed.planner
+        feed.moved = False
+        if self._can_feed(feed):
+            block = feed.take()
+            if block:
+                planner.feed(np.frombuffer(block, dtype="<i2").astype(np.float32) / np.float32(32768))
+            if feed.ended and not feed.backlog:
+                planner.end()
+                feed.fed_all = True
+        while window := planner.ready():
+            self._hand(self._chunk(feed, window))
+            feed.number += 1
+            feed.out += 1
+        self._peek(feed)
+        if planner.consumed > feed.told:
+            feed.told = planner.consumed
+            self._send(Consumed(feed.request, feed.told))
+        if planner.done:
+            self._forget(feed.request)
+            self._hand(Closed(feed.request, planner.fed))
+
+    def _peek(self, feed: _Feed) -> None:
+        """Makes a partial of live speech, when there is enough new sound and nothing else of the request waits."""
+        planner = feed.planner
+        if not feed.decoding.live or feed.partial_out or feed.out or feed.backlog or feed.ended:
+            return
+        if planner.fed - feed.partial_at < PARTIAL_SAMPLES:
+            return
+        window = planner.open()
+        if window:
+            feed.partial_out, feed.partial_at = True, planner.fed
+            self._hand(self._chunk(feed, window, partial=True))
+
+    def _chunk(self, feed: _Feed, window: Window, partial: bool = False) -> Chunk:
+        mel = log_mel(window.samples, self._runtime.n_mels) if partial else feed.mel.of(window)
+        bare = replace(window, samples=no_samples(), before=no_samples(), after=no_samples())
+        return Chunk(feed.request, feed.number, mel, bare, window.frames, partial)

@@ -1,0 +1,139 @@
+"""A request as the batch loop sees it: what waits, what its windows became, and the segments made of them in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from services.audio.engine.chunk import Chunk, Opened
+from services.audio.engine.messages import Segment, Word
+from services.audio.engine.outcome import Outcome, Telling, Told, tell, text_tokens
+from services.audio.engine.runtime import Vocabulary
+
+RESET_TEMPERATURE = 0.5  # text that was sampled at a higher one does not prompt what follows
+
+
+class Transcript:
+    """A running request."""
+
+    def __init__(self, opened: Opened, vocabulary: Vocabulary, context: int) -> None:
+        """`context` is how many tokens the decoder takes, prompt and text together."""
+        self.request = opened.request
+        self.client = opened.client
+        self.decoding = opened.decoding
+        self.sequential = self.decoding.vad is None  # each window begins where the text of the one before it ends
+        self.language = self.decoding.language or ("" if vocabulary.multilingual else vocabulary.languages[0])
+        self.detects = not self.language
+        self.probability = 1.0
+        self.told_language = False
+        self.waiting: deque[Chunk] = deque()
+        self.glimpse: Chunk | None = None  # speech that is not over
+        self.running = 0  # windows that are being worked on
+        self.gone = False  # cancelled or refused: what it still has in a batch is thrown away
+        self.samples: int | None = None  # of all its sound, once no chunk follows
+        self.decoded_frames = 0
+        self.tokens = 0  # of text, in all segments
+        self.next = 0  # number of the window whose segments come next
+        self.seek = 0  # where the next window begins, in columns of the file, when they follow each other
+        self._vocabulary = vocabulary
+        self._longest = context // 2 - 1  # tokens of text before
+        self._prompt = opened.prompt[-self._longest :]
+        self._before = list(self._prompt)
+        self._outcomes: dict[int, list[Outcome]] = {}
+        self._index = 0
+        self._reached = 0.0  # where the last segment ends
+        self._spoken_until = 0.0
+
+    def prompt(self, language: str = "") -> list[int]:
+        """The decoder's whole prompt for the next window, in the request's language or another."""
+        vocabulary = self._vocabulary
+        before = self._before if self.sequential else self._prompt
+        start = vocabulary.start(language or self.language, self.decoding.task)
+        return [vocabulary.sot_prev, *before, *start] if before else start
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do or to wait for."""
+        return self.samples is not None and not self.waiting and not self.running
+
+    def settle(self, outcome: Outcome) -> list[Segment]:
+        """Takes what became of a window, or of a part of one; gives the segments that can be told now, in order."""
+        self._outcomes.setdefault(outcome.chunk.number, []).append(outcome)
+        segments: list[Segment] = []
+        while parts := self._outcomes.pop(self.next, None):
+            for part in parts:
+                segments += self._segments(part)
+            if parts[-1].more:
+                break
+            self.next += 1
+        return segments
+
+    def _segments(self, outcome: Outcome) -> list[Segment]:
+        decoding = self.decoding
+        self.decoded_frames += outcome.cut.advance if outcome.more and outcome.cut else outcome.chunk.frames
+        telling = tell(outcome, self._vocabulary, self.language, decoding.words, decoding.logprobs, self._spoken_until)
+        self._spoken_until = telling.spoken_until
+        if self.sequential:
+            self.seek = _seek(outcome, telling)
+        kept = [(told, text) for told in telling.phrases if (text := self._said(told))]
+        segments = [self._segment(outcome, told, text) for told, text in kept]
+        if self.sequential and outcome.cut:
+            self._remember([told for told, _ in kept], outcome.reached)
+        return segments
+
+    def _said(self, told: Told) -> str:
+        """The text of a phrase; nothing where it takes no time or is blank."""
+        text = self._vocabulary.decode(text_tokens(told.tokens, self._vocabulary))
+        return text if told.start != told.end and text.strip() else ""
+
+    def _segment(self, outcome: Outcome, told: Told, text: str) -> Segment:
+        """The next segment. Times never go back: where the model's do, they stay where they were."""
+        start = max(told.start, self._reached)
+        end = self._reached = max(start, told.end)
+        attempt = outcome.attempt
+        segment = Segment(
+            index=self._index,
+            seek=outcome.seek,
+            start=round(start, 3),
+            end=round(end, 3),
+            text=text,
+            tokens=told.tokens,
+            temperature=attempt.temperature,
+            avg_logprob=attempt.avg_logprob,
+            compression_ratio=attempt.compression_ratio,
+            no_speech_prob=attempt.no_speech_prob,
+            words=None if told.words is None else _in_order(told.words, start, end),
+            logprobs=told.logprobs,
+        )
+        self._index += 1
+        self.tokens += len(text_tokens(told.tokens, self._vocabulary))
+        return segment
+
+    def _remember(self, kept: Sequence[Told], reached: float) -> None:
+        """Keeps text as the prompt of the next window, unless it was sampled too freely."""
+        if not self.decoding.conditioned or reached > RESET_TEMPERATURE:
+            self._before = []
+            return
+        self._before += [token for told in kept for token in told.tokens]
+        del self._before[: -self._longest]
+
+
+def _seek(outcome: Outcome, telling: Telling) -> int:
+    """Where the next window begins: behind the last phrase that is finished, or its last word."""
+    window, frames = outcome.chunk.window, outcome.chunk.frames
+    if outcome.cut is None:
+        return window.seek + frames
+    if telling.last_word is not None and not outcome.cut.whole and telling.last_word > window.start:
+        return min(max(round(telling.last_word * 100), window.seek + 1), window.seek + frames)
+    return window.seek + outcome.cut.advance
+
+
+def _in_order(words: Sequence[Word], start: float, end: float) -> list[Word]:
+    """Words inside their segment, none before the one it follows."""
+    placed = []
+    for word in words:
+        start = min(max(start, word.start), end)
+        stop = min(max(start, word.end), end)
+        placed.append(Word(word.word, round(start, 3), round(stop, 3), word.probability))
+        start = stop
+    return placed

@@ -1,0 +1,50 @@
+"""Whose turn it is: clients in turn, and in each its requests in turn, however much one of them has sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+
+class Waits(Protocol):
+    """Somebody who waits for a turn."""
+
+    @property
+    def request(self) -> int:
+        """Id; rises with every request."""
+
+    @property
+    def client(self) -> str:
+        """Whose request it is."""
+
+
+W = TypeVar("W", bound=Waits)
+
+
+class Turns:
+    """Remembers who had a turn and when."""
+
+    def __init__(self) -> None:
+        self._now = 0
+        self._clients: dict[str, int] = {}
+        self._requests: dict[int, int] = {}
+
+    def next(self, waiting: Iterable[W]) -> W | None:
+        """The one whose client, then who itself, has waited longest for a turn; the oldest of several. Takes the turn.
+
+        A client who never had one comes first.
+        """
+        chosen = min(waiting, key=self._rank, default=None)
+        if chosen is not None:
+            self._now += 1
+            self._clients[chosen.client] = self._requests[chosen.request] = self._now
+        return chosen
+
+    def forget(self, request: int, client: str, others: bool) -> None:
+        """The request is over; `others` says whether its client has more."""
+        self._requests.pop(request, None)
+        if not others:
+            self._clients.pop(client, None)
+
+    def _rank(self, one: Waits) -> tuple[int, int, int]:
+        return self._clients.get(one.client, 0), self._requests.get(one.request, 0), one.request

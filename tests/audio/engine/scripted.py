@@ -1,0 +1,170 @@
+"""A runtime whose results a test writes down, for tests of who is computed when; it says what it was asked for."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.audio.engine.chunk import Chunk, Closed, Opened
+from services.audio.engine.loop import BatchLoop
+from services.audio.engine.messages import Cancel, Decoding, Finished, Partial, Ready, Segment, Stepped, Transcribed
+from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, EngineError, Floats, Step
+from services.audio.engine.window import HOP, Piece, Window
+
+BEGIN = 2000  # token of the time 0
+EOT = 1000
+GOOD = -0.2  # mean logprob of a result that nothing is wrong with
+
+
+class FewWords:
+    """Its text tokens are words, w0 to w999."""
+
+    multilingual = True
+    languages = ("en", "de")
+    sot, eot, sot_prev, no_speech, no_timestamps, timestamp_begin = 1001, EOT, 1002, 1003, 1004, BEGIN
+
+    def start(self, language: str, task: str) -> list[int]:
+        return [self.sot, 1010 + self.languages.index(language), 1020 + (task == "translate")]
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word.removeprefix("w")) for word in text.split()]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(f" w{token}" for token in tokens if token < EOT)
+
+    def piece(self, token: int) -> bytes:
+        return self.decode([token]).encode()
+
+    def split_words(self, tokens: Sequence[int], language: str) -> tuple[list[str], list[list[int]]]:
+        return [self.decode([token]) for token in tokens], [[token] for token in tokens]
+
+
+def spoken(*words: int, start: float = 0.0, end: float = 1.0) -> list[int]:
+    """Tokens of a phrase between two times, and a time that ends it all."""
+    return [BEGIN + round(start * 50), *words, BEGIN + round(end * 50)]
+
+
+@dataclass
+class Scripted:
+    """Decodes window `name` to the results in `script[name]`, one a try; the word of its name where there are none."""
+
+    batch: int = 4
+    together: int = 1  # windows encoded in one call
+    script: dict[int, list[Decoded]] = field(default_factory=dict)
+    faults: dict[int, EngineError] = field(default_factory=dict)  # of windows that cannot be encoded
+    encoded: list[list[tuple[int, int]]] = field(default_factory=list)  # names and columns, a list for each call
+    decoded: list[list[int]] = field(default_factory=list)
+    prompts: dict[int, list[int]] = field(default_factory=dict)  # the last one of each window
+    steps: list[Step] = field(default_factory=list)
+    aligned: list[list[int]] = field(default_factory=list)
+    n_mels = 80
+    context_tokens = 448
+    shortest_frames = 1000
+    vocabulary = FewWords()
+
+    def __post_init__(self) -> None:
+        self.ready = Ready(languages=["en", "de"], multilingual=True, batch_windows=self.batch)
+        self.encode_windows = self.together
+
+    def encode(self, mels: Floats) -> list[int]:
+        names = [int(mel[0, 0]) for mel in mels]
+        self.encoded.append([(name, mels.shape[2]) for name in names])
+        for name in names:
+            if name in self.faults:
+                raise self.faults[name]
+        return names
+
+    def detect(self, windows: Sequence[int]) -> list[tuple[str, float]]:
+        return [("de", 0.75)] * len(windows)
+
+    def decode(self, windows: Sequence[int], prompts: Sequence[Sequence[int]], step: Step) -> list[Decoded]:
+        self.decoded.append(list(windows))
+        self.steps.append(step)
+        self.prompts |= {name: list(prompt) for name, prompt in zip(windows, prompts, strict=True)}
+        return [self._result(name) for name in windows]
+
+    def align(
+        self,
+        windows: Sequence[int],
+        starts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
+        frames: Sequence[int],
+    ) -> list[Aligned]:
+        """Each word lasts half a second."""
+        self.aligned.append(list(windows))
+        found = []
+        for text in texts:
+            places = np.arange(len(text) + 1)
+            found.append(Aligned(places, places * 25, np.full(len(text), 0.5, np.float32)))
+        return found
+
+    def _result(self, name: int) -> Decoded:
+        results = self.script.get(name)
+        return results.pop(0) if results else Decoded(spoken(name), GOOD, 0.0)
+
+
+def chunk(request: int, number: int, name: int, *, seconds: float = 4.0, start: float = 0.0, partial: bool = False):
+    """A window of a request; `name` is what the runtime knows it by."""
+    mel = np.zeros((80, WINDOW_FRAMES), np.float32)
+    mel[0, 0] = name
+    samples = round(seconds * 100) * HOP
+    window = Window(np.zeros(0, np.float32), (Piece(0, round(start * 100) * HOP, samples),))
+    return Chunk(request, number, mel, window, round(seconds * 100), partial)
+
+
+class LoopSession:
+    """A loop that is turned by hand."""
+
+    def __init__(self, runtime: Scripted, *, whole_windows: bool = False) -> None:
+        self.runtime = runtime
+        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.sent: list[object] = []
+        self.handed: list[object] = []  # to the preparation
+        self.loop = BatchLoop(runtime, self.inbox, self.handed.append, self.sent.append, whole_windows)
+
+    def open(self, request: int, decoding: Decoding | None = None, *, client: str = "a", prompt: str = "") -> None:
+        chosen = decoding or Decoding(language="en")
+        self.inbox.put(Opened(request, client, chosen, self.runtime.vocabulary.encode(prompt)))
+
+    def put(self, *messages: object) -> None:
+        for message in messages:
+            self.inbox.put(message)
+
+    def ask(self, request: int, *names: int, client: str = "a", decoding: Decoding | None = None) -> None:
+        """A whole request with so many windows."""
+        self.open(request, decoding, client=client)
+        windows = [chunk(request, number, name, start=number * 30) for number, name in enumerate(names)]
+        self.put(*windows, Closed(request, len(names) * 480_000))
+
+    def cancel(self, request: int) -> None:
+        self.put(Cancel(request))
+
+    def turn(self) -> None:
+        assert self.loop.turn()
+
+    def work(self, *requests: int) -> None:
+        """Turns until the requests are finished."""
+        for _ in range(1000):
+            if {message.request for message in self.of(Finished)} >= set(requests):
+                return
+            self.turn()
+        raise AssertionError("the requests do not end")
+
+    def of(self, kind: type) -> list:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def segments(self, request: int) -> list[Segment]:
+        return [one for told in self.of(Transcribed) if told.request == request for one in told.segments]
+
+    def text(self, request: int) -> str:
+        return "".join(segment.text for segment in self.segments(request))
+
+    def partials(self, request: int) -> list[Partial]:
+        return [partial for partial in self.of(Partial) if partial.request == request]
+
+    @property
+    def counters(self):
+        return self.of(Stepped)[-1].counters

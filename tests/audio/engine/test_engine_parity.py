@@ -1,0 +1,192 @@
+"""Real speech: as many words are right as with the reference implementations, and they are in the same places.
+
+Both try temperature 0 alone: what is sampled above it differs from run to run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
+from typing import Any, TypeVar
+
+import faster_whisper
+import jiwer
+import pytest
+import whisper
+from engine_session import EngineSession
+from recordings import samples_of
+from speech import Clip, clips, librivox, long_prompt
+from whisper.normalizers import EnglishTextNormalizer
+from whisper.tokenizer import get_tokenizer
+from whisper_weights import tiny_en_ct2, tiny_en_pt
+
+from services.audio.engine.messages import SAMPLE_RATE, Decoding, EngineOptions, Segment
+from services.audio.engine.runtime import Runtime
+from services.audio.engine.runtimes.faster_whisper import FasterWhisper
+from services.audio.engine.runtimes.whisper import OpenAIWhisper
+from services.audio.engine.window import Samples
+
+POINT = 0.01  # of the word error rate
+CLOSE = 0.3  # seconds
+THREADS = 1  # more wait for each other where the tests are not alone
+COLD = (0.0,)
+LONGEST = 16  # seconds of a clip; the long one is compared too
+SHORT = 8  # and of one for the slower reference
+T = TypeVar("T")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    word: str
+    start: float
+    end: float
+
+
+Reference = Callable[[Samples], list[Spoken]]
+
+
+def options(path: object) -> EngineOptions:
+    return EngineOptions(model_id="whisper-tiny.en", path=str(path), threads=THREADS, gpu=False)
+
+
+def quietly(make: Callable[[], T]) -> T:
+    """Calls what leaves a file open: the whisper package does, wherever it reads one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        return make()
+
+
+@cache
+def chosen() -> list[Clip]:
+    return [*(clip for clip in clips() if clip.seconds < LONGEST), long_prompt()]
+
+
+@cache
+def sounds() -> list[Samples]:
+    return [samples_of(clip) for clip in chosen()]
+
+
+@cache
+def transcripts() -> list[str]:
+    return [clip.transcript for clip in chosen()]
+
+
+@cache
+def normal() -> Callable[[str], str]:
+    return quietly(EnglishTextNormalizer)
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[Runtime]:
+    yield FasterWhisper(options(tiny_en_ct2()), lambda _: None)
+
+
+@cache
+def fast_reference() -> list[list[Spoken]]:
+    model = faster_whisper.WhisperModel(str(tiny_en_ct2()), device="cpu", compute_type="int8", cpu_threads=THREADS)
+    return [_fast_words(model.transcribe(sound, temperature=COLD, word_timestamps=True)[0]) for sound in sounds()]
+
+
+@cache
+def fast_reference_with_vad() -> list[str]:
+    model = faster_whisper.WhisperModel(str(tiny_en_ct2()), device="cpu", compute_type="int8", cpu_threads=THREADS)
+    found = [model.transcribe(sound, temperature=COLD, vad_filter=True)[0] for sound in sounds()]
+    return ["".join(segment.text for segment in segments) for segments in found]
+
+
+def _fast_words(segments: Any) -> list[Spoken]:
+    return [Spoken(word.word, word.start, word.end) for segment in segments for word in segment.words]
+
+
+def reference_words(sound: Samples, model: Any) -> list[Spoken]:
+    told = model.transcribe(sound, temperature=0.0, beam_size=5, word_timestamps=True, fp16=False)
+    return [Spoken(word["word"], word["start"], word["end"]) for one in told["segments"] for word in one["words"]]
+
+
+def words_of(segments: list[Segment]) -> list[Spoken]:
+    return [Spoken(word.word, word.start, word.end) for segment in segments for word in segment.words or []]
+
+
+def error_rate(texts: list[str], truth: list[str]) -> float:
+    return float(jiwer.wer([normal()(text) for text in truth], [normal()(text) for text in texts]))
+
+
+def text_of(words: list[Spoken]) -> str:
+    return "".join(word.word for word in words)
+
+
+def check_close(ours: list[list[Spoken]], reference: list[list[Spoken]]) -> None:
+    """95% of the words that both have are in the same place."""
+    close = total = 0
+    for mine, theirs in zip(ours, reference, strict=True):
+        plain = [[word.word.strip(" .,").lower() for word in words] for words in (mine, theirs)]
+        for block in SequenceMatcher(None, *plain, autojunk=False).get_matching_blocks():
+            for index in range(block.size):
+                one, other = mine[block.a + index], theirs[block.b + index]
+                close += abs(one.start - other.start) <= CLOSE and abs(one.end - other.end) <= CLOSE
+        total += len(theirs)
+    assert close / total >= 0.95
+
+
+def check_times(segments: list[Segment], sound: Samples) -> None:
+    """Times rise and are inside the file."""
+    before = 0.0
+    for segment in segments:
+        assert before <= segment.start <= segment.end <= len(sound) / 16000 + 0.001
+        before = segment.start
+        for word in segment.words or []:
+            assert before <= word.start <= word.end <= segment.end
+            before = word.start
+        before = segment.end
+
+
+@pytest.mark.slow
+def test_faster_whisper_is_as_right_as_the_package_and_as_punctual(fast: Runtime) -> None:
+    found = EngineSession(fast).transcribe(sounds(), Decoding(vad=None, words=True, temperatures=COLD))
+    reference = fast_reference()
+    for segments, sound in zip(found, sounds(), strict=True):
+        check_times(segments, sound)
+    theirs = error_rate([text_of(words) for words in reference], transcripts())
+    assert error_rate(["".join(one.text for one in segments) for segments in found], transcripts()) <= theirs + POINT
+    check_close([words_of(segments) for segments in found], reference)
+
+
+@pytest.mark.slow
+def test_whisper_is_as_right_as_the_package_and_as_punctual() -> None:
+    few = [index for index, sound in enumerate(sounds()) if len(sound) < SHORT * SAMPLE_RATE]
+    sentences, truth = [sounds()[index] for index in few], [transcripts()[index] for index in few]
+    runtime = OpenAIWhisper(options(tiny_en_pt()), lambda _: None)
+    found = EngineSession(runtime).transcribe(sentences, Decoding(vad=None, words=True, temperatures=COLD))
+    model = quietly(lambda: whisper.load_model(str(tiny_en_pt()), device="cpu"))
+    quietly(lambda: get_tokenizer(False))
+    reference = [reference_words(sound, model) for sound in sentences]
+    for segments, sound in zip(found, sentences, strict=True):
+        check_times(segments, sound)
+    theirs = error_rate([text_of(words) for words in reference], truth)
+    assert error_rate(["".join(one.text for one in segments) for segments in found], truth) <= theirs + POINT
+    check_close([words_of(segments) for segments in found], reference)
+
+
+@pytest.mark.slow
+def test_with_voice_detection_and_shorter_windows_as_many_words_are_right(fast: Runtime) -> None:
+    session = EngineSession(fast)
+    found = session.transcribe(sounds(), Decoding(words=True, temperatures=COLD))
+    for segments, sound in zip(found, sounds(), strict=True):
+        check_times(segments, sound)
+    theirs = error_rate(fast_reference_with_vad(), transcripts())
+    assert error_rate(["".join(one.text for one in segments) for segments in found], transcripts()) <= theirs + POINT
+
+
+def test_logprobs_are_those_of_the_text(fast: Runtime) -> None:
+    (segments,) = EngineSession(fast).transcribe([samples_of(librivox()[4])], Decoding(logprobs=True))
+    for segment in segments:
+        assert segment.logprobs is not None
+        assert b"".join(one.piece for one in segment.logprobs).decode() == segment.text
+        assert all(one.logprob <= 0 for one in segment.logprobs)
+        mean = sum(one.logprob for one in segment.logprobs) / len(segment.logprobs)
+        assert mean == pytest.approx(segment.avg_logprob, abs=0.5)

@@ -1,0 +1,28 @@
+"""How far windows are filled up."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.audio.engine.row import columns_for
+
+
+@pytest.mark.parametrize(
+    ("frames", "shortest", "others", "columns"),
+    [
+        (1, 1, (), 1500),
+        (1000, 1, (), 1500),
+        (1001, 1, (), 2000),
+        (1500, 1, (), 2000),
+        (1501, 1, (), 3000),
+        (3000, 1, (), 3000),
+        (100, 3000, (), 3000),
+        (100, 1600, (), 2000),
+        (100, 1, {2000}, 2000),  # one length longer, to be decoded with the others
+        (100, 1, {1500, 2000}, 1500),
+        (100, 1, {3000}, 1500),
+        (1200, 1, {3000}, 2000),  # too much more to encode
+    ],
+)
+def test_columns(frames: int, shortest: int, others: set[int], columns: int) -> None:
+    assert columns_for(frames, shortest, others) == columns
