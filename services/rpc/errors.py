@@ -13,9 +13,10 @@
     └── Internal          INTERNAL             500  server_error / internal
 
 A duplicate registration is an InvalidRequest told as ALREADY_EXISTS, 409 and model_exists (`ModelExists`); a stored
-response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`); a file
-over a limit one told as OUT_OF_RANGE, 413 and request_too_large (`RequestTooLarge`). An Internal
-told as UNAVAILABLE, 503 and store_unavailable: the store of responses cannot be reached (`StoreUnavailable`).
+response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`); a
+picture whose address has expired, or never was, one told as NOT_FOUND, 404 and image_not_found (`ImageNotFound`); a
+file over a limit one told as OUT_OF_RANGE, 413 and request_too_large (`RequestTooLarge`). An Internal told as
+UNAVAILABLE, 503 and store_unavailable: the store of responses cannot be reached (`StoreUnavailable`).
 
 A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
 """
@@ -86,6 +87,14 @@ class ResponseNotFound(InvalidRequest):
     grpc_status = grpc.StatusCode.NOT_FOUND
     http_status = 404
     openai_code = "response_not_found"
+
+
+class ImageNotFound(InvalidRequest):
+    """There is no picture of that name, or not any more."""
+
+    grpc_status = grpc.StatusCode.NOT_FOUND
+    http_status = 404
+    openai_code = "image_not_found"
 
 
 class RequestTooLarge(InvalidRequest):

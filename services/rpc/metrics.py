@@ -42,6 +42,19 @@ FIRST_SEGMENT = Histogram(
     ("model",),
     buckets=_LATENCY,
 )
+IMAGES = Counter("allm_images", "Pictures that were drawn, previews not counted.", ("model",))
+BATCH_IMAGES = Histogram(
+    "allm_batch_images",
+    "Pictures that a step computed together.",
+    ("model",),
+    buckets=(1, 2, 4, 8, 16, 32, 64),
+)
+FIRST_IMAGE = Histogram(
+    "allm_time_to_first_image_seconds",
+    "From when a loaded model was given the request to its first picture, previews not counted.",
+    ("model",),
+    buckets=_LATENCY,
+)
 LOAD_SECONDS = Histogram("allm_model_load_seconds", "Time to load a model.", ("model",), buckets=_LATENCY)
 WORKER_DEATHS = Counter("allm_worker_deaths", "Worker processes that ended by themselves or were killed.", ("model",))
 

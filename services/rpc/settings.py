@@ -97,6 +97,27 @@ class AudioSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """How image models are run, which pictures are taken, and where results lie. Zero means: derived."""
+
+    device: str  # ALLM_DEVICE: auto, cuda, mps or cpu
+    threads: int  # ALLM_THREADS: compute threads of one model; 0: one per core that this process may use
+    dtype: str  # ALLM_IMAGE_DTYPE: precision that models run in: auto, bfloat16, float16 or float32
+    batch_images: int  # ALLM_IMAGE_BATCH: pictures that are computed together at the most
+    queue_limit: int  # ALLM_IMAGE_QUEUE: requests that may wait for a model; more are refused as OVERLOADED
+    request_seconds: float  # ALLM_IMAGE_REQUEST_SECONDS: a request that takes longer ends with TIMEOUT
+    stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
+    load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
+    max_image_bytes: int  # ALLM_MAX_IMAGE_BYTES: the largest file that a caller may send
+    max_image_pixels: int  # ALLM_MAX_IMAGE_PIXELS: width x height of it
+    codecs: int  # ALLM_IMAGE_CODECS: files that are read at the same time, and as many that are written
+    metadata: bool  # ALLM_IMAGE_METADATA: whether PNG files tell model, seed and settings
+    folder: Path  # ALLM_IMAGE_FOLDER: pictures that answers name by a url, for an hour; replicas share it
+    folder_bytes: int  # ALLM_IMAGE_FOLDER_BYTES: what may lie there; then `url` is refused
+    public_url: str  # ALLM_PUBLIC_URL: how callers reach the gateway, without a slash at the end
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSettings:
     """Whether and how long responses are kept, so that they can be read again and continued."""
 
@@ -133,6 +154,7 @@ class Settings:
     model: ModelSettings
     text: TextSettings
     audio: AudioSettings
+    image: ImageSettings
     store: StoreSettings
 
 
@@ -156,6 +178,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         model=_model(read, home),
         text=_text(read),
         audio=_audio(read, home),
+        image=_image(read, home),
         store=StoreSettings(
             enabled=read.switch("ALLM_STORE", True),
             days=read.number("ALLM_STORE_DAYS", 30.0, 0.001, 3650.0),
@@ -241,6 +264,33 @@ def _audio(read: _Reader, home: Path) -> AudioSettings:
     )
 
 
+def _image(read: _Reader, home: Path) -> ImageSettings:
+    return ImageSettings(
+        device=read.choice("ALLM_DEVICE", "auto", ("auto", "cuda", "mps", "cpu")),
+        threads=read.integer("ALLM_THREADS", 0, 0, 512),
+        dtype=read.choice("ALLM_IMAGE_DTYPE", "auto", ("auto", "bfloat16", "float16", "float32")),
+        batch_images=read.integer("ALLM_IMAGE_BATCH", 0, 0, 256),
+        queue_limit=read.integer("ALLM_IMAGE_QUEUE", 64, 0, 10_000),
+        request_seconds=read.seconds("ALLM_IMAGE_REQUEST_SECONDS", 600.0, 0.1, 86_400.0),
+        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 120.0, 1.0, 86_400.0),
+        load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
+        max_image_bytes=read.integer("ALLM_MAX_IMAGE_BYTES", 25 * MIB, 1024, 128 * MIB),
+        max_image_pixels=read.integer("ALLM_MAX_IMAGE_PIXELS", 16 * MIB, 4096, 64 * MIB),
+        codecs=read.integer("ALLM_IMAGE_CODECS", 4, 1, 64),
+        metadata=read.switch("ALLM_IMAGE_METADATA", True),
+        folder=read.path("ALLM_IMAGE_FOLDER", home / "images"),
+        folder_bytes=read.integer("ALLM_IMAGE_FOLDER_BYTES", 10 * 1024 * MIB, MIB, 1024 * 1024 * 1024 * MIB),
+        public_url=read.address("ALLM_PUBLIC_URL", _gateway_url(read)),
+    )
+
+
+def _gateway_url(read: _Reader) -> str:
+    """How the gateway is reached on this machine."""
+    host = read.text("ALLM_HOST", "127.0.0.1")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (nothing is bound here)
+    return f"http://{f'[{host}]' if ':' in host else host}:{read.integer('ALLM_PORT', 8080, 0, 65535)}"
+
+
 def _max_audio_bytes(read: _Reader) -> int:
     return read.integer("ALLM_MAX_AUDIO_BYTES", 25 * MIB, 1024, 64 * 1024 * MIB)
 
@@ -285,6 +335,17 @@ class _Reader:
             if scheme not in ("http", "https") or not separator or not host or "/" in host or "*" in host:
                 raise SettingError(name, origin, "a comma-separated list of origins such as https://app.example.org")
         return found
+
+    def address(self, name: str, default: str) -> str:
+        url = self.text(name, default).rstrip("/")
+        try:
+            parts = urlsplit(url)
+            there = bool(parts.hostname) and parts.port != -1 and parts.username is None
+        except ValueError:  # a port that is none
+            there = False
+        if not there or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
+            raise SettingError(name, url, "an address such as https://ai.example.org, without user and query")
+        return url
 
     def redis(self, name: str) -> str:
         url = self.text(name, "")

@@ -32,7 +32,7 @@ def flat(settings: Settings) -> dict[str, object]:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         values = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {field.name: value}
-        prefix = "audio." if field.name == "audio" else ""  # it has fields that text has, too
+        prefix = f"{field.name}." if field.name in ("audio", "image") else ""  # they have fields that text has, too
         found |= {prefix + name: each for name, each in values.items()}
     return found
 
@@ -93,6 +93,7 @@ def test_settings_cannot_be_changed_later() -> None:
         settings.model,
         settings.text,
         settings.audio,
+        settings.image,
         settings.store,
     ):
         name = dataclasses.fields(holder)[0].name
@@ -131,8 +132,8 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_LIFELINE_FD": ("7", "lifeline", 7),
         "ALLM_DRAIN_DELAY_SECONDS": ("0", "drain_delay_seconds", 0.0),
         "ALLM_DRAIN_SECONDS": ("1.5", "drain_seconds", 1.5),
-        "ALLM_DEVICE": ("CPU", "device audio.device", "cpu"),
-        "ALLM_THREADS": ("3", "threads audio.threads", 3),
+        "ALLM_DEVICE": ("CPU", "device audio.device image.device", "cpu"),
+        "ALLM_THREADS": ("3", "threads audio.threads image.threads", 3),
         "ALLM_CONTEXT_TOKENS": ("4096", "context_tokens", 4096),
         "ALLM_KV_TOKENS": ("8192", "kv_tokens", 8192),
         "ALLM_MAX_SEQUENCES": ("4", "max_sequences", 4),
@@ -143,8 +144,8 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_DTYPE": ("float32", "dtype", "float32"),
         "ALLM_TENSOR_PARALLEL": ("2", "tensor_parallel", 2),
         "ALLM_REQUEST_SECONDS": ("0.1", "request_seconds", 0.1),
-        "ALLM_STALL_SECONDS": ("1", "stall_seconds audio.stall_seconds", 1.0),
-        "ALLM_LOAD_SECONDS": ("1", "load_seconds audio.load_seconds", 1.0),
+        "ALLM_STALL_SECONDS": ("1", "stall_seconds audio.stall_seconds image.stall_seconds", 1.0),
+        "ALLM_LOAD_SECONDS": ("1", "load_seconds audio.load_seconds image.load_seconds", 1.0),
         "ALLM_AUDIO_REPLICAS": ("0", "audio_replicas", 0),
         "ALLM_AUDIO_COMPUTE_TYPE": ("int8", "audio.compute_type", "int8"),
         "ALLM_AUDIO_BATCH": ("16", "audio.batch_windows", 16),
@@ -155,6 +156,17 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_AUDIO_DECODERS": ("2", "audio.decoders", 2),
         "ALLM_AUDIO_QUEUE": ("1", "audio.queue_limit", 1),
         "ALLM_AUDIO_REQUEST_SECONDS": ("0.1", "audio.request_seconds", 0.1),
+        "ALLM_IMAGE_DTYPE": ("float16", "image.dtype", "float16"),
+        "ALLM_IMAGE_BATCH": ("8", "image.batch_images", 8),
+        "ALLM_IMAGE_QUEUE": ("1", "image.queue_limit", 1),
+        "ALLM_IMAGE_REQUEST_SECONDS": ("0.1", "image.request_seconds", 0.1),
+        "ALLM_MAX_IMAGE_BYTES": ("2048", "image.max_image_bytes", 2048),
+        "ALLM_MAX_IMAGE_PIXELS": ("4096", "image.max_image_pixels", 4096),
+        "ALLM_IMAGE_CODECS": ("2", "image.codecs", 2),
+        "ALLM_IMAGE_METADATA": ("off", "image.metadata", False),
+        "ALLM_IMAGE_FOLDER": ("/i", "image.folder", Path("/i")),
+        "ALLM_IMAGE_FOLDER_BYTES": ("1048576", "image.folder_bytes", 1048576),
+        "ALLM_PUBLIC_URL": ("https://ai.example.org/", "image.public_url", "https://ai.example.org"),
         "ALLM_STORE": ("off", "enabled", False),
         "ALLM_STORE_DAYS": ("0.5", "days", 0.5),
         "ALLM_REDIS_URL": ("redis://h/0", "redis_url", "redis://h/0"),
@@ -165,10 +177,31 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
     for variable, (text, fields, expected) in changed.items():
         settings = flat(load_settings({variable: text}))
         assert [settings.pop(field) for field in fields.split()] == [expected] * len(fields.split()), variable
-        # The home and the folder of models have others derived from them.
-        others = {name: value for name, value in settings.items() if variable not in ("ALLM_HOME", "ALLM_MODELS_DIR")}
+        # Others are derived from these: folders, and the address of the gateway.
+        derived_from = ("ALLM_HOME", "ALLM_MODELS_DIR", "ALLM_HOST", "ALLM_PORT")
+        others = {name: value for name, value in settings.items() if variable not in derived_from}
         assert all(defaults[name] == value for name, value in others.items()), f"{variable} changes nothing else"
         assert expected not in [defaults[field] for field in fields.split()], f"{variable}: the test must change it"
+
+
+def test_callers_reach_the_gateway_where_it_listens_unless_told_otherwise() -> None:
+    for host, url in (
+        ("127.0.0.1", "http://127.0.0.1:8081"),
+        ("0.0.0.0", "http://127.0.0.1:8081"),  # noqa: S104
+        ("::", "http://[::1]:8081"),
+        ("10.0.0.7", "http://10.0.0.7:8081"),
+    ):
+        assert load_settings({"ALLM_HOST": host, "ALLM_PORT": "8081"}).image.public_url == url
+    for url in (
+        "ai.example.org",
+        "ftp://ai.example.org",
+        "https://",
+        "https://me@host",
+        "https://host:x",
+        "https://h?q=1",
+    ):
+        with pytest.raises(SettingError, match="ALLM_PUBLIC_URL"):
+            load_settings({"ALLM_PUBLIC_URL": url})
 
 
 def test_models_live_under_home_unless_told_otherwise() -> None:

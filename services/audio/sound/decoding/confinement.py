@@ -1,79 +1,22 @@
-"""What a decoder process may do: little, so that a hostile file can do no more.
-
-Limits are the kernel's, set once everything is imported and in place. They bind the whole process, libraries included.
-"""
+"""How much a decoder process may use: little, so that a hostile file can do no more than end it."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import resource
-import select
-import socket
-import threading
-from collections.abc import Iterator
-from pathlib import Path
+from services.residency import confinement
+from services.residency.confinement import end_with, may_open
+
+__all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SOUND_PER_CPU_SECOND", "allow_cpu", "confine", "end_with", "may_open"]
 
 MEMORY_BYTES = 512 * 1024 * 1024  # on top of what the libraries take; tables of a day-long m4a need under a tenth
 CPU_SECONDS = 30.0  # for any file
 SOUND_PER_CPU_SECOND = 40.0  # and one second more for so much sound; slow machines decode several times faster
-DESCRIPTORS = 16  # most that are ever open
 
 
 def confine() -> None:
     """Takes away what decoding does not need. Nothing can be imported or started afterwards."""
-    _limit(resource.RLIMIT_CORE, 0)  # a dump would hold the caller's sound
-    _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_NPROC, 0)  # neither processes nor threads (the superuser may all the same)
-    if size := _virtual_bytes():
-        _limit(resource.RLIMIT_AS, size + MEMORY_BYTES)
-    highest = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    most = DESCRIPTORS if highest == resource.RLIM_INFINITY else min(DESCRIPTORS, highest)
-    # One is less than are open already: neither files nor sockets can be.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1, most))
-
-
-@contextlib.contextmanager
-def may_open() -> Iterator[None]:
-    """Lets the block open files."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1, most))
+    confinement.confine(MEMORY_BYTES)
 
 
 def allow_cpu(max_seconds: float) -> None:
     """Gives the process CPU time for one more file of at most so much sound; the kernel ends it when that is spent."""
-    used = sum(os.times()[:2])
-    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    allowed = int(used + CPU_SECONDS + max_seconds / SOUND_PER_CPU_SECOND) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (allowed if most == resource.RLIM_INFINITY else min(allowed, most), most))
-
-
-def end_with(sock: socket.socket) -> None:
-    """Ends this process as soon as the other end of `sock` is gone, whatever native code is running."""
-    threading.Thread(target=_watch, args=(sock.fileno(),), name="watcher", daemon=True).start()
-
-
-def _watch(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, 0)  # a hang-up is told without asking; data is not this thread's
-    poll.poll()
-    os._exit(0)
-
-
-def _limit(what: int, most: int) -> None:
-    highest = resource.getrlimit(what)[1]
-    limit = most if highest == resource.RLIM_INFINITY else min(most, highest)
-    resource.setrlimit(what, (limit, limit))
-
-
-def _virtual_bytes() -> int:
-    """The address space in use; 0 where the system does not tell: there is no such limit then."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
-    except OSError:
-        return 0
-    return int(pages) * resource.getpagesize()
+    confinement.allow_cpu(CPU_SECONDS + max_seconds / SOUND_PER_CPU_SECOND)

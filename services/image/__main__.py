@@ -1,0 +1,53 @@
+"""The image service: `python -m services.image`."""
+
+from __future__ import annotations
+
+import grpc
+from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
+from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
+
+from services.image.api.image_form import ImageUploads
+from services.image.api.image_servicer import ImageServicer
+from services.image.api.images_facade import ImagesFacade
+from services.image.image_files import ImageFiles
+from services.image.image_models import ImageModels
+from services.image.images import Images
+from services.image.manager import ImageManager
+from services.image.pictures.pictures import Pictures
+from services.models.device import resolve_device
+from services.models.registry import EngineRegistry
+from services.provision.provision import Provision
+from services.rpc.server import Application, run
+from services.rpc.settings import Settings
+
+
+async def build(server: grpc.aio.Server, settings: Settings) -> Application:
+    """Puts the service together: registry, manager and provision, codecs, core, and the two wire formats on top."""
+    image = settings.image
+    device = resolve_device(image.device)
+    registry = EngineRegistry(device, forced=image.device != "auto")
+    manager = ImageManager(image, device)
+    provision = Provision(settings.model, "image", registry, manager)
+    pictures = Pictures(image)
+    files = ImageFiles(image.folder, image.folder_bytes, image.public_url)
+    images = Images(ImageModels(provision.store, manager), pictures, image)
+    servicer = ImageServicer(images, image.max_image_bytes)
+    image_service_pb2_grpc.add_ImageServiceServicer_to_server(servicer, server)
+    rest = ImagesFacade(images, files, ImageUploads(image.max_image_bytes))
+    openai_image_service_pb2_grpc.add_ImagesServiceServicer_to_server(rest, server)
+    await pictures.start()
+    await files.start()
+    await provision.start()
+
+    async def close() -> None:
+        await provision.close()
+        await manager.close()
+        await files.close()
+        await pictures.close()
+
+    typed = [image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name]
+    return Application(typed, close, leave=provision.leave)
+
+
+if __name__ == "__main__":
+    run(build)

@@ -1,0 +1,112 @@
+"""The form of a request with pictures: its files come into memory, limited in size and so many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from google.api import httpbody_pb2
+
+from services.image.api import limits
+from services.rpc.errors import InvalidRequest, Overloaded, Timeout, Unsupported
+from services.rpc.openai.multipart import FilePart, Form, Sink, read_form
+
+UPLOAD_SECONDS = 600.0  # after which a form must be there
+AT_ONCE = 64  # requests whose files are here
+IMAGE, MASK = "image", "mask"
+NAMES = {"image": IMAGE, "image[]": IMAGE, "mask": MASK}
+
+
+class ImageUploads:
+    """Room for the files of requests."""
+
+    def __init__(self, limit_bytes: int, at_once: int = AT_ONCE) -> None:
+        self._limit_bytes = limit_bytes
+        self._at_once = at_once
+        self._open = 0
+
+    @contextmanager
+    def open(self) -> Iterator[Uploaded]:
+        """Empty files for one request; leaving the block gives up the room. Raises Overloaded where there is none."""
+        if self._open >= self._at_once:
+            raise Overloaded(f"{self._open} requests with pictures are here already: no more are taken")
+        self._open += 1
+        try:
+            yield Uploaded(self._limit_bytes)
+        finally:
+            self._open -= 1
+
+
+@dataclass(slots=True)
+class Uploaded:
+    """The files of a form."""
+
+    limit_bytes: int
+    files: dict[str, bytearray] = field(default_factory=dict)  # name -> bytes
+
+    async def read(self, messages: AsyncIterator[httpbody_pb2.HttpBody]) -> Form:
+        """Reads a form with its files; the parts may come in any order.
+
+        Raises:
+            InvalidRequest: no form, no image, or an empty file.
+            Unsupported: several images.
+            RequestTooLarge: a file over the limit.
+            Timeout: it took too long to come.
+        """
+        try:
+            async with asyncio.timeout(UPLOAD_SECONDS):
+                form = await read_form(messages, self._open_file)
+        except TimeoutError as error:
+            raise Timeout(f"the form took longer than {UPLOAD_SECONDS:g} seconds to come") from error
+        for name, _ in form.fields:
+            if name in NAMES:
+                raise InvalidRequest(f"'{NAMES[name]}' must be a file, with a file name.", param=NAMES[name])
+        if IMAGE not in self.files:
+            raise InvalidRequest(f"Missing required parameter: '{IMAGE}'.", param=IMAGE)
+        for name, data in self.files.items():
+            if not data:
+                raise InvalidRequest(f"'{name}' is empty.", param=name)
+        return form
+
+    def file(self, name: str) -> bytes:
+        """A file's bytes; empty if there is none."""
+        return bytes(self.files.get(name, b""))
+
+    def _open_file(self, part: FilePart) -> Sink | None:
+        if not part.file_name and not part.content_type:
+            return None  # a field
+        name = NAMES.get(part.name)
+        if name is None:
+            if part.name == "markup":
+                raise Unsupported("'markup' is not supported by this server.", param="markup")
+            return _Nowhere()
+        if name in self.files:
+            if name == IMAGE:
+                raise Unsupported("Several images are not supported: one is drawn over.", param=IMAGE)
+            raise InvalidRequest(f"'{name}' is given twice; one file is allowed.", param=name)
+        self.files[name] = bytearray()
+        return _Memory(self.files[name], self.limit_bytes, name)
+
+
+class _Nowhere:
+    """Takes a file that nobody asked for."""
+
+    def write(self, _: bytes, /) -> None:
+        """Forgets it."""
+
+
+class _Memory:
+    """Takes a file."""
+
+    def __init__(self, data: bytearray, limit: int, name: str) -> None:
+        self._data = data
+        self._limit = limit
+        self._name = name
+
+    def write(self, data: bytes, /) -> None:
+        """Takes the next bytes. Raises RequestTooLarge."""
+        if len(self._data) + len(data) > self._limit:
+            raise limits.too_large(self._name, self._limit)
+        self._data += data

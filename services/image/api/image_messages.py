@@ -1,0 +1,153 @@
+"""allm.image.v1's messages: requests read into the core's words, and what the core tells written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allm.image.v1 import image_pb2, image_service_pb2
+
+from services.image.api import limits
+from services.image.api.gallery import Gallery
+from services.image.image_request import FileKind, ImageRequest
+from services.image.images import Done, Drawn, Event, Finished, Partial, Progress, Started
+from services.image.recipe import Parameters
+from services.rpc.errors import InvalidRequest
+
+Response = image_service_pb2.StreamGenerateImageResponse
+
+_KINDS: dict[int, FileKind] = {
+    image_pb2.IMAGE_FORMAT_UNSPECIFIED: "png",
+    image_pb2.IMAGE_FORMAT_PNG: "png",
+    image_pb2.IMAGE_FORMAT_JPEG: "jpeg",
+    image_pb2.IMAGE_FORMAT_WEBP: "webp",
+}
+_FORMATS: dict[FileKind, image_pb2.ImageFormat.ValueType] = {
+    "png": image_pb2.IMAGE_FORMAT_PNG,
+    "jpeg": image_pb2.IMAGE_FORMAT_JPEG,
+    "webp": image_pb2.IMAGE_FORMAT_WEBP,
+}
+
+
+def read_generate(
+    request: image_service_pb2.GenerateImageRequest | image_service_pb2.StreamGenerateImageRequest,
+) -> ImageRequest:
+    """Checks a request for pictures of a prompt. Raises InvalidRequest and Unsupported."""
+    stream = isinstance(request, image_service_pb2.StreamGenerateImageRequest)
+    partials = int(getattr(request, "partial_images", 0))
+    return ImageRequest(
+        **_common(request.config),
+        task="generate",
+        prompt=limits.check_prompt(request.prompt),
+        partials=limits.check_partials(partials, "partial_images"),
+        progress=stream,
+    )
+
+
+def read_edit(request: image_service_pb2.EditImageRequest, limit_bytes: int) -> ImageRequest:
+    """Checks a request to draw over an image. Raises InvalidRequest and Unsupported."""
+    return ImageRequest(
+        **_common(request.config),
+        task="edit",
+        prompt=limits.check_prompt(request.prompt),
+        image=limits.check_file(request.image, limit_bytes, "image"),
+        mask=limits.check_file(request.mask, limit_bytes, "mask") if request.mask else b"",
+        strength=_number(request.strength) if request.HasField("strength") else None,
+    )
+
+
+def read_variation(request: image_service_pb2.CreateVariationRequest, limit_bytes: int) -> ImageRequest:
+    """Checks a request for variations of an image. Raises InvalidRequest and Unsupported."""
+    return ImageRequest(
+        **_common(request.config),
+        task="vary",
+        image=limits.check_file(request.image, limit_bytes, "image"),
+        strength=_number(request.strength) if request.HasField("strength") else None,
+    )
+
+
+def _common(config: image_pb2.ImageConfig) -> dict[str, Any]:
+    kind = _KINDS.get(config.format)
+    if kind is None:
+        raise InvalidRequest(f"'format' is {config.format}, which is not known.", param="format")
+
+    def given(name: str) -> Any:
+        return getattr(config, name) if config.HasField(name) else None  # type: ignore[arg-type]
+
+    return {
+        "model": limits.check_model(config.model),
+        "size": _size(given("width"), given("height")),
+        "count": limits.check_count(given("count"), "count"),
+        "seed": limits.check_seed(given("seed")),
+        "steps": given("steps"),
+        "guidance": _number(config.guidance) if config.HasField("guidance") else None,
+        "negative_prompt": limits.check_prompt(config.negative_prompt, "negative_prompt", required=False),
+        "scheduler": config.scheduler,
+        "output": limits.check_output(kind, given("compression"), "compression"),
+    }
+
+
+def _number(value: float) -> float:
+    """What the caller wrote: as a float of 32 bits, 0.7 is a little less, and 7 of 10 steps were one less."""
+    return float(f"{value:.7g}")
+
+
+def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
+    if width is None and height is None:
+        return None
+    if width is None or height is None:
+        missing = "width" if width is None else "height"
+        raise InvalidRequest(f"'{missing}' is missing: width and height come together.", param=missing)
+    return width, height
+
+
+def image_message(drawn: Drawn) -> image_pb2.Image:
+    """A picture."""
+    return image_pb2.Image(
+        index=drawn.index,
+        data=drawn.data,
+        format=_FORMATS[drawn.kind],
+        width=drawn.width,
+        height=drawn.height,
+        seed=drawn.seed,
+    )
+
+
+def answer_fields(gallery: Gallery) -> dict[str, Any]:
+    """The fields that all whole answers have."""
+    return {
+        "model": gallery.started.model_id,
+        "images": [image_message(drawn) for drawn in gallery.pictures],
+        "parameters": _parameters(gallery.started.parameters),
+        "usage": _usage(gallery.finished),
+    }
+
+
+def event_message(event: Event) -> Response:
+    """One event of a stream."""
+    if isinstance(event, Started):
+        started = image_service_pb2.ImageStarted(model=event.model_id, parameters=_parameters(event.parameters))
+        return Response(started=started)
+    if isinstance(event, Progress):
+        return Response(progress=image_service_pb2.ImageProgress(step=event.step, steps=event.steps))
+    if isinstance(event, Partial):
+        partial = image_service_pb2.PartialImage(number=event.number, image=image_message(event.drawn))
+        return Response(partial=partial)
+    if isinstance(event, Done):
+        return Response(image=image_message(event.drawn))
+    return Response(finished=image_service_pb2.ImageFinished(usage=_usage(event)))
+
+
+def _parameters(drawn: Parameters) -> image_pb2.ImageParameters:
+    return image_pb2.ImageParameters(
+        width=drawn.width,
+        height=drawn.height,
+        seed=drawn.seed,
+        steps=drawn.steps,
+        guidance=drawn.guidance,
+        scheduler=drawn.scheduler,
+        strength=drawn.strength,
+    )
+
+
+def _usage(finished: Finished) -> image_pb2.ImageUsage:
+    return image_pb2.ImageUsage(prompt_tokens=finished.prompt_tokens, steps=finished.steps, seconds=finished.seconds)

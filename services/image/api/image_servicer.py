@@ -1,0 +1,75 @@
+"""allm.image.v1.ImageService: protobuf around the core of images."""
+
+from __future__ import annotations
+
+from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
+
+from services.image.api.gallery import Gallery
+from services.image.api.image_messages import (
+    answer_fields,
+    event_message,
+    read_edit,
+    read_generate,
+    read_variation,
+)
+from services.image.api.parameter_names import TYPED, called
+from services.image.image_request import ImageRequest
+from services.image.images import Images
+from services.rpc.call import Call, typed
+
+
+class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
+    """The typed image API."""
+
+    def __init__(self, images: Images, limit_bytes: int) -> None:
+        """`limit_bytes`: the largest file that is taken."""
+        self._images = images
+        self._limit_bytes = limit_bytes
+
+    @typed()
+    async def GenerateImage(  # noqa: N802
+        self, request: image_service_pb2.GenerateImageRequest, call: Call
+    ) -> image_service_pb2.GenerateImageResponse:
+        """Pictures of what a prompt says."""
+        gallery = await self._whole(read_generate(request), call)
+        return image_service_pb2.GenerateImageResponse(**answer_fields(gallery))
+
+    @typed()
+    async def StreamGenerateImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: image_service_pb2.StreamGenerateImageRequest, call: Call
+    ) -> None:
+        """The same, and how it goes."""
+        wanted = read_generate(request)
+        call.model = await self._images.model_id(wanted.model)
+        gallery = Gallery()
+        with called(TYPED):
+            async with self._images.generate(wanted, call.client) as events:
+                async for event in events:
+                    gallery.add(event)
+                    await call.send(event_message(event))
+        call.facts["usage"] = gallery.facts
+
+    @typed()
+    async def EditImage(  # noqa: N802
+        self, request: image_service_pb2.EditImageRequest, call: Call
+    ) -> image_service_pb2.EditImageResponse:
+        """An image drawn over, everywhere or under a mask."""
+        gallery = await self._whole(read_edit(request, self._limit_bytes), call)
+        return image_service_pb2.EditImageResponse(**answer_fields(gallery))
+
+    @typed()
+    async def CreateVariation(  # noqa: N802
+        self, request: image_service_pb2.CreateVariationRequest, call: Call
+    ) -> image_service_pb2.CreateVariationResponse:
+        """An image drawn anew."""
+        gallery = await self._whole(read_variation(request, self._limit_bytes), call)
+        return image_service_pb2.CreateVariationResponse(**answer_fields(gallery))
+
+    async def _whole(self, wanted: ImageRequest, call: Call) -> Gallery:
+        call.model = await self._images.model_id(wanted.model)
+        gallery = Gallery()
+        with called(TYPED):
+            async with self._images.generate(wanted, call.client) as events:
+                await gallery.gather(events)
+        call.facts["usage"] = gallery.facts
+        return gallery

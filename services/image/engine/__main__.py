@@ -1,0 +1,124 @@
+"""A worker process: one loaded model. Started by the image service as `python -m services.image.engine FD`.
+
+Two threads: this one runs the batch loop; a reader takes messages and checks requests, so that what does not fit is
+refused at once, however long a batch takes. It is the watcher as well: when the service is gone its end of the socket
+closes, and the worker ends at once, whatever native code is running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+
+from services.image.engine.limits import check
+from services.image.engine.loop import BatchLoop, LoopInbox
+from services.image.engine.messages import Accepted, Failed, Generate, Load, Loading, Refused, Stop, ToWorker
+from services.image.engine.runtime import EngineError, Loader, Runtime
+from services.residency.channel import BlockingChannel, ChannelClosed
+
+# For each runtime: the module, and the class that loads a model.
+RUNTIMES = {
+    "diffusers": ("services.image.engine.runtimes.diffusers.engine", "DiffusersEngine"),
+}
+
+log = logging.getLogger("worker")
+
+
+def main() -> None:
+    """Loads what the first message says and serves until stopped."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    channel: BlockingChannel[ToWorker] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
+    load = channel.receive()
+    if not isinstance(load, Load):
+        raise SystemExit(f"the first message must be Load, not {type(load).__name__}")
+    inbox: LoopInbox = queue.SimpleQueue()
+    reader = _Reader(channel, inbox)
+    threading.Thread(target=reader.run, name="reader", daemon=True).start()
+    try:
+        runtime = _loader(load.runtime)(load.options, _Progress(channel))
+    except EngineError as error:
+        channel.send(Failed(error.code, error.message))
+        return
+    reader.runtime = runtime
+    channel.send(runtime.ready)
+    with contextlib.suppress(ChannelClosed):
+        BatchLoop(runtime, inbox, channel.send).run()
+    # Threads of native libraries may still run: nothing of theirs is worth waiting for.
+    os._exit(0)
+
+
+def _loader(runtime: str) -> Loader:
+    if runtime not in RUNTIMES:
+        raise EngineError(
+            "UNSUPPORTED", f"no runtime for images is called {runtime!r}: there are {', '.join(RUNTIMES)}"
+        )
+    module, name = RUNTIMES[runtime]
+    try:
+        loader: Loader = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        message = f"the runtime {runtime} cannot be used here: the Python package {error.name!r} is not installed"
+        raise EngineError("UNSUPPORTED", message) from error
+    return loader
+
+
+class _Progress:
+    """Sends loading progress, at most ten times a second."""
+
+    def __init__(self, channel: BlockingChannel[ToWorker]) -> None:
+        self._channel = channel
+        self._sent = 0.0
+
+    def __call__(self, fraction: float) -> None:
+        now = time.monotonic()
+        if now - self._sent >= 0.1:
+            self._sent = now
+            self._channel.send(Loading(fraction))
+
+
+class _Reader:
+    """Takes messages as long as the service lives; the service sends requests only after Ready."""
+
+    def __init__(self, channel: BlockingChannel[ToWorker], inbox: LoopInbox) -> None:
+        self._channel = channel
+        self._inbox = inbox
+        self.runtime: Runtime | None = None  # once it is loaded
+
+    def run(self) -> None:
+        """Its failure ends the worker: the service then says so, and starts another one."""
+        try:
+            while True:
+                self._take(self._channel.receive())
+        except ChannelClosed:
+            os._exit(0)
+        except BaseException:
+            log.exception("the thread reader failed")
+            os._exit(1)
+
+    def _take(self, message: ToWorker) -> None:
+        if isinstance(message, Stop):
+            os._exit(0)
+        elif isinstance(message, Generate):
+            if self.runtime is None:
+                return
+            try:
+                tokens = check(message, self.runtime)
+            except EngineError as error:
+                self._channel.send(
+                    Refused(request=message.request, code=error.code, message=error.message, param=error.param)
+                )
+                return
+            self._channel.send(Accepted(message.request, tokens))
+            self._inbox.put(message)
+        elif not isinstance(message, Load):
+            self._inbox.put(message)
+
+
+if __name__ == "__main__":
+    main()

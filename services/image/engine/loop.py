@@ -1,0 +1,210 @@
+"""The batch loop: images of all requests that agree in everything but prompt and seed are made together.
+
+A batch runs from its first step to its last. Between two steps the loop takes messages, so that a cancelled request
+costs at most the step that runs. No image waits for company: a batch is filled with what waits when it begins. Time
+limits are the service's.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from services.image.engine.generation import Generation
+from services.image.engine.messages import (
+    Cancel,
+    Counters,
+    Finished,
+    Generate,
+    Picture,
+    Progress,
+    Refused,
+    Stepped,
+    Stop,
+)
+from services.image.engine.runtime import EngineError, Preview, Recipe, Runtime
+from services.image.engine.turns import Turns
+
+BEAT_SECONDS = 1.0  # between two signs of life where there are no steps
+
+LoopInbox = queue.SimpleQueue[Generate | Cancel | Stop]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """An image in a batch."""
+
+    generation: Generation
+    index: int  # in its request
+
+
+class BatchLoop:
+    """Runs the requests of one loaded model, all of which fit it. `send` tells the service."""
+
+    def __init__(self, runtime: Runtime, inbox: LoopInbox, send: Callable[[object], None]) -> None:
+        self._runtime = runtime
+        self._inbox = inbox
+        self._send = send
+        self._images = runtime.ready.batch_images  # of the model's own size that are made together
+        self._generations: dict[int, Generation] = {}
+        self._turns = Turns()
+        self._stopped = False
+        self._rows: list[_Row] = []  # of the batch that runs
+        self._steps = 0
+        self._reported: Counters | None = None
+        self._beaten = 0.0
+
+    def run(self) -> None:
+        """Serves until a Stop arrives."""
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """One turn of the loop, at most one batch; waits for a message when there is nothing to do."""
+        self._take_messages(wait=not self._generations)
+        if not self._stopped and self._generations:
+            self._compute()
+        self._report()
+        return not self._stopped
+
+    # --- what comes in
+
+    def _take_messages(self, wait: bool) -> None:
+        while not self._stopped:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return
+            wait = False
+            if isinstance(message, Stop):
+                self._stopped = True
+            elif isinstance(message, Generate):
+                default = self._runtime.ready.default_scheduler
+                self._generations[message.request] = Generation(message, default)
+            elif generation := self._generations.get(message.request):
+                self._forget(generation)
+
+    def _forget(self, generation: Generation) -> None:
+        generation.gone = True
+        del self._generations[generation.number]
+        self._turns.forget(generation, self._generations.values())
+
+    # --- a batch
+
+    def _choose(self) -> list[_Row]:
+        """The next batch: an image of whoever's turn it is, and all that may be made with it, by turns."""
+        waiting = [one for one in self._generations.values() if one.waiting]
+        first = self._turns.next(waiting)
+        if first is None:
+            return []
+        rows = [_Row(first, first.start())]
+        if first.alone:
+            return rows
+        companions = [one for one in waiting if one.recipe == first.recipe and not one.alone]
+        room = self._room(first.recipe)
+        while len(rows) < room and (chosen := self._turns.next(one for one in companions if one.waiting)):
+            rows.append(_Row(chosen, chosen.start()))
+        return rows
+
+    def _room(self, recipe: Recipe) -> int:
+        """Images of a size that are made together: fewer of larger ones."""
+        own = self._runtime.ready.sizes.width * self._runtime.ready.sizes.height
+        return max(1, min(self._images, self._images * own // (recipe.width * recipe.height)))
+
+    def _compute(self) -> None:
+        self._rows = rows = self._choose()
+        if not rows:
+            return
+        recipe = rows[0].generation.recipe
+        drafts = [row.generation.draft(row.index) for row in rows]
+        try:
+            pictures = self._runtime.generate(recipe, drafts, self._after_step, self._beat)
+        except EngineError as error:
+            self._fail(error)
+        else:
+            self._take_messages(wait=False)
+            for row, pixels in zip(rows, pictures, strict=True):
+                if not row.generation.gone and pixels is not None:
+                    self._finish(row, pixels)
+        self._rows = []
+
+    def _after_step(self, step: int, steps: int, preview: Preview) -> Collection[int]:
+        self._take_messages(wait=False)
+        self._steps += 1
+        if self._stopped:
+            return ()
+        wanted = [place for place, row in enumerate(self._rows) if not row.generation.gone]
+        for place in wanted:
+            self._rows[place].generation.stepped(self._rows[place].index, step)
+        for generation in {
+            self._rows[place].generation.number: self._rows[place].generation for place in wanted
+        }.values():
+            if (mean := generation.progress()) is not None:
+                self._send(Progress(generation.number, mean, steps))
+        self._show(wanted, step, steps, preview)
+        self._report(stepped=len(self._rows))
+        return wanted
+
+    def _show(self, wanted: Collection[int], step: int, steps: int, preview: Preview) -> None:
+        """Tells the previews that are due."""
+        due: dict[int, int] = {}
+        for place in wanted:
+            row = self._rows[place]
+            number = row.generation.partial(row.index, step, steps)
+            if number is not None:
+                due[place] = number
+        if not due:
+            return
+        pictures = preview(list(due))
+        for (place, number), pixels in zip(due.items(), pictures, strict=bool(pictures)):
+            self._picture(self._rows[place], pixels, number)
+
+    # --- what comes out
+
+    def _picture(self, row: _Row, pixels: bytes, partial: int | None) -> None:
+        recipe = row.generation.recipe
+        self._send(Picture(row.generation.number, row.index, partial, recipe.width, recipe.height, pixels))
+
+    def _finish(self, row: _Row, pixels: bytes) -> None:
+        generation = row.generation
+        self._picture(row, pixels, None)
+        generation.finish(row.index)
+        if generation.done:
+            self._send(Finished(generation.number, generation.seconds, generation.computed))
+            self._forget(generation)
+
+    def _fail(self, error: EngineError) -> None:
+        """Refuses a lone image's request. Of several images it is not known whose fault it was: all are made again, in
+        smaller batches where memory was short, else one by one."""
+        rows = [row for row in self._rows if not row.generation.gone]
+        if len(self._rows) == 1:
+            for generation in [row.generation for row in rows]:
+                self._forget(generation)
+                self._send(
+                    Refused(request=generation.number, code=error.code, message=error.message, param=error.param)
+                )
+            return
+        if error.code == "OUT_OF_MEMORY":
+            own = self._runtime.ready.sizes.width * self._runtime.ready.sizes.height
+            recipe = self._rows[0].generation.recipe
+            fewer = len(self._rows) // 2 * recipe.width * recipe.height // own
+            self._images = max(1, min(self._images - 1, fewer))
+        for row in rows:
+            row.generation.give_back(row.index)
+            row.generation.alone |= error.code != "OUT_OF_MEMORY"
+
+    def _beat(self) -> None:
+        """A sign of life while there are no steps."""
+        if time.monotonic() - self._beaten > BEAT_SECONDS:
+            self._report(stepped=len(self._rows))
+
+    def _report(self, stepped: int = 0) -> None:
+        """The heartbeat after every step of a batch of so many, and whenever the counters have changed without one."""
+        running = sum(one.running > 0 for one in self._generations.values())
+        counters = Counters(self._steps, running, len(self._generations) - running, stepped)
+        if stepped or counters != self._reported:
+            self._send(Stepped(counters))
+            self._reported = counters
+            self._beaten = time.monotonic()

@@ -1,0 +1,127 @@
+"""One batch, from prompts to pixels, in the pipeline's own loop: steered after every step, and left early."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from services.image.engine.runtime import AfterStep, Draft, Recipe
+from services.image.engine.runtimes.diffusers.latents import Guess, decode, pixels_of
+
+# Pipelines whose loops keep nothing of a row but in these tensors, in the scheduler and in the list of generators: rows
+# that are no longer wanted can leave. Elsewhere they are computed to the end and thrown away.
+_SHRINKABLE = {
+    "StableDiffusionPipeline": ("latents", "prompt_embeds"),
+    "StableDiffusionXLPipeline": ("latents", "prompt_embeds", "add_text_embeds", "add_time_ids"),
+    "StableDiffusion3Pipeline": ("latents", "prompt_embeds", "pooled_prompt_embeds"),
+}
+
+
+class _Unwanted(Exception):
+    """Nobody waits for the batch any more."""
+
+
+class PipelineBatch:
+    """Drafts that are made together."""
+
+    def __init__(self, pipeline: Any, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep) -> None:
+        """The pipeline's scheduler must be a fresh one of the recipe's."""
+        self._pipeline = pipeline
+        self._recipe = recipe
+        self._drafts = drafts
+        self._after_step = after_step
+        self._rows = list(range(len(drafts)))  # those that are still computed
+        self._wanted = set(self._rows)
+        # On the CPU, whatever computes: the same seed then is the same noise everywhere.
+        self._generators = [torch.Generator().manual_seed(draft.seed) for draft in drafts]
+        self._guess = Guess(pipeline.scheduler)
+
+    def run(self) -> list[bytes | None]:
+        """Pixels of each draft that is still wanted."""
+        try:
+            images = self._pipeline(**self._arguments()).images
+        except _Unwanted:
+            self._pipeline.maybe_free_model_hooks()
+            return [None] * len(self._drafts)
+        pixels = dict(zip(self._rows, pixels_of(images), strict=True))
+        return [pixels[row] if row in self._wanted else None for row in range(len(self._drafts))]
+
+    def _arguments(self) -> dict[str, Any]:
+        recipe, drafts = self._recipe, self._drafts
+        taken = inspect.signature(self._pipeline.__call__).parameters
+        arguments: dict[str, Any] = {
+            "prompt": [draft.prompt for draft in drafts],
+            "width": recipe.width,
+            "height": recipe.height,
+            "num_inference_steps": recipe.steps,
+            "guidance_scale": recipe.guidance,
+            "generator": self._generators,
+            "output_type": "np",
+            "callback_on_step_end": self._stepped,
+            "callback_on_step_end_tensor_inputs": list(_SHRINKABLE.get(self._kind, ("latents",))),
+        }
+        if recipe.negative:
+            arguments["negative_prompt"] = [draft.negative for draft in drafts]
+        size = (recipe.width, recipe.height)
+        if recipe.mode != "text_to_image":
+            arguments["strength"] = recipe.strength
+            arguments["image"] = [Image.frombytes("RGB", size, draft.image or b"") for draft in drafts]
+        if recipe.mode == "inpainting":
+            arguments["mask_image"] = [Image.frombytes("L", size, draft.mask or b"") for draft in drafts]
+        return {name: value for name, value in arguments.items() if name in taken}
+
+    @property
+    def _kind(self) -> str:
+        """The class of the pipeline; empty where its guidance is a tensor with rows, too."""
+        unet = getattr(self._pipeline, "unet", None)
+        embedded = unet is not None and unet.config.get("time_cond_proj_dim") is not None
+        return "" if embedded else type(self._pipeline).__name__
+
+    def _stepped(self, pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        latents: Tensor = tensors["latents"]
+
+        def preview(rows: Sequence[int]) -> list[bytes]:
+            source = latents if self._guess.latest is None else self._guess.latest
+            chosen = source[[self._rows.index(row) for row in rows]]
+            return decode(pipeline, chosen, self._recipe.width, self._recipe.height)
+
+        steps = pipeline.num_timesteps
+        self._wanted = set(self._after_step(step + 1, steps, preview))
+        if not self._wanted:
+            raise _Unwanted
+        if len(self._wanted) < len(self._rows) and self._kind in _SHRINKABLE and step + 1 < steps:
+            self._shrink(tensors)
+        return tensors
+
+    def _shrink(self, tensors: dict[str, Any]) -> None:
+        """Drops the rows that are not wanted, in place."""
+        before = len(self._rows)
+        places = [place for place, row in enumerate(self._rows) if row in self._wanted]
+        for name in _SHRINKABLE[self._kind]:
+            tensors[name] = _kept(tensors[name], places, before)
+        scheduler = self._pipeline.scheduler
+        rank = tensors["latents"].ndim
+        for name, value in vars(scheduler).items():
+            if isinstance(value, list | tuple):
+                kept = [_kept(each, places, before) if _has_rows(each, rank, before) else each for each in value]
+                setattr(scheduler, name, type(value)(kept))
+            elif _has_rows(value, rank, before):
+                setattr(scheduler, name, _kept(value, places, before))
+        self._guess.keep(places)
+        self._generators[:] = [self._generators[place] for place in places]
+        self._rows = [self._rows[place] for place in places]
+
+
+def _has_rows(value: Any, rank: int, rows: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim == rank and value.shape[0] == rows
+
+
+def _kept(tensor: Tensor, places: Sequence[int], rows: int) -> Tensor:
+    """Some rows of a tensor that holds all of them, or all of them twice: without the prompt, and with it."""
+    halves = tensor.chunk(tensor.shape[0] // rows)
+    return torch.cat([half[list(places)] for half in halves])

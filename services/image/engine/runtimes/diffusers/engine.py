@@ -1,0 +1,195 @@
+"""The `diffusers` runtime: a folder with model_index.json, run by diffusers' own pipelines."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
+
+from services.image.engine.messages import EngineOptions, Mode
+from services.image.engine.runtime import AfterStep, Draft, EngineError, Fit, Recipe
+from services.image.engine.runtimes.diffusers.batch import PipelineBatch
+from services.image.engine.runtimes.diffusers.index import PipelineIndex, read_index
+from services.image.engine.runtimes.diffusers.placement import Offload, Placement, device_of, dtype_of
+from services.image.engine.runtimes.diffusers.prompts import Prompts
+from services.image.engine.runtimes.diffusers.schedulers import Schedulers
+from services.image.engine.runtimes.diffusers.traits import Traits
+
+# Names, and not yet the classes: diffusers imports what they need when it is first asked for them, and the libraries
+# must be quiet by then.
+_MODES: dict[Mode, str] = {
+    "text_to_image": "AutoPipelineForText2Image",
+    "image_to_image": "AutoPipelineForImage2Image",
+    "inpainting": "AutoPipelineForInpainting",
+}
+# Options of pipelines that would change pixels or load what is no part of making them.
+_WITHOUT = {"safety_checker": None, "requires_safety_checker": False, "add_watermarker": False}
+# Whatever the libraries raise for weights and configurations that they cannot make sense of.
+_FAULTS = (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError)
+_MESSAGE_CHARACTERS = 300  # of the library's own words
+_BEAT_SECONDS = 0.5  # between two signs of life from inside a network
+_BEAT_DEPTH = 2  # dots in the names of the modules that give them
+
+
+class DiffusersEngine:
+    """A loaded model. Not thread-safe but for `fit`."""
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads a pipeline's folder.
+
+        Raises:
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+        """
+        torch.set_num_threads(max(1, options.threads))
+        _be_quiet()
+        device = device_of(options)
+        index = read_index(Path(options.path))
+        dtype = dtype_of(options, "transformer" in index.components)
+        progress(0.1)
+        own = _load(index, dtype)
+        progress(0.8)
+        self._pipelines = _pipelines(own)
+        traits = Traits(self._pipelines)
+        self._schedulers = Schedulers(own.scheduler, traits.sigmas)
+        self._prompts = Prompts(own)
+        self._placement = Placement(own, device, dtype, traits.sizes, options.batch_images)
+        with _computing():
+            self._placement.place(own)
+        self._placed = own
+        self._beat: Callable[[], None] = lambda: None
+        self._beaten = 0.0
+        self._listen(own)
+        self.ready = traits.ready(self._schedulers, self._prompts, self._placement.batch_images)
+        progress(1.0)
+
+    def fit(self, prompt: str) -> Fit:
+        """Counts a prompt's tokens; any thread may."""
+        return self._prompts.fit(prompt)
+
+    def generate(
+        self, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
+    ) -> list[bytes | None]:
+        """Makes images together. Rows that are no longer wanted leave the batch where only text is given and the
+        pipeline is one of Stable Diffusion, XL or 3; elsewhere they are computed and thrown away.
+
+        Raises:
+            EngineError: OUT_OF_MEMORY or INTERNAL.
+        """
+        pipeline = self._pipelines[recipe.mode]
+        self._beat = beat
+        with _computing():
+            self._place(pipeline)
+            pipeline.scheduler = self._schedulers.build(recipe.scheduler)
+            return PipelineBatch(pipeline, recipe, drafts, after_step).run()
+
+    def _place(self, pipeline: Any) -> None:
+        """Weights that move while they run belong to one pipeline at a time."""
+        if pipeline is not self._placed and self._placement.offload is not Offload.NOTHING:
+            self._placement.place(pipeline)
+            self._placed = pipeline
+
+    def _listen(self, pipeline: Any) -> None:
+        """Signs of life from inside the networks: encoding, a step or decoding of a large model may take a minute."""
+
+        def beat(*_: Any) -> None:
+            now = time.monotonic()
+            if now - self._beaten > _BEAT_SECONDS:
+                self._beaten = now
+                self._beat()
+
+        for part in pipeline.components.values():
+            if isinstance(part, torch.nn.Module):
+                for name, module in part.named_modules():
+                    if name.count(".") <= _BEAT_DEPTH:
+                        module.register_forward_hook(beat)
+
+
+def _load(index: PipelineIndex, dtype: torch.dtype) -> Any:
+    kind = getattr(diffusers, index.pipeline)
+    options = {name: value for name, value in _WITHOUT.items() if name in kind._get_signature_types()}
+    try:
+        with _computing():
+            pipeline = kind.from_pretrained(
+                index.folder,
+                dtype=dtype,
+                variant=index.variant,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                **options,
+            )
+    except EngineError as error:
+        raise error if error.code == "OUT_OF_MEMORY" else EngineError("MODEL_INVALID", error.message) from error
+    for needed in ("vae", "scheduler"):
+        if getattr(pipeline, needed, None) is None:
+            raise EngineError("UNSUPPORTED", f"{index.pipeline} has no {needed}: this service cannot run it")
+    if getattr(pipeline, "unet", None) is None and getattr(pipeline, "transformer", None) is None:
+        raise EngineError("UNSUPPORTED", f"{index.pipeline} has neither unet nor transformer")
+    return pipeline
+
+
+def _pipelines(own: Any) -> dict[Mode, Any]:
+    """The model's own pipeline, and those for the other modes that take the same weights."""
+    pipelines: dict[Mode, Any] = {_mode(own): own}
+    if _does_all(own):
+        for mode, name in _MODES.items():
+            if mode not in pipelines:
+                try:
+                    pipelines[mode] = getattr(diffusers, name).from_pipe(own)
+                except ValueError:
+                    continue  # diffusers has none for this family
+    for pipeline in pipelines.values():
+        pipeline.set_progress_bar_config(disable=True)
+    return pipelines
+
+
+def _mode(pipeline: Any) -> Mode:
+    """What a pipeline does, by what it takes."""
+    taken = inspect.signature(pipeline.__call__).parameters
+    if "mask_image" in taken:
+        return "inpainting"
+    return "image_to_image" if "image" in taken and "strength" in taken else "text_to_image"
+
+
+def _does_all(pipeline: Any) -> bool:
+    """Whether the weights were made for more than the pipeline that they came with."""
+    unet = getattr(pipeline, "unet", None)
+    takes_masks = unet is not None and unet.config.in_channels != pipeline.vae.config.latent_channels
+    return not takes_masks and not pipeline.config.get("requires_aesthetics_score", False)
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """No gradients, whatever the libraries raise as EngineError, and no word of what they will do without one day."""
+    try:
+        with torch.inference_mode(), warnings.catch_warnings(action="ignore", category=FutureWarning):
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    except EngineError:
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise EngineError("OUT_OF_MEMORY", f"not enough memory: {_line(error)}") from error
+    except _FAULTS as error:
+        raise EngineError("INTERNAL", f"diffusers: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
+
+
+def _be_quiet() -> None:
+    """The libraries tell of every configuration that they complete, and draw bars."""
+    library: Any = transformers_logging
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()

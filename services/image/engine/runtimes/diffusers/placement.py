@@ -1,0 +1,105 @@
+"""Where a model's weights are, in which precision, and how many images fit beside them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.image.engine.messages import EngineOptions, Sizes
+from services.image.engine.runtime import EngineError
+
+# Bytes that a step or the decoding takes for each pixel of an image, in 32 bits: the widest layers of Stable
+# Diffusion's decoder, 256 channels at full size in and out, with what convolutions need beside it.
+_BYTES_PER_PIXEL = 4096
+# Pixels that keep a few CPU cores busy: larger batches than these are no faster there, and whoever comes later waits.
+_CPU_PIXELS = 512 * 512
+_MOST_IMAGES = 16
+_SPARE = 0.8  # of the free memory, what is used
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Offload(Enum):
+    """What of a model is on the GPU."""
+
+    NOTHING = "all of it, always"
+    MODELS = "the component that runs"
+    LAYERS = "the layer that runs"
+
+
+def device_of(options: EngineOptions) -> torch.device:
+    """Where to compute. Raises EngineError (UNSUPPORTED)."""
+    if options.gpu and not torch.cuda.is_available():
+        raise EngineError("UNSUPPORTED", "a GPU is asked for, and torch finds none that it can use")
+    return torch.device("cuda" if options.gpu else "cpu")
+
+
+def dtype_of(options: EngineOptions, transformer: bool) -> torch.dtype:
+    """`auto`: 32 bits on a CPU; on a GPU 16, for transformers those with the range of 32."""
+    if options.dtype == "auto":
+        if not options.gpu:
+            return torch.float32
+        return torch.bfloat16 if transformer else torch.float16
+    if options.dtype not in _DTYPES:
+        message = f"the runtime diffusers cannot compute in {options.dtype}, but in {', '.join(_DTYPES)}"
+        raise EngineError("UNSUPPORTED", message)
+    return _DTYPES[options.dtype]
+
+
+class Placement:
+    """Decided once, from the memory that is free when the weights are in main memory."""
+
+    def __init__(self, pipeline: Any, device: torch.device, dtype: torch.dtype, sizes: Sizes, wanted: int) -> None:
+        """`wanted` are the images of a batch that the operator chose, or 0."""
+        self._device = device
+        image = sizes.width * sizes.height * _BYTES_PER_PIXEL * dtype.itemsize // 4
+        weights = [_bytes(part) for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+        self.offload = Offload.NOTHING
+        room = int(_free(device) * _SPARE)
+        if device.type == "cuda":
+            self.offload = choose_offload(weights, image, room)
+            on_device = {Offload.NOTHING: sum(weights), Offload.MODELS: max(weights), Offload.LAYERS: 0}
+            room -= on_device[self.offload]
+        fitting = room // image
+        if device.type == "cpu":
+            fitting = min(fitting, _CPU_PIXELS // (sizes.width * sizes.height))
+        self.batch_images = wanted or max(1, min(_MOST_IMAGES, fitting))
+        self._scarce = fitting < 1 and device.type == "cuda"
+
+    def place(self, pipeline: Any) -> None:
+        """Moves a pipeline's weights, and makes it frugal where memory is short."""
+        if self.offload is Offload.MODELS:
+            pipeline.enable_model_cpu_offload(device=self._device)
+        elif self.offload is Offload.LAYERS:
+            pipeline.enable_sequential_cpu_offload(device=self._device)
+        else:
+            pipeline.to(self._device)
+        if self._scarce:
+            pipeline.enable_attention_slicing()
+            if hasattr(pipeline.vae, "enable_slicing"):
+                pipeline.vae.enable_slicing()
+                pipeline.vae.enable_tiling()
+
+
+def choose_offload(weights: list[int], image: int, room: int) -> Offload:
+    """As little as `room` allows, so that one image fits beside what stays. All in bytes."""
+    if sum(weights) + image <= room:
+        return Offload.NOTHING
+    return Offload.MODELS if max(weights) + image <= room else Offload.LAYERS
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in module.parameters())
+
+
+def _free(device: torch.device) -> int:
+    """Free bytes of the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with Path("/proc/meminfo").open(encoding="ascii") as lines:  # proc_meminfo(5)
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

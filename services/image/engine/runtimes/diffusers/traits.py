@@ -1,0 +1,127 @@
+"""What a pipeline can do and within which limits: read from its configuration and from its own defaults."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from services.image.engine.messages import GuidanceRange, Mode, Ready, Sizes
+from services.image.engine.runtimes.diffusers.prompts import Prompts
+from services.image.engine.runtimes.diffusers.schedulers import Schedulers
+
+MOST_STEPS = 150
+MOST_GUIDANCE = 30.0
+_LARGER = 4  # times the model's own pixels, and the longer side of the model's own, that an image may have
+_DISTILLED_STEPS = 4  # of models that were made to need no guidance
+_LARGEST = 4096  # pixels, a side
+
+
+class Traits:
+    """Reads the pipelines of one model. `pipelines` has one for each mode, the model's own first."""
+
+    def __init__(self, pipelines: Mapping[Mode, Any]) -> None:
+        self._pipelines = pipelines
+        self._own = next(iter(pipelines.values()))
+        self._unet = getattr(self._own, "unet", None)
+        self._denoiser = self._unet if self._unet is not None else self._own.transformer
+
+    @property
+    def sigmas(self) -> bool:
+        """Whether the pipeline chooses noise levels itself, whatever the scheduler: those with packed latents do."""
+        return self._packed
+
+    @property
+    def negative(self) -> bool:
+        """Whether prompts may say what is not wanted. Pipelines with two kinds of guidance would need the other one."""
+        parameters = _parameters(self._own)
+        return "negative_prompt" in parameters and "true_cfg_scale" not in parameters and not self._embedded
+
+    @property
+    def sizes(self) -> Sizes:
+        """Which images it makes."""
+        scale = self._scale
+        height, width = self._own_size()
+        multiple = math.lcm(8, scale * self._patch)
+        deepest = 2 ** (len(self._unet.config.down_block_types) - 1) if self._unet is not None else 1
+        side = max(height, width)
+        most = min(_LARGER * side, self._grid_limit() * scale, _LARGEST) // multiple * multiple
+        return Sizes(
+            width=width,
+            height=height,
+            multiple_of=multiple,
+            min_side=-(-max(multiple, scale * deepest) // multiple) * multiple,
+            max_side=max(most, side),
+            max_pixels=_LARGER * width * height,
+        )
+
+    def ready(self, schedulers: Schedulers, prompts: Prompts, batch_images: int) -> Ready:
+        """All that the service is told."""
+        steps, guidance = self._steps_and_guidance()
+        trained = self._own.scheduler.config.get("num_train_timesteps", MOST_STEPS)
+        return Ready(
+            family=type(self._own).__name__,
+            sizes=self.sizes,
+            default_steps=steps,
+            max_steps=min(MOST_STEPS, trained),
+            guidance=guidance,
+            schedulers=schedulers.names,
+            default_scheduler=schedulers.default,
+            prompt_tokens=prompts.limit,
+            modes=list(self._pipelines),
+            negative=self.negative,
+            image_strength=self._strength("image_to_image"),
+            mask_strength=self._strength("inpainting"),
+            batch_images=batch_images,
+        )
+
+    @property
+    def _scale(self) -> int:
+        """Pixels of an image for each of its latents, along a side."""
+        return int(self._own.vae_scale_factor)
+
+    @property
+    def _patch(self) -> int:
+        """Latents that are taken together, along a side."""
+        if self._packed:
+            return 2
+        return int(self._denoiser.config.get("patch_size") or 1)
+
+    @property
+    def _packed(self) -> bool:
+        return hasattr(self._own, "_pack_latents")
+
+    @property
+    def _embedded(self) -> bool:
+        """Whether guidance is an input of the denoiser (latent consistency), and not done with a second prompt."""
+        return self._unet is not None and self._unet.config.get("time_cond_proj_dim") is not None
+
+    def _own_size(self) -> tuple[int, int]:
+        """Height and width that the model was made for."""
+        latents = getattr(self._own, "default_sample_size", None) or self._denoiser.config.sample_size
+        height, width = latents if isinstance(latents, list | tuple) else (latents, latents)
+        return height * self._scale, width * self._scale
+
+    def _grid_limit(self) -> int:
+        """Latents along a side that the denoiser has positions for."""
+        positions = self._denoiser.config.get("pos_embed_max_size")
+        return positions * self._patch if isinstance(positions, int) else _LARGEST
+
+    def _steps_and_guidance(self) -> tuple[int, GuidanceRange]:
+        parameters = _parameters(self._own)
+        steps = int(parameters["num_inference_steps"].default)
+        guidance = parameters["guidance_scale"].default if "guidance_scale" in parameters else None
+        if self._denoiser.config.get("guidance_embeds") is False:
+            return _DISTILLED_STEPS, GuidanceRange(default=0.0, minimum=0.0, maximum=0.0)
+        if not isinstance(guidance, int | float):
+            return steps, GuidanceRange(default=0.0, minimum=0.0, maximum=0.0)
+        return steps, GuidanceRange(default=float(guidance), minimum=0.0, maximum=MOST_GUIDANCE)
+
+    def _strength(self, mode: Mode) -> float:
+        found = _parameters(self._pipelines[mode]).get("strength") if mode in self._pipelines else None
+        return float(found.default) if found is not None and found.default is not None else 1.0
+
+
+def _parameters(pipeline: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(pipeline.__call__).parameters

@@ -1,0 +1,130 @@
+"""Pictures that answers name by a `url`: kept for an hour behind unguessable names, in a folder that replicas share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from services.image.image_request import FileKind
+from services.rpc.errors import ImageNotFound, Internal, Overloaded
+
+log = logging.getLogger(__name__)
+
+KEPT_SECONDS = 3600.0
+SWEEP_SECONDS = 60.0
+NAME_BYTES = 24  # random ones
+_NAME = re.compile(r"[A-Za-z0-9_-]{32}\.(png|jpeg|webp)")
+_PARTIAL = ".part"  # of a file that is being written
+PATH = "/v1/images/files/"  # where the gateway serves them
+
+
+class ImageFiles:
+    """The folder. Whoever starts it removes what has expired, also of replicas that are gone."""
+
+    def __init__(self, folder: Path, limit_bytes: int, public_url: str, kept_seconds: float = KEPT_SECONDS) -> None:
+        self._folder = folder
+        self._limit = limit_bytes
+        self._address = public_url + PATH
+        self._kept_seconds = kept_seconds
+        self._size = 0  # bytes in the folder as the last sweep found it, and what was added here since
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Makes the folder and begins to sweep it. Raises Internal where it cannot be used."""
+        try:
+            await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(self._sweep)
+        except OSError as error:
+            raise Internal(f"the folder of pictures (ALLM_IMAGE_FOLDER) cannot be used: {error.strerror}") from error
+        self._sweeping = asyncio.create_task(self._sweep_on())
+
+    async def close(self) -> None:
+        """Stops sweeping; the pictures stay for the other replicas."""
+        if self._sweeping:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+
+    async def keep(self, data: bytes, kind: FileKind) -> str:
+        """Writes a picture and gives its address.
+
+        Raises:
+            Overloaded: the folder is full.
+            Internal: the disk takes no more.
+        """
+        if self._size + len(data) > self._limit:
+            raise Overloaded(
+                f"the pictures of the last hour have {self._limit} bytes already (ALLM_IMAGE_FOLDER_BYTES): "
+                "ask for b64_json, or again later",
+                retry_after=SWEEP_SECONDS,
+            )
+        name = f"{secrets.token_urlsafe(NAME_BYTES)}.{kind}"
+        self._size += len(data)
+        try:
+            await asyncio.to_thread(self._write, name, data)
+        except OSError as error:
+            raise Internal(f"a picture cannot be kept: {error.strerror}") from error
+        return self._address + name
+
+    async def read(self, name: str) -> tuple[str, bytes]:
+        """Content type and bytes of a picture. Raises ImageNotFound where there is none of that name, or no longer."""
+        found = _NAME.fullmatch(name)
+        if not found:
+            raise ImageNotFound("There is no such picture.", param="name")
+        try:
+            return f"image/{found[1]}", await asyncio.to_thread(self._read, name)
+        except FileNotFoundError:
+            what = f"There is no such picture: they are kept for {self._kept_seconds / 60:g} minutes."
+            raise ImageNotFound(what, param="name") from None
+        except OSError as error:
+            raise Internal(f"a picture cannot be read: {error.strerror}") from error
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Under its name it is whole: other replicas read it as soon as it is there."""
+        path = self._folder / f"{name}{_PARTIAL}"
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            path.rename(self._folder / name)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _read(self, name: str) -> bytes:
+        with (self._folder / name).open("rb") as file:
+            if time.time() - os.fstat(file.fileno()).st_mtime > self._kept_seconds:
+                raise FileNotFoundError(name)
+            return file.read()
+
+    async def _sweep_on(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await asyncio.to_thread(self._sweep)
+            except OSError:
+                log.exception("the folder of pictures cannot be swept")
+
+    def _sweep(self) -> None:
+        """Removes what has expired; nothing that is not ours is touched."""
+        oldest = time.time() - self._kept_seconds
+        size = 0
+        for path in self._ours():
+            with contextlib.suppress(FileNotFoundError):  # another replica was faster
+                status = path.lstat()
+                if status.st_mtime < oldest:
+                    path.unlink()
+                else:
+                    size += status.st_size
+        self._size = size
+
+    def _ours(self) -> Iterator[Path]:
+        for path in self._folder.iterdir():
+            if _NAME.fullmatch(path.name.removesuffix(_PARTIAL)):
+                yield path

@@ -1,0 +1,171 @@
+"""Pictures: a request in, news of its pictures out. The core that both wire formats call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from services.image.engine import messages
+from services.image.image_models import ImageModels
+from services.image.image_request import FileKind, ImageRequest
+from services.image.loaded import Drawing
+from services.image.pictures.coding.messages import Decode, Encode
+from services.image.pictures.pictures import Pictures
+from services.image.recipe import Parameters, Recipe
+from services.rpc.settings import ImageSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A loaded model has taken the request."""
+
+    model_id: str
+    parameters: Parameters
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the request is; never falls."""
+
+    step: int  # mean of the pictures
+    steps: int  # that each of them takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A picture's file."""
+
+    index: int  # in the request, from 0
+    seed: int
+    kind: FileKind
+    width: int
+    height: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """What a picture looks like so far."""
+
+    number: int  # of its previews, from 0
+    drawn: Drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A picture that does not change any more. They need not come in order."""
+
+    drawn: Drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end, and what was used."""
+
+    prompt_tokens: int
+    steps: int  # that were computed, of all pictures
+    seconds: float  # from the first of them on
+
+
+Event = Started | Progress | Partial | Done | Finished
+
+
+class Images:
+    """Draws."""
+
+    def __init__(self, models: ImageModels, pictures: Pictures, settings: ImageSettings) -> None:
+        self._models = models
+        self._pictures = pictures
+        self._metadata = settings.metadata
+
+    async def model_id(self, name: str) -> str:
+        """The id behind an id or alias. Raises ModelNotFound."""
+        return (await self._models.find(name)).id
+
+    @asynccontextmanager
+    async def generate(self, request: ImageRequest, client: str) -> AsyncIterator[AsyncIterator[Event]]:
+        """Runs a request as long as the block runs; leaving it early ends the model's work.
+
+        The events end after Finished.
+
+        Raises, here or while events are read:
+            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do that.
+            InvalidRequest: a picture cannot be read, or a value is wrong; `param` is a field of ImageRequest.
+            Overloaded: too many requests wait.
+            Timeout, Internal, OutOfMemory: it took too long, or went wrong.
+        """
+        stored = await self._models.find(request.model)
+        async with self._models.loaded(stored) as model:
+            recipe = Recipe(request, stored.id, model.ready)
+            image, mask = None, None
+            if request.task == "generate":
+                parameters = recipe.plain()
+            else:
+                own = request.task == "edit"
+                order = Decode(image=request.image, mask=request.mask, fit=recipe.fit(), own_mask=own)
+                given = await self._pictures.decode(order)
+                image, mask = given.pixels, given.mask
+                parameters = recipe.over(given.width, given.height, masked=mask is not None)
+
+            def message(number: int) -> messages.Generate:
+                return recipe.generate(number, client, parameters, image, mask)
+
+            with model.draw(message) as drawing:
+                yield self._events(request, stored.id, parameters, drawing)
+
+    async def _events(
+        self, request: ImageRequest, model_id: str, parameters: Parameters, drawing: Drawing
+    ) -> AsyncIterator[Event]:
+        tokens = 0
+        while True:
+            news = await drawing.next()
+            if isinstance(news, messages.Accepted):
+                tokens = news.prompt_tokens
+                yield Started(model_id, parameters, tokens)
+            elif isinstance(news, messages.Progress):
+                yield Progress(news.step, news.steps)
+            elif isinstance(news, messages.Picture):
+                drawn = await self._drawn(request, model_id, parameters, news)
+                yield Done(drawn) if news.partial is None else Partial(news.partial, drawn)
+            else:
+                yield Finished(tokens, news.steps, news.seconds)
+                return
+
+    async def _drawn(
+        self, request: ImageRequest, model_id: str, parameters: Parameters, picture: messages.Picture
+    ) -> Drawn:
+        seed = parameters.seed + picture.index
+        whole = picture.partial is None
+        order = Encode(
+            width=picture.width,
+            height=picture.height,
+            pixels=picture.pixels,
+            kind=request.output.kind,
+            quality=request.output.quality,
+            texts=_texts(model_id, parameters, seed) if self._metadata and whole else {},
+        )
+        return Drawn(
+            index=picture.index,
+            seed=seed,
+            kind=request.output.kind,
+            width=picture.width,
+            height=picture.height,
+            data=await self._pictures.encode(order),
+        )
+
+
+def _texts(model_id: str, parameters: Parameters, seed: int) -> dict[str, str]:
+    """What a picture tells of how it was made. Not its prompt: pictures are passed on more freely than words."""
+    texts = {
+        "Software": "allm",
+        "Model": model_id,
+        "Seed": str(seed),
+        "Steps": str(parameters.steps),
+        "Guidance": f"{parameters.guidance:g}",
+        "Scheduler": parameters.scheduler,
+    }
+    if parameters.strength is not None:
+        texts["Strength"] = f"{parameters.strength:g}"
+    return texts

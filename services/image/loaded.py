@@ -1,0 +1,114 @@
+"""A loaded image model, seen from the service: prompts and pixels in, pixels out."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from services.image.engine.messages import (
+    Accepted,
+    Counters,
+    Finished,
+    FromWorker,
+    Generate,
+    Picture,
+    Progress,
+    Ready,
+    Stepped,
+)
+from services.residency.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.residency.worker import WorkerProcess
+from services.rpc import metrics
+from services.rpc.settings import ImageSettings
+
+News = Accepted | Progress | Picture | Finished
+
+
+class Drawing(Pending):
+    """One request, and the news of it in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = False  # whether a picture has come
+        self._unread: deque[News] = deque()
+
+    async def next(self) -> News:
+        """Waits for the next news. Raises the error that ended the request, after what came before it."""
+        while not self._unread:
+            await self._wait()
+        return self._unread.popleft()
+
+    def push(self, news: News) -> None:
+        """Takes news from the worker. Of progress that nobody has read only the newest counts, so that what waits for a
+        slow reader is never more than the pictures that were asked for.
+        """
+        if self._unread and isinstance(news, Progress) and isinstance(self._unread[-1], Progress):
+            self._unread.pop()
+        self._unread.append(news)
+        if isinstance(news, Finished):
+            self.finished = True
+        self._news.set()
+
+
+class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
+    """A pipeline of diffusers in a worker process of its own."""
+
+    def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: ImageSettings) -> None:
+        """Takes over a worker that said Ready."""
+        self.ready = ready
+        self.counters = Counters(0, 0, 0, 0)
+        limits = RequestLimits(
+            running=ready.batch_images,
+            queue=settings.queue_limit,
+            queue_variable="ALLM_IMAGE_QUEUE",
+            seconds=settings.request_seconds,
+            seconds_variable="ALLM_IMAGE_REQUEST_SECONDS",
+            stall_seconds=settings.stall_seconds,
+        )
+        super().__init__(model_id, worker, limits)
+
+    @contextmanager
+    def draw(self, generate: Callable[[int], Generate]) -> Iterator[Drawing]:
+        """Runs a request as long as the block runs; leaving it early cancels the request.
+
+        `generate` makes the worker's message for a request's number.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
+        with self._open(Drawing(), generate) as drawing:
+            yield drawing
+
+    def _heard(self, message: FromWorker) -> None:
+        if isinstance(message, Stepped):
+            self._count(message.counters)
+            return
+        if not isinstance(message, Accepted | Progress | Picture | Finished):
+            return
+        drawing = self._requests.get(message.request)
+        if drawing is None:
+            return  # cancelled meanwhile
+        if isinstance(message, Picture) and message.partial is None:
+            self._measure(drawing)
+        drawing.push(message)
+        if isinstance(message, Finished):
+            del self._requests[message.request]
+
+    def _measure(self, drawing: Drawing) -> None:
+        metrics.IMAGES.labels(self._model_id).inc()
+        if not drawing.told:
+            drawing.told = True
+            metrics.FIRST_IMAGE.labels(self._model_id).observe(time.monotonic() - drawing.started)
+
+    def _emptied(self) -> None:
+        self._count(Counters(self.counters.steps, 0, 0, 0))
+
+    def _count(self, counters: Counters) -> None:
+        self.counters = counters
+        metrics.RUNNING.labels(self._model_id).set(counters.running)
+        metrics.WAITING.labels(self._model_id).set(counters.waiting)
+        metrics.STEPS.labels(self._model_id).set(counters.steps)
+        if counters.batch:
+            metrics.BATCH_IMAGES.labels(self._model_id).observe(counters.batch)

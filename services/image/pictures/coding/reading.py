@@ -1,0 +1,110 @@
+"""Uploaded files become pixels: checked before they are decoded, upright, and of the size that a model draws."""
+
+from __future__ import annotations
+
+import io
+
+from PIL import Image, ImageChops, ImageOps
+
+from services.image.pictures.coding.fitting import fitted
+from services.image.pictures.coding.header import kind_of, size_of
+from services.image.pictures.coding.messages import Decode, Decoded
+from services.image.pictures.coding.refusal import Refusal
+
+OPAQUE = 255
+HALF = 128  # alpha below which a pixel counts as transparent
+DEPTH_16 = "I;16"
+
+
+def read(order: Decode, max_pixels: int) -> Decoded:
+    """Reads an image, and its mask. Raises Refusal."""
+    image = _upright(order.image, "image", max_pixels)
+    mask = None
+    if order.mask:
+        mask = _mask(order.mask, image.size, max_pixels)
+    elif order.own_mask:
+        mask = _transparent(image)
+    size = fitted(*image.size, order.fit)
+    flat = ImageOps.fit(_flat(image), size, Image.Resampling.LANCZOS) if image.size != size else _flat(image)
+    if mask is not None and mask.size != size:
+        mask = ImageOps.fit(mask, size, Image.Resampling.BILINEAR)
+    return Decoded(*size, flat.tobytes(), _sharp(mask).tobytes() if mask is not None else None)
+
+
+def _upright(data: bytes, param: str, max_pixels: int) -> Image.Image:
+    kind = kind_of(data)
+    if not kind:
+        raise Refusal(f"'{param}' is no PNG, JPEG or WebP file.", param)
+    _check_pixels(size_of(data), param, max_pixels)
+    try:
+        image = Image.open(io.BytesIO(data), formats=(kind,))
+        _check_pixels(image.size, param, max_pixels)
+        image.load()
+        return ImageOps.exif_transpose(image)
+    except MemoryError as error:
+        raise Refusal(f"'{param}' needs more memory to be decoded than a decoder may have.", param) from error
+    except Refusal:
+        raise
+    except Exception as error:
+        # Whatever else the library raises is about the file; its text may quote it and stays here.
+        raise Refusal(
+            f"'{param}' is damaged: it cannot be decoded as {kind} ({type(error).__name__}).", param
+        ) from None
+
+
+def _check_pixels(size: tuple[int, int] | None, param: str, max_pixels: int) -> None:
+    if size is None:
+        return
+    width, height = size
+    if not width or not height:
+        raise Refusal(f"'{param}' is damaged: it is {width}x{height} pixels large.", param)
+    if width * height > max_pixels:
+        message = f"'{param}' has {width * height} pixels ({width}x{height})"
+        raise Refusal(f"{message}; at most {max_pixels} are taken (ALLM_MAX_IMAGE_PIXELS).", param)
+
+
+def _alpha(image: Image.Image) -> Image.Image | None:
+    """How opaque each pixel is; None for a picture that knows nothing of it."""
+    if not image.has_transparency_data:
+        return None
+    return image.convert("RGBA").getchannel("A")
+
+
+def _flat(image: Image.Image) -> Image.Image:
+    """RGB; what is transparent becomes white."""
+    if image.mode.startswith(DEPTH_16):  # 16 bits of grey, of which the upper 8 are meant
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layers = image.convert("RGBA")
+    white = Image.new("RGBA", layers.size, "white")
+    return Image.alpha_composite(white, layers).convert("RGB")
+
+
+def _mask(data: bytes, size: tuple[int, int], max_pixels: int) -> Image.Image:
+    mask = _upright(data, "mask", max_pixels)
+    if mask.size != size:
+        mine, its = f"{mask.width}x{mask.height}", f"{size[0]}x{size[1]}"
+        raise Refusal(f"'mask' is {mine} pixels large; it must have the size of 'image', {its}.", "mask")
+    alpha = _alpha(mask)
+    if alpha is None:
+        raise Refusal("'mask' has no alpha channel: its transparent areas say where the image is drawn over.", "mask")
+    if _all_opaque(alpha):
+        raise Refusal("'mask' has no transparent area: it says that nothing is drawn over.", "mask")
+    return ImageChops.invert(alpha)
+
+
+def _transparent(image: Image.Image) -> Image.Image | None:
+    """The transparent areas of an image as a mask; None where there is none."""
+    alpha = _alpha(image)
+    return None if alpha is None or _all_opaque(alpha) else ImageChops.invert(alpha)
+
+
+def _all_opaque(alpha: Image.Image) -> bool:
+    lowest = alpha.getextrema()[0]
+    return not isinstance(lowest, tuple) and lowest >= HALF
+
+
+def _sharp(mask: Image.Image) -> Image.Image:
+    """Only 0 and 255."""
+    return mask.point([0] * HALF + [OPAQUE] * (OPAQUE + 1 - HALF))

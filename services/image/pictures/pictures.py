@@ -1,0 +1,69 @@
+"""Picture files, read and written in processes of their own: those that see callers' files never see results."""
+
+from __future__ import annotations
+
+from services.image.pictures.codec import CodecGone
+from services.image.pictures.codecs import Codecs
+from services.image.pictures.coding.messages import Decode, Decoded, Encode, Encoded, Refused
+from services.rpc.errors import Internal, InvalidRequest
+from services.rpc.settings import ImageSettings
+
+
+class Pictures:
+    """Reads uploads and writes results."""
+
+    def __init__(self, settings: ImageSettings) -> None:
+        self._readers, self._writers = (
+            Codecs(
+                most=settings.codecs,
+                queue=settings.queue_limit,
+                max_pixels=settings.max_image_pixels,
+                seconds=settings.stall_seconds,
+            )
+            for _ in range(2)
+        )
+
+    async def start(self) -> None:
+        """Starts the first processes. Raises Unsupported where pictures cannot be read here, and Internal."""
+        await self._readers.start()
+        await self._writers.start()
+
+    async def close(self) -> None:
+        """Ends all processes that wait for a file."""
+        await self._readers.close()
+        await self._writers.close()
+
+    @property
+    def processes(self) -> list[int]:
+        """Process ids of those that wait for a file, readers first."""
+        return self._readers.processes + self._writers.processes
+
+    async def decode(self, order: Decode) -> Decoded:
+        """Pixels of an upload.
+
+        Raises:
+            InvalidRequest: it is no picture, a damaged one, or too large; `param` is image or mask.
+            Overloaded, Timeout: too many are being read, or it takes too long.
+        """
+        try:
+            answer = await self._readers.run(order)
+        except CodecGone as gone:
+            if not gone.begun:
+                raise Internal("no picture codec stays alive: the service's log says why") from gone
+            raise InvalidRequest("'image' cannot be decoded: it ends its decoder.", param="image") from gone
+        if isinstance(answer, Refused):
+            raise InvalidRequest(answer.message, param=answer.param or "image")
+        if isinstance(answer, Encoded):
+            raise Internal("a picture codec wrote where it should read")
+        return answer
+
+    async def encode(self, order: Encode) -> bytes:
+        """A result's file. Raises Internal, Overloaded, Timeout."""
+        try:
+            answer = await self._writers.run(order)
+        except CodecGone as gone:
+            raise Internal("a picture codec ended while it wrote a result") from gone
+        if not isinstance(answer, Encoded):
+            reason = answer.message if isinstance(answer, Refused) else "it read where it should write"
+            raise Internal(f"a result could not be written: {reason}")
+        return answer.data

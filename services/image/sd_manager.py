@@ -1,0 +1,58 @@
+"""SDManager: starts the workers of Stable Diffusion and its relatives, with the runtime that the registry names."""
+
+from __future__ import annotations
+
+from services.image.engine.messages import EngineOptions, FromWorker, Load, Ready
+from services.image.loaded import LoadedPipeline
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import Runtime
+from services.residency.environment import available_cores, worker_environ
+from services.residency.starting import WorkerStart
+from services.residency.worker import WorkerProcess
+from services.rpc.errors import Internal
+from services.rpc.settings import ImageSettings
+
+WORKER_MODULE = "services.image.engine"
+
+
+class SDManager:
+    """Knows how a pipeline of diffusers is run here. `device` is where: cuda, mps or cpu."""
+
+    def __init__(self, settings: ImageSettings, device: str) -> None:
+        self._settings = settings
+        self._device = device
+
+    async def start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedPipeline:
+        """Loads a model into a worker of its own.
+
+        Raises:
+            Timeout, Internal: it took too long, or the worker died.
+            ModelInvalid, Unsupported, OutOfMemory: as the runtime says.
+        """
+        options = self._options(descriptor)
+
+        def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> LoadedPipeline:
+            if not isinstance(ready, Ready):
+                raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
+            return LoadedPipeline(descriptor.id, worker, ready, self._settings)
+
+        start: WorkerStart[FromWorker] = WorkerStart(
+            module=WORKER_MODULE,
+            messages=FromWorker,
+            model_id=descriptor.id,
+            environ=worker_environ(options.threads),
+            load=Load(runtime.name, options),
+            seconds=self._settings.load_seconds,
+        )
+        return await start.run(adopt)
+
+    def _options(self, descriptor: ModelDescriptor) -> EngineOptions:
+        settings = self._settings
+        return EngineOptions(
+            model_id=descriptor.id,
+            path=str(descriptor.primary),
+            threads=settings.threads or available_cores(),
+            gpu=self._device == "cuda",
+            dtype=settings.dtype,
+            batch_images=settings.batch_images,
+        )

@@ -1,0 +1,102 @@
+"""A core of images that tells made-up pictures, behind both wire formats on a real gRPC server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from allm.image.v1 import image_service_pb2_grpc
+from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
+
+from services.image.api.image_form import ImageUploads
+from services.image.api.image_servicer import ImageServicer
+from services.image.api.images_facade import ImagesFacade
+from services.image.image_files import ImageFiles
+from services.image.image_request import ImageRequest
+from services.image.images import Done, Drawn, Event, Finished, Partial, Progress, Started
+from services.image.recipe import Parameters
+from services.rpc.errors import ModelNotFound
+
+MODEL = "shapes-scripted"
+LIMIT_BYTES = 100_000
+PUBLIC_URL = "https://ai.example.org"
+PARAMETERS = Parameters(width=64, height=32, seed=7, steps=4, guidance=5.5, scheduler="ddim")
+
+
+def content(index: int, number: int | None = None) -> bytes:
+    """What a made-up file holds."""
+    return f"picture {index}, preview {number}".encode()
+
+
+def drawn(request: ImageRequest, index: int, number: int | None = None) -> Drawn:
+    """A made-up picture."""
+    data = content(index, number)
+    return Drawn(index=index, seed=7 + index, kind=request.output.kind, width=64, height=32, data=data)
+
+
+def told(request: ImageRequest) -> list[Event]:
+    """What the core tells of a request: of several pictures the last one first."""
+    progress = [Progress(step, 4) for step in range(1, 5)] if request.progress else []
+    pictures = list(reversed(range(request.count)))
+    partials = [
+        Partial(number, drawn(request, index, number)) for number in range(request.partials) for index in pictures
+    ]
+    done = [Done(drawn(request, index)) for index in pictures]
+    return [Started(MODEL, PARAMETERS, 9), *progress, *partials, *done, Finished(9, 4 * request.count, 0.25)]
+
+
+@dataclass
+class ScriptedImages:
+    """Takes requests, remembers them, and tells what the script says."""
+
+    events: Callable[[ImageRequest], Sequence[Event]] = told
+    between: Callable[[Event], Awaitable[None]] | None = None  # called before each event; may raise
+    requests: list[ImageRequest] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # once a request has ended, however it did
+
+    async def model_id(self, name: str) -> str:
+        """The one model."""
+        if name != MODEL:
+            raise ModelNotFound(f"The model `{name}` does not exist.")
+        return MODEL
+
+    @asynccontextmanager
+    async def generate(self, request: ImageRequest, client: str) -> AsyncIterator[AsyncIterator[Event]]:
+        """Tells the script."""
+        self.requests.append(request)
+        self.clients.append(client)
+        try:
+            yield self._told(request)
+        finally:
+            self.left.set()
+
+    async def _told(self, request: ImageRequest) -> AsyncIterator[Event]:
+        for event in self.events(request):
+            if self.between:
+                await self.between(event)
+            yield event
+
+
+@asynccontextmanager
+async def served(core: ScriptedImages, folder: Path, at_once: int = 8) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to both services over the core."""
+    server = grpc.aio.server()
+    files = ImageFiles(folder, LIMIT_BYTES, PUBLIC_URL)
+    await files.start()
+    facade = ImagesFacade(core, files, ImageUploads(LIMIT_BYTES, at_once))  # type: ignore[arg-type]
+    openai_image_service_pb2_grpc.add_ImagesServiceServicer_to_server(facade, server)
+    servicer = ImageServicer(core, LIMIT_BYTES)  # type: ignore[arg-type]
+    image_service_pb2_grpc.add_ImageServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(None)
+        await files.close()

@@ -1,0 +1,94 @@
+"""The core of the image service on real weights: store, manager, codecs and images, without a wire."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from services.image.image_models import ImageModels
+from services.image.image_request import ImageRequest
+from services.image.images import Done, Drawn, Event, Images
+from services.image.loaded import LoadedPipeline
+from services.image.manager import ImageManager
+from services.image.pictures.pictures import Pictures
+from services.models.descriptor import describe
+from services.models.desired import DesiredModel
+from services.models.inspection.inspect import inspect
+from services.models.registry import EngineRegistry
+from services.models.store import ModelStore, Serving, StoredModel
+from services.models.tree import LocalTree
+from services.rpc.settings import load_settings
+
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Studio:
+    """What a test speaks to."""
+
+    manager: ImageManager
+    images: Images
+    pictures: Pictures
+
+    @property
+    def residents(self) -> list[LoadedPipeline]:
+        """Loaded models."""
+        return [resident for _, resident in self.manager.residents()]
+
+    async def events(self, request: ImageRequest, client: str = "me") -> list[Event]:
+        """All of them."""
+        async with self.images.generate(request, client) as events:
+            return [event async for event in events]
+
+    async def drawn(self, **changes: object) -> list[Drawn]:
+        """The pictures of a request, in order."""
+        done = [event.drawn for event in await self.events(asked(**changes)) if isinstance(event, Done)]
+        return sorted(done, key=lambda drawn: drawn.index)
+
+
+def asked(**changes: object) -> ImageRequest:
+    """A small request."""
+    return ImageRequest(**{"model": "tiny", "prompt": "a red circle", "steps": 2, "seed": 7} | changes)  # type: ignore[arg-type]
+
+
+def opened(drawn: Drawn) -> Image.Image:
+    """A picture's file, read."""
+    image = Image.open(io.BytesIO(drawn.data))
+    image.load()
+    return image
+
+
+@asynccontextmanager
+async def drawing(folder: Path, models: dict[str, Path], **environ: str) -> AsyncIterator[Studio]:
+    """Runs the core with models: id -> folder."""
+    threads = min(2, len(os.sched_getaffinity(0)))
+    defaults = {"ALLM_HOME": str(folder), "ALLM_THREADS": str(threads), "ALLM_IMAGE_CODECS": "2"}
+    settings = load_settings(defaults | environ).image
+    store, registry = ModelStore("me"), EngineRegistry("cpu", forced=True)
+    for model_id, path in models.items():
+        store.put(stored(model_id, path, registry))
+    manager, pictures = ImageManager(settings, "cpu"), Pictures(settings)
+    await pictures.start()
+    try:
+        yield Studio(manager, Images(ImageModels(store, manager), pictures, settings), pictures)
+    finally:
+        await manager.close()
+        await pictures.close()
+
+
+def stored(model_id: str, path: Path, registry: EngineRegistry) -> StoredModel:
+    """A model as the provision would have stored it, found by the same inspection."""
+    tree = LocalTree(path, [path])
+    finding = inspect(tree, "diffusers", "")
+    manifest, facts = finding.manifest(tree), finding.facts(model_id)
+    desired = DesiredModel(
+        facts=facts, aliases=(), source=f"file://{path}", generation=1, manifest=manifest, created=1, updated=1
+    )
+    serving = Serving(descriptor=describe(facts, 1, manifest, path), runtime=registry.resolve(facts))
+    return StoredModel(desired=desired, serving=serving, problem=None)

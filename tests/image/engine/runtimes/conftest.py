@@ -1,0 +1,36 @@
+"""Tiny pipelines of every family, loaded once, on one thread: others may use the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from services.image.engine.messages import EngineOptions
+from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
+from tests.image.engine.tiny_pipelines import saved
+
+
+@pytest.fixture(scope="package")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where a family's pipeline is."""
+    root = tmp_path_factory.mktemp("pipelines")
+    return cache(lambda family: saved(family, root / family))
+
+
+@pytest.fixture(scope="package")
+def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], DiffusersEngine]:
+    """A family's loaded pipeline."""
+
+    @cache
+    def load(family: str) -> DiffusersEngine:
+        fractions: list[float] = []
+        options = EngineOptions(model_id=family, path=str(folder_of(family)), threads=1, gpu=False)
+        loaded = DiffusersEngine(options, fractions.append)
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1.0
+        return loaded
+
+    return load

@@ -1,0 +1,144 @@
+"""A runtime that makes no images, for tests of who is computed when; it says what it was asked for."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.image.engine.loop import BatchLoop
+from services.image.engine.messages import (
+    Cancel,
+    Finished,
+    Generate,
+    GuidanceRange,
+    Picture,
+    Progress,
+    Ready,
+    Refused,
+    Sizes,
+    Stepped,
+)
+from services.image.engine.runtime import AfterStep, Draft, EngineError, Fit, Recipe
+
+READY = Ready(
+    family="Scripted",
+    sizes=Sizes(width=64, height=64, multiple_of=8, min_side=16, max_side=256, max_pixels=128 * 128),
+    default_steps=20,
+    max_steps=100,
+    guidance=GuidanceRange(default=7.5, minimum=0.0, maximum=30.0),
+    schedulers=["ddim", "euler"],
+    default_scheduler="ddim",
+    prompt_tokens=5,
+    modes=["text_to_image", "image_to_image", "inpainting"],
+    negative=True,
+    image_strength=0.8,
+    mask_strength=1.0,
+    batch_images=4,
+)
+
+
+def asked(request: int = 1, **changed: object) -> Generate:
+    """A request that fits READY."""
+    whole = Generate(
+        request=request,
+        client="a",
+        prompt=f"p{request}",
+        width=64,
+        height=64,
+        seed=100 * request,
+        steps=4,
+        guidance=7.5,
+    )
+    return replace(whole, **changed)  # type: ignore[arg-type]
+
+
+@dataclass
+class Scripted:
+    """Its pixels are the image's seed. A token is a word."""
+
+    ready: Ready = READY
+    faults: dict[int, EngineError] = field(default_factory=dict)  # of seeds that cannot be computed
+    most: int = 100  # images that memory allows together
+    between: dict[int, Callable[[], None]] = field(default_factory=dict)  # what happens during a batch's step
+    batches: list[tuple[Recipe, list[Draft]]] = field(default_factory=list)
+    wanted: list[list[int]] = field(default_factory=list)  # after each step
+    ended: int = 0  # batches that nobody waited for
+
+    def fit(self, prompt: str) -> Fit:
+        return Fit(len(prompt.split()), self.ready.prompt_tokens)
+
+    def generate(
+        self, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
+    ) -> list[bytes | None]:
+        self.batches.append((recipe, list(drafts)))
+        if len(drafts) > self.most:
+            raise EngineError("OUT_OF_MEMORY", "not enough memory")
+        for draft in drafts:
+            if draft.seed in self.faults:
+                raise self.faults[draft.seed]
+        beat()
+        rows: set[int] = set()
+        for step in range(1, recipe.steps + 1):
+            self.between.get(step, lambda: None)()
+
+            def preview(rows: Sequence[int], step: int = step) -> list[bytes]:
+                return [b"%d after %d" % (drafts[row].seed, step) for row in rows]
+
+            rows = set(after_step(step, recipe.steps, preview))
+            self.wanted.append(sorted(rows))
+            if not rows:
+                self.ended += 1
+                return [None] * len(drafts)
+        return [b"%d" % draft.seed if row in rows else None for row, draft in enumerate(drafts)]
+
+    @property
+    def seeds(self) -> list[list[int]]:
+        """Of the images of each batch."""
+        return [[draft.seed for draft in drafts] for _, drafts in self.batches]
+
+
+class LoopOfImages:
+    """A loop that is turned by hand."""
+
+    def __init__(self, runtime: Scripted) -> None:
+        self.runtime = runtime
+        self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self.sent: list[object] = []
+        self.loop = BatchLoop(runtime, self.inbox, self.sent.append)  # type: ignore[arg-type]
+
+    def ask(self, request: int, **changed: object) -> None:
+        self.inbox.put(asked(request, **changed))
+
+    def cancel(self, request: int) -> None:
+        self.inbox.put(Cancel(request))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            assert self.loop.turn()
+
+    def work(self, *requests: int) -> None:
+        """Turns until the requests have ended."""
+        for _ in range(100):
+            if {message.request for message in (*self.of(Finished), *self.of(Refused))} >= set(requests):
+                return
+            self.turn()
+        raise AssertionError("the requests do not end")
+
+    def of(self, kind: type) -> list:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def pictures(self, request: int) -> list[bytes]:
+        """Pixels of a request's images, by index."""
+        told = [one for one in self.of(Picture) if one.request == request and one.partial is None]
+        return [one.pixels for one in sorted(told, key=lambda one: one.index)]
+
+    def partials(self, request: int) -> list[Picture]:
+        return [one for one in self.of(Picture) if one.request == request and one.partial is not None]
+
+    def progress(self, request: int) -> list[tuple[int, int]]:
+        return [(one.step, one.steps) for one in self.of(Progress) if one.request == request]
+
+    @property
+    def counters(self):
+        return self.of(Stepped)[-1].counters

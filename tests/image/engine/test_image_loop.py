@@ -1,0 +1,259 @@
+"""The batch loop: which images are made together, what a request is told, and how it ends early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scripted_images import READY, LoopOfImages, Scripted
+
+from services.image.engine.messages import Finished, Picture, Refused, Stepped, Stop
+from services.image.engine.runtime import EngineError
+
+BROKEN = EngineError("INTERNAL", "it broke")
+
+
+def test_a_request_gets_its_images_each_with_its_own_seed_and_then_its_end() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, count=3)
+    session.work(1)
+    assert session.pictures(1) == [b"100", b"101", b"102"]
+    assert isinstance([message for message in session.sent if not isinstance(message, Stepped)][-1], Finished)
+    (finished,) = session.of(Finished)
+    assert finished.steps == 12
+    assert finished.seconds >= 0
+    assert session.counters.running == session.counters.waiting == 0
+
+
+def test_seeds_go_on_from_the_beginning_behind_the_greatest() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, count=2, seed=2**64 - 1)
+    session.work(1)
+    assert session.runtime.seeds == [[2**64 - 1, 0]]
+
+
+def test_requests_that_wait_together_and_agree_are_one_batch() -> None:
+    session = LoopOfImages(Scripted())
+    for request in (1, 2, 3):
+        session.ask(request)
+    session.work(1, 2, 3)
+    assert session.runtime.seeds == [[100, 200, 300]]
+    assert max(stepped.counters.batch for stepped in session.of(Stepped)) == 3
+
+
+def test_the_models_own_scheduler_is_the_same_with_and_without_its_name() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, scheduler="ddim")
+    session.ask(2)
+    session.work(1, 2)
+    assert len(session.runtime.batches) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"width": 128},
+        {"steps": 5},
+        {"guidance": 2.0},
+        {"scheduler": "euler"},
+        {"negative": "rain"},
+        {"image": bytes(64 * 64 * 3)},
+        {"image": bytes(64 * 64 * 3), "mask": bytes(64 * 64)},
+    ],
+    ids="+".join,
+)
+def test_requests_that_differ_in_anything_but_prompt_and_seed_are_not_computed_together(other: dict) -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1)
+    session.ask(2, **other)
+    session.ask(3)
+    session.work(1, 2, 3)
+    assert session.runtime.seeds == [[100, 300], [200]]
+
+
+def test_strength_tells_batches_apart_only_where_there_is_an_image() -> None:
+    session = LoopOfImages(Scripted())
+    image = bytes(64 * 64 * 3)
+    session.ask(1, strength=0.5)
+    session.ask(2, strength=0.6)
+    session.ask(3, strength=0.5, image=image)
+    session.ask(4, strength=0.6, image=image)
+    session.work(1, 2, 3, 4)
+    assert session.runtime.seeds == [[100, 200], [300], [400]]
+
+
+def test_a_batch_has_a_bound_and_fewer_large_images_fit_into_it() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, count=10)
+    session.ask(2, count=3, width=128)
+    session.work(1, 2)
+    assert sorted(map(len, session.runtime.seeds)) == [1, 2, 2, 4, 4]
+    assert {recipe.width for recipe, drafts in session.runtime.batches if len(drafts) == 4} == {64}
+
+
+def test_a_lone_request_does_not_wait_for_company() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1)
+    session.turn()
+    assert session.pictures(1) == [b"100"]
+
+
+def test_a_client_with_many_images_gets_no_more_than_one_with_few() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, client="many", count=10)
+    session.ask(2, client="many", count=10)
+    session.ask(3, client="few", count=2)
+    session.turn()
+    assert session.runtime.seeds == [[100, 300, 200, 301]]
+    assert session.pictures(3) == [b"300", b"301"]
+
+
+def test_whoever_agrees_with_nobody_is_not_put_off_by_those_who_do() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, client="many", count=10)
+    session.ask(2, client="few", width=128)
+    session.turn(2)
+    assert session.pictures(2) == [b"200"]
+
+
+def test_progress_is_told_after_every_step_where_it_is_wanted() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, progress=True)
+    session.ask(2)
+    session.work(1, 2)
+    assert session.progress(1) == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert session.progress(2) == []
+
+
+def test_progress_is_of_all_images_of_a_request_and_never_falls() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, progress=True, count=6)
+    session.work(1)
+    steps = [step for step, _ in session.progress(1)]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 4
+
+
+@pytest.mark.parametrize(
+    ("partials", "steps", "told"),
+    [(0, 4, []), (1, 4, [2]), (2, 9, [3, 6]), (3, 4, [1, 2, 3]), (3, 2, [1]), (3, 1, [])],
+)
+def test_partials_are_spread_over_the_steps(partials: int, steps: int, told: list[int]) -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, partials=partials, steps=steps)
+    session.ask(2, steps=steps)
+    session.work(1, 2)
+    assert [one.pixels for one in session.partials(1)] == [b"100 after %d" % step for step in told]
+    assert [one.partial for one in session.partials(1)] == list(range(len(told)))
+    assert session.partials(2) == []
+    assert session.pictures(1) == [b"100"]
+
+
+def test_every_image_has_its_own_partials() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, partials=1, count=2)
+    session.work(1)
+    assert [(one.index, one.partial, one.pixels) for one in session.partials(1)] == [
+        (0, 0, b"100 after 2"),
+        (1, 0, b"101 after 2"),
+    ]
+
+
+def test_who_cancels_leaves_the_batch_after_the_step_that_runs() -> None:
+    session = LoopOfImages(Scripted())
+    session.runtime.between[2] = lambda: session.cancel(1)
+    session.ask(1)
+    session.ask(2)
+    session.work(2)
+    assert session.runtime.wanted == [[0, 1], [1], [1], [1]]
+    assert session.pictures(1) == []
+    assert session.pictures(2) == [b"200"]
+    assert {message.request for message in session.of(Finished)} == {2}
+
+
+def test_a_batch_that_nobody_waits_for_ends_at_once() -> None:
+    session = LoopOfImages(Scripted())
+    session.runtime.between[2] = lambda: (session.cancel(1), session.cancel(2))
+    session.ask(1, count=2)
+    session.ask(2)
+    session.turn()
+    assert session.runtime.ended == 1
+    assert len(session.runtime.wanted) == 2
+    assert session.of(Picture) == session.of(Finished) == []
+    assert session.counters.running == session.counters.waiting == 0
+
+
+def test_who_cancels_while_waiting_is_never_computed() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, count=10)
+    session.turn()
+    session.cancel(1)
+    session.ask(2, steps=2)
+    session.work(2)
+    assert [len(seeds) for seeds in session.runtime.seeds] == [4, 1]
+
+
+def test_a_request_that_arrives_during_a_batch_is_in_the_next_one() -> None:
+    session = LoopOfImages(Scripted())
+    session.runtime.between[1] = lambda: session.ask(2) if len(session.runtime.batches) == 1 else None
+    session.ask(1)
+    session.work(1, 2)
+    assert session.runtime.seeds == [[100], [200]]
+
+
+def test_of_a_batch_that_breaks_only_the_request_at_fault_is_refused() -> None:
+    session = LoopOfImages(Scripted(faults={200: BROKEN}))
+    for request in (1, 2, 3):
+        session.ask(request)
+    session.work(1, 2, 3)
+    (refused,) = session.of(Refused)
+    assert (refused.request, refused.code, refused.message) == (2, "INTERNAL", "it broke")
+    assert session.pictures(1) == [b"100"]
+    assert session.pictures(3) == [b"300"]
+
+
+def test_a_request_at_fault_is_refused_with_all_its_images() -> None:
+    session = LoopOfImages(Scripted(faults={101: BROKEN}))
+    session.ask(1, count=3)
+    session.work(1)
+    assert len(session.of(Refused)) == 1
+    assert session.of(Finished) == []
+    session.ask(2)
+    session.work(2)
+    assert session.pictures(2) == [b"200"]
+
+
+def test_where_memory_is_short_batches_become_smaller_and_stay_so() -> None:
+    session = LoopOfImages(Scripted(most=2))
+    session.ask(1, count=4)
+    session.work(1)
+    session.ask(2, count=4)
+    session.work(2)
+    assert list(map(len, session.runtime.seeds)) == [4, 2, 2, 2, 2]
+    assert session.pictures(1) == [b"100", b"101", b"102", b"103"]
+
+
+def test_an_image_for_which_there_is_no_memory_is_refused() -> None:
+    session = LoopOfImages(Scripted(most=0))
+    session.ask(1, count=2)
+    session.work(1)
+    assert [refused.code for refused in session.of(Refused)] == ["OUT_OF_MEMORY"]
+
+
+def test_stop_ends_a_running_batch() -> None:
+    session = LoopOfImages(Scripted())
+    session.runtime.between[2] = lambda: session.inbox.put(Stop())
+    session.ask(1)
+    assert not session.loop.turn()
+    assert session.runtime.ended == 1
+
+
+def test_there_is_a_heartbeat_for_every_step_and_none_without_news() -> None:
+    session = LoopOfImages(Scripted(ready=replace(READY, batch_images=1)))
+    session.ask(1)
+    session.ask(2)
+    session.turn()
+    counters = [stepped.counters for stepped in session.of(Stepped)]
+    assert [one.steps for one in counters if one.batch] == [0, 1, 2, 3, 4]  # the first is the runtime's own beat
+    assert {(one.running, one.waiting, one.batch) for one in counters[:-1]} == {(1, 1, 1)}
+    assert (counters[-1].running, counters[-1].waiting, counters[-1].batch) == (0, 1, 0)

@@ -1,0 +1,89 @@
+"""Pictures behind addresses: found by their names only, gone after their time, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services.image import image_files
+from services.image.image_files import ImageFiles
+from services.rpc.errors import ImageNotFound, Internal, Overloaded
+
+PUBLIC = "https://ai.example.org/base"
+PATIENCE_SECONDS = 10
+
+
+@asynccontextmanager
+async def kept(folder: Path, limit: int = 1000) -> AsyncIterator[ImageFiles]:
+    files = ImageFiles(folder, limit, PUBLIC)
+    await files.start()
+    try:
+        yield files
+    finally:
+        await files.close()
+
+
+async def test_a_picture_is_found_by_its_address_by_every_replica(tmp_path: Path) -> None:
+    async with kept(tmp_path / "new") as one, kept(tmp_path / "new") as other:
+        first, second = await one.keep(b"first", "png"), await one.keep(b"second", "webp")
+        pattern = rf"{PUBLIC}/v1/images/files/([A-Za-z0-9_-]{{32}}\.(png|webp))"
+        names = [re.fullmatch(pattern, url)[1] for url in (first, second)]  # type: ignore[index]
+        assert names[0] != names[1]
+        assert await other.read(names[0]) == ("image/png", b"first")
+        assert await other.read(names[1]) == ("image/webp", b"second")
+
+
+@pytest.mark.parametrize("name", ["", "..", "../secret", "a" * 32, f"{'a' * 32}.svg", f"{'a' * 32}.png.part", "x\0"])
+async def test_no_other_name_is_looked_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    async with kept(tmp_path / "files") as files:
+        with pytest.raises(ImageNotFound):
+            await files.read(name)
+
+
+async def test_what_has_expired_is_not_served_and_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = tmp_path / "stranger.png"
+    stranger.write_bytes(b"not ours")
+    async with kept(tmp_path) as files:
+        name = (await files.keep(b"old", "png")).rpartition("/")[2]
+    left = tmp_path / f"{'b' * 32}.png.part"
+    left.write_bytes(b"of a crash")
+    for path in (tmp_path / name, left, stranger):
+        os.utime(path, (time.time() - 3700, time.time() - 3700))
+    unswept = ImageFiles(tmp_path, 1000, PUBLIC)
+    with pytest.raises(ImageNotFound, match="60 minutes"):
+        await unswept.read(name)
+    monkeypatch.setattr(image_files, "SWEEP_SECONDS", 0.01)
+    async with kept(tmp_path), asyncio.timeout(PATIENCE_SECONDS):
+        while sorted(path.name for path in tmp_path.iterdir()) != ["stranger.png"]:  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
+
+
+async def test_a_full_folder_takes_no_more_until_something_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_files, "SWEEP_SECONDS", 0.01)
+    async with kept(tmp_path, limit=10) as files, asyncio.timeout(PATIENCE_SECONDS):
+        name = (await files.keep(bytes(8), "png")).rpartition("/")[2]
+        with pytest.raises(Overloaded, match="ALLM_IMAGE_FOLDER_BYTES"):
+            await files.keep(bytes(8), "png")
+        os.utime(tmp_path / name, (time.time() - 3700, time.time() - 3700))
+        while True:
+            try:
+                await files.keep(bytes(8), "png")
+                break
+            except Overloaded:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_folder_that_cannot_be_used_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Internal, match="ALLM_IMAGE_FOLDER"):
+        await ImageFiles(tmp_path / "file", 1000, PUBLIC).start()

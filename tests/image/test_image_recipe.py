@@ -1,0 +1,135 @@
+"""What exactly is drawn: the model's own values where a request has none, and refusals by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.image.engine.messages import GuidanceRange, Ready, Sizes
+from services.image.image_request import ImageRequest
+from services.image.recipe import Recipe
+from services.rpc.errors import AllmError, InvalidRequest, Unsupported
+
+READY = Ready(
+    family="StableDiffusionPipeline",
+    sizes=Sizes(width=64, height=48, multiple_of=8, min_side=16, max_side=128, max_pixels=12_288),
+    default_steps=20,
+    max_steps=50,
+    guidance=GuidanceRange(default=7.5, minimum=0.0, maximum=20.0),
+    schedulers=["ddim", "euler"],
+    default_scheduler="ddim",
+    prompt_tokens=75,
+    modes=["text_to_image", "image_to_image", "inpainting"],
+    negative=True,
+    image_strength=0.8,
+    mask_strength=1.0,
+    batch_images=4,
+)
+
+
+def recipe(ready: Ready = READY, **changes: Any) -> Recipe:
+    return Recipe(ImageRequest(**{"model": "m", "prompt": "x"} | changes), "m", ready)
+
+
+def refusal(ready: Ready = READY, **changes: Any) -> AllmError:
+    with pytest.raises(AllmError) as caught:
+        recipe(ready, **changes)
+    return caught.value
+
+
+def test_what_a_request_leaves_open_is_the_models_own() -> None:
+    drawn = recipe().plain()
+    assert (drawn.width, drawn.height, drawn.steps, drawn.guidance, drawn.scheduler) == (64, 48, 20, 7.5, "ddim")
+    assert drawn.strength is None
+    assert 0 <= drawn.seed < 2**32
+    assert recipe().plain().seed != drawn.seed
+
+
+def test_what_a_request_says_is_taken() -> None:
+    drawn = recipe(size=(128, 96), steps=50, guidance=0.0, scheduler="euler", seed=0).plain()
+    assert (drawn.width, drawn.height, drawn.steps, drawn.guidance, drawn.scheduler) == (128, 96, 50, 0.0, "euler")
+    assert drawn.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("quality", "steps"), [("low", 10), ("auto", 20), ("medium", 20), ("high", 30), ("xhigh", 40), ("max", 50)]
+)
+def test_quality_is_a_share_of_the_models_own_steps_up_to_its_most(quality: str, steps: int) -> None:
+    assert recipe(quality=quality).plain().steps == steps
+    assert recipe(quality=quality, steps=3).plain().steps == 3
+    assert recipe(replace(READY, default_steps=1), quality="low").plain().steps == 1
+
+
+@pytest.mark.parametrize("size", [(8, 64), (64, 60), (136, 16), (128, 128), (0, 0)])
+def test_a_size_that_the_model_does_not_make_is_refused_with_those_that_it_does(size: tuple[int, int]) -> None:
+    error = refusal(size=size)
+    assert (type(error), error.param) == (InvalidRequest, "size")
+    assert "16 to 128, multiples of 8, and together at most 12288 pixels" in error.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "says"),
+    [
+        ({"steps": 51}, "steps", "from 1 to 50, not 51"),
+        ({"steps": 0}, "steps", "from 1 to 50, not 0"),
+        ({"guidance": 20.5}, "guidance", "from 0 to 20, not 20.5"),
+        ({"guidance": -1.0}, "guidance", "from 0 to 20"),
+        ({"guidance": float("nan")}, "guidance", "nan"),
+        ({"scheduler": "magic"}, "scheduler", "one of ddim, euler, not 'magic'"),
+        ({"negative_prompt": "x", "guidance": 1.0}, "negative_prompt", "more than 1"),
+    ],
+)
+def test_a_value_outside_of_the_models_limits_is_refused_with_them(
+    changes: dict[str, Any], param: str, says: str
+) -> None:
+    error = refusal(**changes)
+    assert (type(error), error.param) == (InvalidRequest, param)
+    assert says in error.message
+
+
+def test_what_a_model_cannot_do_is_refused_by_name() -> None:
+    told = {
+        refusal(replace(READY, negative=False), negative_prompt="x").param,
+        refusal(replace(READY, guidance=GuidanceRange(default=1, minimum=1, maximum=1)), guidance=2.0).param,
+        refusal(replace(READY, modes=["inpainting"])).param,
+        refusal(replace(READY, modes=["text_to_image"]), task="edit", image=b"x").param,
+    }
+    assert told == {"negative_prompt", "guidance", "model", "image"}
+
+
+def test_strength_is_the_models_own_which_differs_with_a_mask() -> None:
+    edit = recipe(task="edit", image=b"x")
+    assert edit.over(64, 64, masked=False).strength == 0.8
+    assert edit.over(64, 64, masked=True).strength == 1.0
+    assert recipe(task="edit", image=b"x", strength=0.5).over(64, 64, masked=True).strength == 0.5
+
+
+@pytest.mark.parametrize(("strength", "steps"), [(0.0, 20), (1.01, 20), (-1.0, 20), (0.3, 3), (float("nan"), 20)])
+def test_a_strength_that_leaves_no_step_is_refused(strength: float, steps: int) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        recipe(task="edit", image=b"x", strength=strength, steps=steps).over(64, 64, masked=False)
+    assert caught.value.param == "strength"
+
+
+def test_a_mask_needs_a_model_that_draws_over_parts() -> None:
+    whole_only = replace(READY, modes=["text_to_image", "image_to_image"])
+    for mask, param in ((b"x", "mask"), (b"", "image")):
+        with pytest.raises(Unsupported) as caught:
+            recipe(whole_only, task="edit", image=b"x", mask=mask).over(64, 64, masked=True)
+        assert caught.value.param == param
+
+
+def test_an_image_keeps_its_shape_unless_a_size_is_asked_for() -> None:
+    free, exact = recipe(task="vary").fit(), recipe(task="vary", size=(32, 16)).fit()
+    assert (free.width, free.height, free.exact, free.multiple_of, free.max_pixels) == (64, 48, False, 8, 12_288)
+    assert (exact.width, exact.height, exact.exact) == (32, 16, True)
+
+
+def test_the_worker_is_told_everything() -> None:
+    made = recipe(count=3, negative_prompt="blue", partials=2, progress=True, seed=9)
+    message = made.generate(5, "me", made.plain(), None, None)
+    assert (message.request, message.client, message.prompt, message.negative) == (5, "me", "x", "blue")
+    assert (message.count, message.seed, message.partials, message.progress) == (3, 9, 2, True)
+    assert (message.width, message.height, message.steps, message.strength) == (64, 48, 20, 1.0)

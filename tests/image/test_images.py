@@ -1,0 +1,156 @@
+"""The core of images on a real pipeline with random weights: what is drawn is noise, but drawn as it was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from services.image.image_request import Output
+from services.image.images import Done, Finished, Partial, Progress, Started
+from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound
+from tests.image.drawing import PATIENCE_SECONDS, Studio, asked, drawing, opened
+from tests.image.engine.tiny_pipelines import SIDE, TOKENS, saved
+from tests.image.pictures.picture_files import file, halves
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def studio(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Studio]:
+    folder = saved("StableDiffusionPipeline", tmp_path_factory.mktemp("tiny"))
+    async with drawing(tmp_path_factory.mktemp("home"), {"tiny": folder}) as studio:
+        await studio.drawn()  # the worker takes its time to be there: no test's
+        yield studio
+
+
+async def test_pictures_are_drawn_and_tell_how(studio: Studio) -> None:
+    first, second = await studio.drawn(count=2)
+    assert [(each.index, each.seed, each.width, each.height) for each in (first, second)] == [
+        (0, 7, SIDE, SIDE),
+        (1, 8, SIDE, SIDE),
+    ]
+    image = opened(second)
+    assert (image.format, image.size) == ("PNG", (SIDE, SIDE))
+    told = {"Software": "allm", "Model": "tiny", "Seed": "8", "Steps": "2", "Guidance": "7.5"}
+    assert told.items() <= image.info.items()
+    assert "a red circle" not in str(image.info)
+    (again,) = await studio.drawn(seed=8)
+    assert opened(again).info["Seed"] == "8"
+    assert first.data != second.data
+
+
+async def test_the_same_seed_gives_the_same_picture(studio: Studio) -> None:
+    (one,), (other,), (another,) = [await studio.drawn(seed=seed) for seed in (1, 1, 2)]
+    assert one.data == other.data != another.data
+
+
+async def test_news_come_in_order(studio: Studio) -> None:
+    events = await studio.events(asked(steps=4, partials=2, progress=True))
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    assert (events[0].parameters.steps, events[0].parameters.seed) == (4, 7)
+    assert events[0].prompt_tokens == events[-1].prompt_tokens > 0
+    steps = [event.step for event in events if isinstance(event, Progress)]
+    assert steps == sorted(steps)
+    assert steps[-1] == 4
+    assert [event.number for event in events if isinstance(event, Partial)] == [0, 1]
+    assert [type(event) for event in events if isinstance(event, Partial | Done)] == [Partial, Partial, Done]
+    assert events[-1].steps == 4
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "webp"])
+async def test_other_formats(studio: Studio, kind: str) -> None:
+    (drawn,) = await studio.drawn(output=Output(kind, 90), size=(SIDE * 2, SIDE))  # type: ignore[arg-type]
+    image = opened(drawn)
+    assert (image.format, image.size) == (kind.upper(), (SIDE * 2, SIDE))
+
+
+async def test_an_image_is_drawn_over_everywhere_or_under_a_mask(studio: Studio) -> None:
+    image = file(halves(100, 50))
+    mask = file(halves(100, 50, (0, 0, 0, 0), (0, 0, 0, 255)))
+    (whole,), (part,), (varied,) = [
+        await studio.drawn(task="edit", image=image),
+        await studio.drawn(task="edit", image=image, mask=mask),
+        await studio.drawn(task="vary", prompt="", image=image),
+    ]
+    for drawn in (whole, part, varied):
+        assert drawn.width > drawn.height, "the shape of the image"
+    assert opened(whole).info["Strength"] != opened(part).info["Strength"], "the model's own, for each"
+    (square,) = await studio.drawn(task="vary", prompt="", image=image, size=(SIDE, SIDE), strength=0.5)
+    assert (square.width, square.height) == (SIDE, SIDE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "says"),
+    [
+        ({"size": (SIDE + 1, SIDE)}, "size", "multiples of"),
+        ({"steps": 100_000}, "steps", "from 1 to"),
+        ({"guidance": 1000.0}, "guidance", "not 1000"),
+        ({"scheduler": "magic"}, "scheduler", "one of"),
+        ({"prompt": "word " * 1000}, "prompt", f"at most {TOKENS - 2}"),
+        ({"task": "edit", "image": b"nothing"}, "image", "no PNG, JPEG or WebP"),
+        ({"task": "edit", "image": file(halves()), "mask": file(halves(8, 8))}, "mask", "8x8.*64x32"),
+        ({"task": "edit", "image": file(halves()), "strength": 0.1}, "strength", "less than one step"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_by_name(
+    studio: Studio, changes: dict[str, object], param: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        await studio.drawn(**changes)
+    assert caught.value.param == param
+
+
+async def test_an_unknown_model_is_told_by_name(studio: Studio) -> None:
+    with pytest.raises(ModelNotFound, match="nobody"):
+        await studio.drawn(model="nobody")
+
+
+async def test_requests_of_many_callers_all_get_theirs(studio: Studio) -> None:
+    found = await asyncio.gather(*(studio.drawn(seed=1 + at % 2, prompt="a red circle") for at in range(6)))
+    assert len(found) == 6
+    assert all(opened(drawn).size == (SIDE, SIDE) for (drawn,) in found)
+    assert [drawn.seed for (drawn,) in found] == [1, 2, 1, 2, 1, 2]
+
+
+async def test_a_caller_that_leaves_makes_room(studio: Studio) -> None:
+    async with studio.images.generate(asked(steps=40, count=10, progress=True), "me") as events:
+        async for event in events:
+            if isinstance(event, Progress):
+                break
+    (resident,) = studio.residents
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert len(await studio.drawn()) == 1
+        while resident.counters.running:  # noqa: ASYNC110 (of another process)
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_a_worker_that_dies_is_told_and_replaced(studio: Studio) -> None:
+    (resident,) = studio.residents
+    with pytest.raises(Internal, match="SIGKILL"):
+        async with studio.images.generate(asked(steps=40, count=10, progress=True), "me") as events:
+            async for event in events:
+                if isinstance(event, Progress):
+                    os.kill(resident.pid, signal.SIGKILL)
+    assert len(await studio.drawn()) == 1
+    (other,) = studio.residents
+    assert other.pid != resident.pid
+
+
+@pytest.mark.slow
+async def test_a_full_queue_is_told_by_its_setting(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = saved("StableDiffusionPipeline", tmp_path_factory.mktemp("small"))
+    settings = {"ALLM_IMAGE_QUEUE": "0", "ALLM_IMAGE_BATCH": "1", "ALLM_IMAGE_METADATA": "off"}
+    async with drawing(tmp_path_factory.mktemp("home2"), {"tiny": folder}, **settings) as studio:
+        (plain,) = await studio.drawn()
+        assert opened(plain).info == {}
+        async with studio.images.generate(asked(steps=40, count=10), "me") as events:
+            await anext(aiter(events))
+            with pytest.raises(AllmError, match="ALLM_IMAGE_QUEUE"):
+                await studio.drawn()
