@@ -21,6 +21,9 @@ from services.rpc.settings import AudioSettings
 log = logging.getLogger(__name__)
 
 LANGUAGES_SHOWN = 5  # a message names so many at the most
+# Characters of a prompt's end that the worker gets, many more than the tokens that a model reads: others' sound waits
+# while it makes tokens of them, which takes seconds for the longest prompt that is allowed.
+PROMPT_END = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ class Transcriptions:
         return Decoding(
             task=request.task,
             language=_language(request.language, model_id, model.ready),
-            prompt=request.prompt,
+            prompt=request.prompt.strip()[-PROMPT_END:],
             temperatures=_temperatures(request.temperature or 0.0),
             beam_size=request.beam_size or self._settings.beam_size,
             words=request.words,

@@ -16,7 +16,7 @@ from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 from services.audio.engine.messages import TEMPERATURES, Decoding, VadOptions
 from services.audio.loaded import SOUND_AHEAD, Hearing, LoadedWhisper
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, RawSound
-from services.audio.transcription import Event, Finished, LanguageFound, SegmentDone, Started
+from services.audio.transcription import PROMPT_END, Event, Finished, LanguageFound, SegmentDone, Started
 from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, Overloaded, Timeout, Unsupported
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
 
@@ -58,6 +58,19 @@ async def is_idle(audio: Audio) -> None:
     """Waits until no request has anything in the worker."""
     (resident,) = audio.residents
     await until(lambda: not (resident.counters.running or resident.counters.waiting))
+
+
+def heard_by_worker(monkeypatch: pytest.MonkeyPatch) -> list[Decoding]:
+    """What workers are asked from now on."""
+    sent: list[Decoding] = []
+    hear = LoadedWhisper.hear
+
+    def listen(model: LoadedWhisper, client: str, decoding: Decoding) -> AbstractContextManager[Hearing]:
+        sent.append(decoding)
+        return hear(model, client, decoding)
+
+    monkeypatch.setattr(LoadedWhisper, "hear", listen)
+    return sent
 
 
 async def error_of(audio: Audio, *arguments: object, **changes: object) -> AllmError:
@@ -202,17 +215,19 @@ async def test_decoding_begins_at_the_temperature_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, audio: Audio, given: float | None, ladder: tuple[float, ...]
 ) -> None:
     """And goes on as the reference does, where a result looks wrong."""
-    sent: list[Decoding] = []
-    hear = LoadedWhisper.hear
-
-    def listen(model: LoadedWhisper, client: str, decoding: Decoding) -> AbstractContextManager[Hearing]:
-        sent.append(decoding)
-        return hear(model, client, decoding)
-
-    monkeypatch.setattr(LoadedWhisper, "hear", listen)
+    sent = heard_by_worker(monkeypatch)
     async with audio.transcriptions.transcribe(asked(temperature=given), LiveFeed(), PLAIN, "me"):
         pass
     assert [decoding.temperatures for decoding in sent] == [pytest.approx(ladder)]
+
+
+async def test_of_a_long_prompt_the_worker_gets_the_end(monkeypatch: pytest.MonkeyPatch, audio: Audio) -> None:
+    """All of it would keep the sound of others waiting for seconds."""
+    sent = heard_by_worker(monkeypatch)
+    prompt = "a" * 60_000 + "b" * PROMPT_END + " \n" * 1000
+    async with audio.transcriptions.transcribe(asked(prompt=prompt), LiveFeed(), PLAIN, "me"):
+        pass
+    assert [decoding.prompt for decoding in sent] == ["b" * PROMPT_END]
 
 
 # --- how it ends

@@ -22,6 +22,7 @@ from services.rpc.errors import AllmError, Internal, InvalidRequest, Overloaded
 
 SPARE = 2  # processes that wait for a file, so that no short request waits for one to start
 IDLE_SECONDS = 60.0  # after which those beyond the spare ones are ended
+LIVE_SHARE = 0.75  # of the decoders at the most: a live feed holds one for as long as its speaker likes, files do not
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class SoundDecoders:
         """Up to `decoders` files are open at once and `queue` more may wait; uploads lie in `folder`."""
         self._places = asyncio.Semaphore(decoders)
         self._most = decoders
+        self._most_live = max(1, int(decoders * LIVE_SHARE))
+        self._live = 0
         self._queue = queue
         self._waiting = 0
         self._folder = folder
@@ -85,14 +88,14 @@ class SoundDecoders:
 
         Raises:
             InvalidRequest: the upload is empty, or raw and too long.
-            Overloaded: as many as allowed are decoded already, and as many wait.
+            Overloaded: as many as allowed are decoded already, and as many wait; live feeds do not wait.
         """
         self._check(source, raw)
         try:
             if raw and raw.plain:
                 yield PlainSound(source, self._max_seconds)
                 return
-            async with self._place():
+            async with self._live_share(source), self._place():
                 decoder = await self._decoder(self._order(source, raw))
                 try:
                     yield DecodedSound(decoder, source, self._stall_seconds, name_hint)
@@ -116,6 +119,21 @@ class SoundDecoders:
         path = str(source.path) if isinstance(source, Upload) else ""
         pcm = Pcm(raw.sample_rate, raw.channels, raw.encoding) if raw else None
         return Open(path, pcm, self._max_seconds)
+
+    @asynccontextmanager
+    async def _live_share(self, source: SoundSource) -> AsyncIterator[None]:
+        """Keeps live feeds from taking the decoders that files wait for."""
+        if not isinstance(source, LiveFeed):
+            yield
+            return
+        if self._live >= self._most_live:
+            message = f"{self._live} live feeds are being decoded: no more are taken (ALLM_AUDIO_DECODERS); "
+            raise Overloaded(message + "16-bit samples at 16 kHz in one channel need no decoder")
+        self._live += 1
+        try:
+            yield
+        finally:
+            self._live -= 1
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

@@ -51,7 +51,7 @@ class FormFields:
         if value is None:
             return None
         try:
-            number = float(value)
+            number = math.nan if "_" in value else float(value)  # `1_0` is a number to Python alone
         except ValueError:
             number = math.nan
         if not math.isfinite(number):

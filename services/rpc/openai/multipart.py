@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ MAX_BOUNDARIES = 2 * MAX_PARTS
 DISCARD_BYTES = 512 * 1024 * 1024
 DISCARD_SECONDS = 60.0
 PLAIN_ENCODINGS = frozenset({"", "7bit", "8bit", "binary"})
+
+# What is wrong with a form is told its caller. The parser would log it as well, and quote the form.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 class Sink(Protocol):

@@ -104,7 +104,7 @@ async def test_an_m4a_with_its_index_at_the_end_cannot_be_streamed_and_says_so(p
 
 async def test_what_is_no_sound_is_refused_while_it_comes(pool: Pool) -> None:
     assert "Formats: wav" in await refused(pool, b"Dear sir or madam,\n" * 500)
-    assert await refused(pool, b"") == "the file is empty"
+    assert "the file is empty" in await refused(pool, b"")
 
 
 async def test_a_stream_that_is_only_noise_of_bytes_comes_to_an_end(pool: Pool) -> None:

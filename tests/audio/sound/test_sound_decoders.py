@@ -79,6 +79,24 @@ async def test_files_beyond_the_places_wait_and_beyond_the_queue_are_refused(tmp
             assert likeness(await second)[0] > 0.99
 
 
+async def test_live_feeds_leave_decoders_to_files(tmp_path: Path) -> None:
+    """A speaker may pause for an hour; a file would wait for it."""
+    decoders = SoundDecoders(decoders=2, folder=tmp_path, max_seconds=60, queue=9, stall_seconds=60, spare=1)
+    await decoders.start()
+    pool, raw = Pool(decoders, tmp_path), RawSound(48000)
+    try:
+        for _ in range(2):  # whoever ends gives its share back
+            async with decoders.open(LiveFeed(), raw):
+                with pytest.raises(Overloaded, match=r"1 live feeds are being decoded.*ALLM_AUDIO_DECODERS"):
+                    async with decoders.open(LiveFeed(), raw):
+                        pass
+                assert await pool.decode(encoded("wav"))
+                async with decoders.open(LiveFeed(), RawSound(16000)):
+                    pass  # it needs no decoder
+    finally:
+        await decoders.close()
+
+
 async def test_who_gives_up_waiting_leaves_the_queue(tmp_path: Path) -> None:
     async with running(tmp_path) as pool:
         async with pool.open(long_file()):

@@ -57,7 +57,19 @@ async def test_channels_are_mixed_not_picked(pool: Pool) -> None:
         assert np.abs(got[100:-100] - 4000).max() <= 1
 
 
-@pytest.mark.parametrize("channels", [64, 200])
+@pytest.mark.parametrize("channels", [9, 33, 64])
+async def test_channels_that_belong_nowhere_are_mixed_alike(pool: Pool, channels: int) -> None:
+    """ffmpeg has no layout for so many, and mixes none without one."""
+    samples = np.zeros((16000, channels), "<i2")
+    samples[:, -1] = 32000
+    data = samples.tobytes()
+    for file, raw in ((wav(data, channels=channels), None), (data, RawSound(16000, channels))):
+        got = np.frombuffer(await pool.decode(file, raw), "<i2")
+        assert len(got) == 16000
+        assert np.abs(got[100:-100] - 32000 / channels).max() <= 1
+
+
+@pytest.mark.parametrize("channels", [65, 200])
 async def test_hundreds_of_channels_are_refused_by_their_number(pool: Pool, channels: int) -> None:
     assert f"{channels} channels" in await pool.refusal(wav(bytes(2 * channels * 1600), channels=channels))
 
@@ -70,6 +82,10 @@ async def test_a_rate_that_no_sound_has_is_refused_by_its_number(pool: Pool, rat
 async def test_an_empty_file_is_refused_as_empty(pool: Pool) -> None:
     assert await pool.refusal(b"") == "the file is empty: it has no bytes"
     assert "empty" in await pool.refusal(b"", RawSound(8000))
+
+
+async def test_a_tag_longer_than_its_file_is_named(pool: Pool) -> None:
+    assert "ends within its ID3 tag" in await pool.refusal(b"ID3\x03\x00\x00\x7f\x7f\x7f\x7f" + encoded("mp3"))
 
 
 async def test_a_text_called_mp3_is_refused_and_formats_are_told(pool: Pool) -> None:
@@ -142,6 +158,13 @@ async def test_an_mp3_with_a_large_picture_before_its_sound(pool: Pool) -> None:
     size = bytes(length >> shift & 0x7F for shift in (21, 14, 7, 0))
     tagged = b"ID3\x04\x00\x00" + size + b"\xff\xfb" * (length // 2) + sound
     assert likeness(await pool.decode(tagged))[0] > 0.99
+
+
+async def test_a_file_of_tags_alone_is_not_gone_through(pool: Pool) -> None:
+    """What follows the first of them does not matter: it is not even looked at."""
+    empty = b"ID3\x03\x00\x00\x00\x00\x00\x00"
+    assert likeness(await pool.decode(empty * 3 + encoded("mp3")))[0] > 0.99
+    assert "Formats: wav" in await pool.refusal(empty * 200_000 + encoded("mp3"))
 
 
 async def test_a_picture_of_a_video_is_not_looked_at(pool: Pool) -> None:

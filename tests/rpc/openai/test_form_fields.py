@@ -46,7 +46,7 @@ def test_numbers(value: str, number: float) -> None:
     assert one(value).number("a") == number
 
 
-@pytest.mark.parametrize("value", ["x", "nan", "inf", "-inf", "1e999", "1,5", "true"])
+@pytest.mark.parametrize("value", ["x", "nan", "inf", "-inf", "1e999", "1,5", "1_0", "true"])
 def test_what_is_no_number(value: str) -> None:
     assert "must be a number" in refused(one(value).number)
 

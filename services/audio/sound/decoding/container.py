@@ -19,7 +19,7 @@ from av.error import FFmpegError
 from services.audio.sound.decoding.feed import Feed
 from services.audio.sound.decoding.mixer import Mixer
 from services.audio.sound.decoding.refusal import FORMATS, Refusal
-from services.audio.sound.decoding.tagged_file import HEADER_BYTES, TaggedFile, tag_bytes
+from services.audio.sound.decoding.tagged_file import HEADER_BYTES, MAX_TAGS, TaggedFile, tag_bytes
 
 CONTAINERS = ("wav", "w64", "mp3", "mov", "aac", "ogg", "flac", "matroska")
 CODECS = (
@@ -53,11 +53,12 @@ def decode(file: Source, mixer: Mixer) -> None:
     Raises:
         Refusal: the file is none of the formats, holds no sound, or nothing of it can be decoded.
     """
-    while isinstance(file, Feed) and (length := tag_bytes(file.peek(HEADER_BYTES))):
-        file.skip(length)
+    if isinstance(file, Feed):
+        for _ in range(MAX_TAGS):
+            file.skip(tag_bytes(file.peek(HEADER_BYTES)))
     head = file.peek(HEADER_BYTES)
     if not head:
-        raise Refusal("the file is empty")
+        raise Refusal("the file is empty, or ends within its ID3 tag")
     container = _open(file, head)
     with container:
         stream = _audio_stream(container)

@@ -14,22 +14,19 @@ from av.filter import Graph
 
 from services.audio.sound.decoding.messages import SAMPLE_RATE
 
+MOST_CHANNELS = 64  # that ffmpeg can mix
+
 
 class Resampler:
     """Made for the shape of a first frame. Raises FFmpegError where that cannot be mixed into one channel."""
 
     def __init__(self, frame: AudioFrame) -> None:
-        self._graph = Graph()
-        self._graph.threads = 1
-        source = self._graph.add(
-            "abuffer",
-            sample_rate=str(frame.sample_rate),
-            sample_fmt=frame.format.name,
-            channel_layout=frame.layout.name,
-            time_base=f"1/{frame.sample_rate}",
-        )
-        plain = self._graph.add("aformat", sample_rates=str(SAMPLE_RATE), sample_fmts="s16", channel_layouts="mono")
-        self._graph.link_nodes(source, plain, self._graph.add("abuffersink")).configure()
+        try:
+            self._graph = _graph(frame, even=False)
+        except FFmpegError:
+            if frame.layout.nb_channels > MOST_CHANNELS:
+                raise
+            self._graph = _graph(frame, even=True)  # nobody knows where such channels belong: each counts the same
 
     def resample(self, frame: AudioFrame | None) -> list[AudioFrame]:
         """The frame, mixed and resampled, as far as it is ready; None gives the rest."""
@@ -46,3 +43,26 @@ class Resampler:
                 raise
             if isinstance(pulled, AudioFrame):
                 mixed.append(pulled)
+
+
+def _graph(frame: AudioFrame, *, even: bool) -> Graph:
+    """The way from such frames to plain sound. `even`: all channels are mixed alike, wherever they belong.
+
+    Raises FFmpegError where that cannot be.
+    """
+    graph = Graph()
+    graph.threads = 1
+    source = graph.add(
+        "abuffer",
+        sample_rate=str(frame.sample_rate),
+        sample_fmt=frame.format.name,
+        channel_layout=frame.layout.name,
+        time_base=f"1/{frame.sample_rate}",
+    )
+    steps = [source]
+    if even:
+        channels = "+".join(f"c{number}" for number in range(frame.layout.nb_channels))
+        steps.append(graph.add("pan", f"mono|c0<{channels}"))
+    steps.append(graph.add("aformat", sample_rates=str(SAMPLE_RATE), sample_fmts="s16", channel_layouts="mono"))
+    graph.link_nodes(*steps, graph.add("abuffersink")).configure()
+    return graph

@@ -11,6 +11,7 @@ import os
 
 HEADER_BYTES = 10  # of an ID3v2 tag, https://id3.org/id3v2.4.0-structure section 3.1
 FOOTER = 0x10  # a flag
+MAX_TAGS = 64  # one after the other; in a file of nothing but tags they would be looked for a long time
 
 
 class TaggedFile:
@@ -19,8 +20,8 @@ class TaggedFile:
     def __init__(self, path: str) -> None:
         self._file = io.FileIO(path)
         self._start = 0
-        while length := tag_bytes(self._header()):
-            self._start += length
+        for _ in range(MAX_TAGS):
+            self._start += tag_bytes(self._header())
         self._file.seek(self._start)
 
     def read(self, count: int) -> bytes:
