@@ -6,8 +6,9 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
 BIN := .venv/bin
-# What `make serve` installs. Without torch (EXTRAS=text,audio,gateway,demo) it serves no safetensors, and is much smaller.
-EXTRAS ?= text,torch,audio,whisper,gateway,demo
+# What `make serve` installs. Without torch (EXTRAS=text,audio,gateway,demo) it serves no safetensors and draws nothing, and
+# is much smaller.
+EXTRAS ?= text,torch,audio,whisper,image,gateway,demo
 # Processes that `make test` runs tests in. Most tests wait for other processes, which compute on two threads.
 JOBS ?= 2
 PROTOS := $(shell find protos -name '*.proto')

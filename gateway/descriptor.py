@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from allm.audio.v1 import transcription_service_pb2
+from allm.image.v1 import image_service_pb2
 from allm.models.v1 import model_service_pb2
 from allm.openai.v1 import audio_service_pb2, error_pb2, models_service_pb2, responses_service_pb2, text_service_pb2
+from allm.openai.v1 import image_service_pb2 as openai_image_service_pb2
 from allm.text.v1 import chat_service_pb2, embedding_service_pb2, response_service_pb2
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import (
@@ -23,12 +25,14 @@ FACADES = (
     text_service_pb2.DESCRIPTOR.services_by_name["TextService"],
     responses_service_pb2.DESCRIPTOR.services_by_name["ResponsesService"],
     audio_service_pb2.DESCRIPTOR.services_by_name["AudioService"],
+    openai_image_service_pb2.DESCRIPTOR.services_by_name["ImagesService"],
     models_service_pb2.DESCRIPTOR.services_by_name["ModelsService"],
 )
 CHAT = chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"]
 EMBEDDINGS = embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"]
 RESPONSES = response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"]
 TRANSCRIPTIONS = transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"]
+IMAGES = image_service_pb2.DESCRIPTOR.services_by_name["ImageService"]
 MODELS = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]
 # OpenAI's bytes are the facade's; managing models is ours alone, so plain JSON of the typed messages does.
 TRANSCODED = (*FACADES, MODELS)
@@ -43,7 +47,7 @@ def method_names() -> list[dict[str, Any]]:
     """All methods that the gateway counts one by one, as Envoy's `GrpcMethodList`."""
     return [
         {"name": service.full_name, "method_names": [method.name for method in service.methods]}
-        for service in (*FACADES, CHAT, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, MODELS)
+        for service in (*FACADES, CHAT, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, IMAGES, MODELS)
     ]
 
 

@@ -62,12 +62,13 @@ class Gateway:
     admin: str  # where Envoy's admin interface listens: a Unix socket, or a loopback port; it has no login
     folder: Path  # where the rendered files go
     audio: tuple[str, ...] = ()  # where the audio service's replicas listen; none: there is no such service
+    image: tuple[str, ...] = ()  # likewise those of the image service
 
     def __post_init__(self) -> None:
         """Raises ValueError where the replicas' addresses cannot be those of one cluster."""
         if not self.text:
             raise ValueError("the gateway needs the address of one text replica at least")
-        for replicas in (self.text, self.audio):
+        for replicas in (self.text, self.audio, self.image):
             if _discovery(replicas) == "STRICT_DNS" and any(address.startswith("unix:") for address in replicas):
                 raise ValueError(f"Unix sockets and names cannot be replicas of one service: {', '.join(replicas)}")
 
@@ -99,6 +100,7 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "method_names": method_names(),
         **_replicas("text", gateway.text),
         **_replicas("audio", gateway.audio),
+        **_replicas("image", gateway.image),
         "catalog_discovery": _discovery((gateway.catalog,)),
         "catalog_endpoints": _endpoints((gateway.catalog,)),
     }

@@ -95,7 +95,8 @@ def running_stack(home: Path, **settings: str) -> Iterator[Stack]:
         "ALLM_PORT": str(port),
         "ALLM_MODELS": f"{MODEL}={demo_model()}",
         "ALLM_ALIASES": f"{ALIAS}={MODEL}",
-        "ALLM_AUDIO_REPLICAS": "0",  # whom sound matters says so; the others start sooner
+        "ALLM_AUDIO_REPLICAS": "0",  # whom sound or pictures matter says so; the others start sooner
+        "ALLM_IMAGE_REPLICAS": "0",
     }
     home.mkdir(parents=True, exist_ok=True)
     with (home / "output.txt").open("wb") as output:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from services.rpc.settings import Settings
@@ -13,11 +13,23 @@ AUDIO_PACKAGES = ("av", "faster_whisper", "numpy", "python_multipart")
 NO_AUDIO = (
     "There is no audio service: pip install 'allm[audio]' brings it (ALLM_AUDIO_REPLICAS=0 says that none is wanted)"
 )
+# Likewise of the extra `image`.
+IMAGE_PACKAGES = ("PIL", "diffusers", "python_multipart", "safetensors", "torch", "transformers")
+NO_IMAGE = (
+    "There is no image service: pip install 'allm[image]' brings it (ALLM_IMAGE_REPLICAS=0 says that none is wanted)"
+)
 
 
 def with_installed(settings: Settings, say: Callable[[str], None]) -> Settings:
     """The settings without the services whose packages are not there, which is said."""
-    if not settings.audio_replicas or all(map(importlib.util.find_spec, AUDIO_PACKAGES)):  # imports nothing
-        return settings
-    say(NO_AUDIO)
-    return replace(settings, audio_replicas=0)
+    if settings.audio_replicas and not _installed(AUDIO_PACKAGES):
+        say(NO_AUDIO)
+        settings = replace(settings, audio_replicas=0)
+    if settings.image_replicas and not _installed(IMAGE_PACKAGES):
+        say(NO_IMAGE)
+        settings = replace(settings, image_replicas=0)
+    return settings
+
+
+def _installed(packages: Sequence[str]) -> bool:
+    return all(map(importlib.util.find_spec, packages))  # imports nothing

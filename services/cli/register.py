@@ -15,6 +15,7 @@ from services.cli.unpack import unpack_demo
 from services.models.demo import DEMO_ID, DemoError, install_demo
 from services.models.demo_encoder import DEMO_ENCODER_ID, install_encoder
 from services.models.demo_safetensors import SAFETENSORS_DEMO_ID, safetensors_demo
+from services.models.demo_shapes import DEMO_SHAPES_ALIAS, DEMO_SHAPES_ID, install_shapes
 from services.models.demo_whisper import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID, install_whisper
 from services.models.inspection.guess import guess
 from services.models.inspection.whisper import CHECKPOINT
@@ -37,6 +38,7 @@ class Registrar:
         self._settings = settings
         self._say = say
         self._hears = settings.audio_replicas > 0
+        self._draws = settings.image_replicas > 0
         self._first = False  # whether the demo is new here
 
     async def register(self) -> list[model_pb2.Model]:
@@ -95,6 +97,7 @@ class Registrar:
             path = await asyncio.to_thread(install_demo, folder, self._say)
             encoder = await asyncio.to_thread(install_encoder, folder, self._say)
             whisper = await asyncio.to_thread(install_whisper, folder, self._say) if self._hears else None
+            shapes = await asyncio.to_thread(install_shapes, folder, self._say) if self._draws else None
         except DemoError as error:
             raise Problem(str(error)) from error
         if path:
@@ -104,6 +107,8 @@ class Registrar:
             await self._offer(catalog, DEMO_ENCODER_ID, encoder)
         if whisper:
             await self._offer(catalog, DEMO_WHISPER_ID, whisper, [DEMO_WHISPER_ALIAS])
+        if shapes:
+            await self._offer(catalog, DEMO_SHAPES_ID, shapes, [DEMO_SHAPES_ALIAS])
 
     async def _offer(
         self,
@@ -160,7 +165,7 @@ def _url(path: Path) -> str:
 
 
 def _format(path: Path) -> str:
-    """What a path that only has a name is taken for: Whisper's layouts are told from others by what is in them."""
+    """What a path that only has a name is taken for: folders are told by what is in them."""
     path = path.expanduser()
     if not path.is_dir():
         return "whisper" if path.suffix == CHECKPOINT else "gguf"
@@ -168,7 +173,7 @@ def _format(path: Path) -> str:
         formats = {format for format, _ in guess(LocalTree(path, [path]))}
     except AllmError:  # the catalog says what is wrong with it
         formats = set()
-    return "whisper" if formats == {"whisper"} else "safetensors"
+    return formats.pop() if formats in ({"whisper"}, {"diffusers"}) else "safetensors"
 
 
 async def _listed(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:

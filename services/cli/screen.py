@@ -82,7 +82,7 @@ def _describe(model: model_pb2.Model) -> str:
 def _tries(base_url: str, models: Iterable[model_pb2.Model]) -> Iterator[str]:
     """A line for each thing that a model here can do."""
     usable = [model for model in models if model.state in USABLE]
-    for capability, curl in (("chat", _chat), ("transcription", _transcription)):
+    for capability, curl in (("chat", _chat), ("transcription", _transcription), ("image", _image)):
         able = next((model.id for model in usable if capability in model.capabilities), None)
         if able:
             yield curl(base_url, able)
@@ -90,6 +90,12 @@ def _tries(base_url: str, models: Iterable[model_pb2.Model]) -> Iterator[str]:
 
 def _transcription(base_url: str, model: str) -> str:
     return f"curl {base_url}/audio/transcriptions -F model={model} -F file=@{RECORDING}"
+
+
+def _image(base_url: str, model: str) -> str:
+    # With an address a browser shows it: base64 would fill the terminal.
+    body = json.dumps({"model": model, "prompt": "a red circle on a blue background", "response_format": "url"})
+    return f"curl {base_url}/images/generations -H 'content-type: application/json' -d '{body}'"
 
 
 def _chat(base_url: str, model: str) -> str:

@@ -15,15 +15,16 @@ from services.cli.problem import Problem
 from services.cli.register import Registrar
 from services.cli.run_folder import RunNote, run_folder
 from services.cli.screen import Screen
-from services.cli.stack import CATALOG, Stack, audio_names, text_names, with_port
+from services.cli.stack import CATALOG, Stack, audio_names, image_names, text_names, with_port
 from services.cli.supervisor import Supervisor
 from services.models.demo import DEMO_ID
 from services.models.demo_encoder import DEMO_ENCODER_ID
 from services.models.demo_safetensors import SAFETENSORS_DEMO_ID
+from services.models.demo_shapes import DEMO_SHAPES_ID
 from services.models.demo_whisper import DEMO_WHISPER_ID
 from services.rpc.settings import Settings, load_settings
 
-DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID, DEMO_WHISPER_ID)
+DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID, DEMO_WHISPER_ID, DEMO_SHAPES_ID)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -54,7 +55,11 @@ def _with_demo(settings: Settings) -> Settings:
 def _metrics_ports(settings: Settings) -> dict[str, int]:
     """The first text service has the port of the settings, the other services have free ones."""
     host, port = settings.service.metrics_host, settings.service.metrics_port
-    first, *others = (*text_names(settings.text_replicas), *audio_names(settings.audio_replicas))
+    first, *others = (
+        *text_names(settings.text_replicas),
+        *audio_names(settings.audio_replicas),
+        *image_names(settings.image_replicas),
+    )
     return {
         first: choose_port(host, port, "ALLM_METRICS_PORT"),
         **{name: choose_port(host, 0, "ALLM_METRICS_PORT") for name in (*others, CATALOG)},
@@ -126,7 +131,9 @@ class _Run:
 
 
 def _services(settings: Settings) -> str:
-    return "the text and audio services" if settings.audio_replicas else "the text service"
+    replicas = {"text": settings.text_replicas, "audio": settings.audio_replicas, "image": settings.image_replicas}
+    *names, last = [name for name, count in replicas.items() if count]
+    return f"the {', '.join(names)} and {last} services" if names else f"the {last} service"
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -1,4 +1,4 @@
-"""The services of one machine, as the supervisor runs them: the catalog, text and audio services, then the gateway."""
+"""The services of one machine, as the supervisor runs them: catalog, text, audio, image, and then the gateway."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ POLL_SECONDS = 0.05
 CATALOG = "catalog"
 TEXT = "text"
 AUDIO = "audio"
+IMAGE = "image"
 GATEWAY = "gateway"
 
 # A socket that is not there yet is tried again soon: nothing is spared by waiting.
@@ -66,7 +67,8 @@ class Stack:
         """In the order in which they start."""
         text = [self._service(TEXT, name) for name in text_names(self.settings.text_replicas)]
         audio = [self._service(AUDIO, name) for name in audio_names(self.settings.audio_replicas)]
-        return [self._service(CATALOG, CATALOG), *text, *audio, self._gateway()]
+        image = [self._service(IMAGE, name) for name in image_names(self.settings.image_replicas)]
+        return [self._service(CATALOG, CATALOG), *text, *audio, *image, self._gateway()]
 
     def _socket(self, name: str) -> str:
         return f"unix:{self.folder / name}.sock"
@@ -79,6 +81,8 @@ class Stack:
         environ = {
             **self.environ,
             "ALLM_LISTEN": address,
+            # The gateway's real one: what callers are told to fetch later has it in its address.
+            "ALLM_PORT": str(self.settings.gateway.port),
             "ALLM_METRICS_PORT": str(self.metrics_ports[name]),
             "ALLM_CATALOG": self.catalog_address,
             "ALLM_REPLICA": name,
@@ -98,6 +102,7 @@ class Stack:
                 self.settings.gateway,
                 text=tuple(map(self._socket, text_names(self.settings.text_replicas))),
                 audio=tuple(map(self._socket, audio_names(self.settings.audio_replicas))),
+                image=tuple(map(self._socket, image_names(self.settings.image_replicas))),
                 catalog=self.catalog_address,
                 admin=f"unix:{admin.socket}",
                 folder=self.folder,
@@ -131,6 +136,11 @@ def text_names(replicas: int) -> list[str]:
 def audio_names(replicas: int) -> list[str]:
     """Names of the audio services, likewise; there may be none."""
     return _names(AUDIO, replicas)
+
+
+def image_names(replicas: int) -> list[str]:
+    """Names of the image services, likewise."""
+    return _names(IMAGE, replicas)
 
 
 def _names(service: str, replicas: int) -> list[str]:

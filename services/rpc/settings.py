@@ -149,6 +149,7 @@ class Settings:
     aliases: tuple[tuple[str, str], ...]  # ALLM_ALIASES: `alias=id` pairs for them, comma-separated
     text_replicas: int  # ALLM_TEXT_REPLICAS: processes of the text service that `allm serve` runs
     audio_replicas: int  # ALLM_AUDIO_REPLICAS: processes of the audio service that it runs; 0: none
+    image_replicas: int  # ALLM_IMAGE_REPLICAS: processes of the image service that it runs; 0: none
     gateway: GatewaySettings
     service: ServiceSettings
     model: ModelSettings
@@ -173,6 +174,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         aliases=read.pairs("ALLM_ALIASES", "alias=id"),
         text_replicas=read.integer("ALLM_TEXT_REPLICAS", 1, 1, 64),
         audio_replicas=read.integer("ALLM_AUDIO_REPLICAS", 1, 0, 64),
+        image_replicas=read.integer("ALLM_IMAGE_REPLICAS", 1, 0, 64),
         gateway=_gateway(read, max_body_bytes),
         service=_service(read, max_body_bytes),
         model=_model(read, home),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 from allm.audio.v1 import transcription_service_pb2
+from allm.image.v1 import image_service_pb2
 from allm.models.v1 import model_service_pb2
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import (
@@ -69,6 +70,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     others = [
         model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
         transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name,
+        image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name,
     ]
     return Application(typed, close, leave=provision.leave, described=others)
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from services.audio.engine.__main__ import RUNTIMES
 from whisper_weights import tiny_en_ct2
 
+from services.audio.engine.__main__ import RUNTIMES
 from services.audio.engine.runtime import Runtime
 from services.audio.whisper_manager import WORKER_MODULE
 from services.models.registry import RUNTIMES as PROMISED

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from services.cli import extras
-from services.cli.extras import NO_AUDIO, with_installed
+from services.cli.extras import NO_AUDIO, NO_IMAGE, with_installed
 from services.rpc.settings import load_settings
+
+OPTIONAL = ("audio", "image")
+SAID = {"audio": NO_AUDIO, "image": NO_IMAGE}
 
 
 def test_what_is_installed_is_started_without_a_word(tmp_path: Path) -> None:
@@ -18,19 +21,25 @@ def test_what_is_installed_is_started_without_a_word(tmp_path: Path) -> None:
     assert said == []
 
 
-def test_without_its_packages_there_is_no_audio_service_and_how_to_get_it_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("service", OPTIONAL)
+def test_without_its_packages_there_is_no_such_service_and_how_to_get_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, service: str
 ) -> None:
-    monkeypatch.setattr(extras, "AUDIO_PACKAGES", ("numpy", "no_such_package"))
+    monkeypatch.setattr(extras, f"{service.upper()}_PACKAGES", ("numpy", "no_such_package"))
     said: list[str] = []
-    assert with_installed(load_settings({"ALLM_HOME": str(tmp_path)}), said.append).audio_replicas == 0
-    assert said == [NO_AUDIO]
-    assert "pip install 'allm[audio]'" in NO_AUDIO
+    settings = with_installed(load_settings({"ALLM_HOME": str(tmp_path)}), said.append)
+    replicas = {"audio": settings.audio_replicas, "image": settings.image_replicas}
+    assert replicas == {name: int(name != service) for name in OPTIONAL}
+    assert said == [SAID[service]]
+    assert f"pip install 'allm[{service}]'" in said[0]
+    assert f"ALLM_{service.upper()}_REPLICAS=0" in said[0]
 
 
 def test_who_wants_none_is_told_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(extras, "AUDIO_PACKAGES", ("no_such_package",))
+    for service in OPTIONAL:
+        monkeypatch.setattr(extras, f"{service.upper()}_PACKAGES", ("no_such_package",))
     said: list[str] = []
-    settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_AUDIO_REPLICAS": "0"})
-    assert with_installed(settings, said.append).audio_replicas == 0
+    environ = {"ALLM_HOME": str(tmp_path), "ALLM_AUDIO_REPLICAS": "0", "ALLM_IMAGE_REPLICAS": "0"}
+    settings = with_installed(load_settings(environ), said.append)
+    assert (settings.audio_replicas, settings.image_replicas) == (0, 0)
     assert said == []

@@ -19,7 +19,9 @@ from whisper_weights import tiny_en_ct2, tiny_en_pt
 from services.models.demo import DEMO_ID, bundled_model
 from services.models.demo_encoder import DEMO_ENCODER_ID
 from services.models.demo_safetensors import SAFETENSORS_DEMO_ID, safetensors_demo
+from services.models.demo_shapes import DEMO_SHAPES_ALIAS, DEMO_SHAPES_ID
 from services.models.demo_whisper import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID
+from tests.models.inspection.handmade_models import write_pipeline
 
 PATIENCE_SECONDS = 60
 
@@ -131,11 +133,13 @@ def test_the_demo_comes_also_where_the_roots_are_elsewhere_and_only_to_an_empty_
     home = tmp_path / "home"
     put_demos(home)
     roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
-    demos = {DEMO_ID, DEMO_ENCODER_ID, SAFETENSORS_DEMO_ID, DEMO_WHISPER_ID}
-    with serving(home, **roots, ALLM_AUDIO_REPLICAS="1") as stack:
+    demos = {DEMO_ID, DEMO_ENCODER_ID, SAFETENSORS_DEMO_ID, DEMO_WHISPER_ID, DEMO_SHAPES_ID}
+    with serving(home, **roots, ALLM_AUDIO_REPLICAS="1", ALLM_IMAGE_REPLICAS="1") as stack:
         assert f"{DEMO_ID} - ready" in row(stack, DEMO_ID)
         assert f"{DEMO_WHISPER_ID} - ready" in row(stack, DEMO_WHISPER_ID)
         assert registered(stack)[DEMO_WHISPER_ID]["aliases"] == [DEMO_WHISPER_ALIAS]
+        assert f"{DEMO_SHAPES_ID} - ready" in row(stack, DEMO_SHAPES_ID)
+        assert registered(stack)[DEMO_SHAPES_ID]["aliases"] == [DEMO_SHAPES_ALIAS]
         until_said(stack, f"{SAFETENSORS_DEMO_ID} - ready")
         assert "Ctrl-C" in said(stack).partition(SAFETENSORS_DEMO_ID)[0], "nobody waits for the second one"
         remove(stack, SAFETENSORS_DEMO_ID)
@@ -145,15 +149,17 @@ def test_the_demo_comes_also_where_the_roots_are_elsewhere_and_only_to_an_empty_
         assert "no audio service is running" in row(stack, DEMO_WHISPER_ID)
 
 
-def test_models_of_speech_are_told_by_their_files(tmp_path: Path) -> None:
+def test_models_of_speech_and_pictures_are_told_by_their_files(tmp_path: Path) -> None:
     """Also where there is no service for them."""
     checkpoint = put(tmp_path / "own" / "tiny.en.pt", tiny_en_pt())
-    models = f"folder={tiny_en_ct2()},file={checkpoint},text={demo_safetensors()}"
+    pipeline = write_pipeline(tmp_path / "pipeline")
+    models = f"folder={tiny_en_ct2()},file={checkpoint},text={demo_safetensors()},draws={pipeline}"
     with serving(tmp_path / "home", models) as stack:
         formats = {name: model["format"] for name, model in registered(stack).items()}
-        assert formats == {"folder": "whisper", "file": "whisper", "text": "safetensors"}
+        assert formats == {"folder": "whisper", "file": "whisper", "text": "safetensors", "draws": "diffusers"}
         assert "text - ready" in row(stack, "text")
         assert "folder - unsupported (no audio service is running)" in row(stack, "folder")
+        assert "draws - unsupported (no image service is running)" in row(stack, "draws")
 
 
 def test_the_second_demo_comes_at_the_next_start_where_the_first_ended_too_soon(tmp_path: Path) -> None:

@@ -105,9 +105,10 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             wait_all_gone(children)
 
 
-@pytest.mark.parametrize("child", ["text", "gateway", "catalog", "audio"])
+@pytest.mark.parametrize("child", ["text", "gateway", "catalog", "audio", "image"])
 def test_a_killed_child_comes_back_on_the_same_port(tmp_path: Path, child: str) -> None:
-    with running_stack(tmp_path, ALLM_AUDIO_REPLICAS="1" if child == "audio" else "0") as stack:
+    optional = {f"ALLM_{child.upper()}_REPLICAS": "1"} if child in ("audio", "image") else {}
+    with running_stack(tmp_path, **optional) as stack:
         old = stack.note["children"][child]
         os.kill(old, signal.SIGKILL)
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -65,9 +65,14 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running_gateway(
-    folder: Path, text: tuple[str, ...], catalog: str, settings: GatewaySettings, audio: tuple[str, ...] = ()
+    folder: Path,
+    text: tuple[str, ...],
+    catalog: str,
+    settings: GatewaySettings,
+    audio: tuple[str, ...] = (),
+    image: tuple[str, ...] = (),
 ) -> AsyncIterator[RunningGateway]:
-    """Runs Envoy in front of the replicas `text` and `audio`, and of `catalog`, on a free port."""
+    """Runs Envoy in front of the replicas `text`, `audio` and `image`, and of `catalog`, on a free port."""
     port = free_port()
     settings = gateway_settings(
         port=port,
@@ -76,7 +81,7 @@ async def running_gateway(
         max_body_bytes=settings.max_body_bytes,
     )
     admin = EnvoyAdmin(folder / "admin.sock")
-    config = write_config(Gateway(settings, text, catalog, f"unix:{admin.socket}", folder, audio))
+    config = write_config(Gateway(settings, text, catalog, f"unix:{admin.socket}", folder, audio, image))
     log = folder / "gateway.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*envoy_command(config, cores=1), stdout=output, stderr=output)

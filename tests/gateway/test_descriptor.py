@@ -69,5 +69,7 @@ def test_method_names_cover_typed_and_facade_services() -> None:
     assert ("allm.openai.v1.ResponsesService", "CancelResponse") in names
     assert ("allm.audio.v1.TranscriptionService", "StreamTranscribe") in names
     assert ("allm.openai.v1.AudioService", "CreateTranslation") in names
+    assert ("allm.image.v1.ImageService", "StreamGenerateImage") in names
+    assert ("allm.openai.v1.ImagesService", "GetImageFile") in names
     assert ("allm.models.v1.ModelService", "WatchModels") in names
     assert ("allm.openai.v1.ModelsService", "DeleteModel") in names

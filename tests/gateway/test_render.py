@@ -50,23 +50,31 @@ def validate(config: Path) -> subprocess.CompletedProcess[str]:
 )
 def test_envoy_accepts_it(tmp_path: Path, settings: GatewaySettings, text: tuple[str, ...], catalog: str) -> None:
     admin = f"unix:{tmp_path / 'a.sock'}"
-    # With as many audio replicas as text replicas, and with none.
-    for audio in (text, ()):
-        done = validate(write_config(Gateway(settings, text, catalog, admin, tmp_path, audio)))
+    # With as many audio and image replicas as text replicas, and with none.
+    for others in (text, ()):
+        done = validate(write_config(Gateway(settings, text, catalog, admin, tmp_path, others, others)))
         assert done.returncode == 0, done.stderr
         assert "deprecated" not in done.stderr.lower()
 
 
 def gateway(
-    text: tuple[str, ...] = ("unix:/t",), host: str = "127.0.0.1", audio: tuple[str, ...] = ("unix:/a",)
+    text: tuple[str, ...] = ("unix:/t",),
+    host: str = "127.0.0.1",
+    audio: tuple[str, ...] = (),
+    image: tuple[str, ...] = (),
 ) -> Gateway:
     """A gateway of which only the replicas or the host matter."""
     settings = gateway_settings(host=host, port=8080)
-    return Gateway(settings, text, "unix:/c", admin="unix:/a", folder=Path("/f"), audio=audio)
+    return Gateway(settings, text, "unix:/c", admin="unix:/a", folder=Path("/f"), audio=audio, image=image)
 
 
-def rendered(text: tuple[str, ...] = ("unix:/t",), host: str = "127.0.0.1", audio: tuple[str, ...] = ()) -> str:
-    return render(gateway(text, host, audio), Path("/f/transcoded.pb"))
+def rendered(
+    text: tuple[str, ...] = ("unix:/t",),
+    host: str = "127.0.0.1",
+    audio: tuple[str, ...] = (),
+    image: tuple[str, ...] = (),
+) -> str:
+    return render(gateway(text, host, audio, image), Path("/f/transcoded.pb"))
 
 
 def test_every_placeholder_is_filled() -> None:
@@ -86,7 +94,8 @@ def test_every_placeholder_is_filled() -> None:
 )
 def test_every_other_replica_is_asked_once(addresses: tuple[str, ...], retries: int, refused_too: bool) -> None:
     """And the only one is not asked again for what it has refused."""
-    for service, config in {"text": rendered(addresses), "audio": rendered(audio=addresses)}.items():
+    configs = {"text": rendered(addresses), "audio": rendered(audio=addresses), "image": rendered(image=addresses)}
+    for service, config in configs.items():
         policy = config.split(f"route: &{service}", 1)[1].split("- match", 1)[0]
         assert re.search(rf"num_retries: {retries}\b", policy)
         assert ("unavailable" in policy) == refused_too
@@ -94,11 +103,17 @@ def test_every_other_replica_is_asked_once(addresses: tuple[str, ...], retries: 
 
 
 @pytest.mark.parametrize(
-    ("text", "audio"), [((), ()), (("unix:/t", "text.svc:1"), ()), (("unix:/t",), ("unix:/a", "audio.svc:1"))]
+    "replicas",
+    [
+        {"text": ()},
+        {"text": ("unix:/t", "text.svc:1")},
+        {"audio": ("unix:/a", "audio.svc:1")},
+        {"image": ("image.svc:1", "unix:/i")},
+    ],
 )
-def test_replicas_that_cannot_be_one_cluster(text: tuple[str, ...], audio: tuple[str, ...]) -> None:
+def test_replicas_that_cannot_be_one_cluster(replicas: dict[str, tuple[str, ...]]) -> None:
     with pytest.raises(ValueError, match="replica"):
-        gateway(text, audio=audio)
+        gateway(**replicas)
 
 
 def test_admin_is_not_on_the_network_unless_told() -> None:

@@ -147,6 +147,7 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_STALL_SECONDS": ("1", "stall_seconds audio.stall_seconds image.stall_seconds", 1.0),
         "ALLM_LOAD_SECONDS": ("1", "load_seconds audio.load_seconds image.load_seconds", 1.0),
         "ALLM_AUDIO_REPLICAS": ("0", "audio_replicas", 0),
+        "ALLM_IMAGE_REPLICAS": ("2", "image_replicas", 2),
         "ALLM_AUDIO_COMPUTE_TYPE": ("int8", "audio.compute_type", "int8"),
         "ALLM_AUDIO_BATCH": ("16", "audio.batch_windows", 16),
         "ALLM_AUDIO_WHOLE_WINDOWS": ("on", "audio.whole_windows", True),
