@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted import FewWords
+from scripted_whisper import FewWords
 from whisper.utils import compression_ratio as reference_ratio
 
 from services.audio.engine.attempt import Attempt, best, compression_ratio, judged

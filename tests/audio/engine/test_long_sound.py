@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engine_session import EngineSession
 from recordings import announcement, novel, samples_of, silence
-from scripted import GOOD, Scripted, spoken
+from scripted_whisper import GOOD, Scripted, spoken
 from speech import librivox
 from whisper_weights import tiny_en_ct2
 

@@ -6,7 +6,7 @@ import queue
 
 import numpy as np
 from recordings import announcement, novel, silence
-from scripted import Scripted
+from scripted_whisper import Scripted
 
 from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
 from services.audio.engine.messages import Cancel, Consumed, Decoding, Refused, Sound, Stop, Submit

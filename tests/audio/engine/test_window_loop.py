@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scripted import BEGIN, GOOD, LoopSession, Scripted, chunk, spoken
+from scripted_whisper import BEGIN, GOOD, LoopSession, Scripted, chunk, spoken
 
 from services.audio.engine.chunk import Closed, Seek, Taken
 from services.audio.engine.messages import (

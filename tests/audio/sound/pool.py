@@ -56,9 +56,9 @@ async def read_all(sound: Sound) -> bytes:
 
 
 def decoder_processes() -> list[psutil.Process]:
-    """All decoder processes below this one that still run."""
+    """The decoder processes of this process that still run; a stack beside it may have others."""
     found = []
-    for child in psutil.Process().children(recursive=True):
+    for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
             if "services.audio.sound.decoding" in child.cmdline():
                 found.append(child)
