@@ -38,6 +38,7 @@ bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by s
 	@$(BIN)/python -m bench.listing
 	@$(BIN)/python -m bench.run
 	@echo "The torch runtime beside transformers' server and vLLM: $(BIN)/python -m bench.torch_peers (half an hour)"
+	@echo "The audio service beside whisper and faster-whisper: $(BIN)/python -m bench.audio (ten minutes)"
 
 clean: ## Remove everything that make has made, .venv included
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules gen.partial \
