@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from services.audio.engine.messages import Task
 from services.audio.loaded import LoadedWhisper
-from services.audio.manager import AudioManager
-from services.models.store import ModelStore, StoredModel
-from services.rpc.errors import AllmError, Unsupported
+from services.models.store import StoredModel
+from services.residency.registered_models import RegisteredModels, require
 
 CAPABILITIES: dict[Task, str] = {"transcribe": "transcription", "translate": "translation"}
 
 
-class AudioModels:
-    """What is registered, and what is loaded of it."""
-
-    def __init__(self, store: ModelStore, manager: AudioManager) -> None:
-        self._store = store
-        self._manager = manager
-
-    async def find(self, name: str) -> StoredModel:
-        """The model of that id or alias. Raises ModelNotFound."""
-        return await self._store.find(name)
+class AudioModels(RegisteredModels[LoadedWhisper]):
+    """The audio models that are registered, and what is loaded of them."""
 
     @asynccontextmanager
     async def loaded(self, stored: StoredModel, task: Task) -> AsyncIterator[LoadedWhisper]:
@@ -33,20 +24,6 @@ class AudioModels:
             Unsupported: the model is not for that, such as an English-only one for translations; `param` is `model`.
             ModelInvalid, ModelNotReady, Unsupported, OutOfMemory, Internal, Timeout: it cannot be served here.
         """
-        _require(stored, CAPABILITIES[task])
-        serving = self._store.serveable(stored)
-        async with AsyncExitStack() as stack:
-            try:
-                lease = self._manager.lease(serving.descriptor, serving.runtime)
-                model = await stack.enter_async_context(lease)
-            except AllmError as problem:
-                raise self._store.elsewhere(stored, problem) from problem
+        require(stored, CAPABILITIES[task])
+        async with self._leased(stored) as model:
             yield model
-
-
-def _require(stored: StoredModel, capability: str) -> None:
-    """Raises Unsupported, a caller's mistake, where the model is one for something else."""
-    able = stored.desired.facts.capabilities
-    if capability not in able:
-        offered = ", ".join(sorted(able)) or "nothing here"
-        raise Unsupported(f"The model `{stored.id}` is for {offered}, not for {capability}.", param="model")

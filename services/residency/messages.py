@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import Any
+
+from services.residency.channel import BlockingChannel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +44,28 @@ class Refused:
     code: str
     message: str
     param: str | None = None
+
+
+class EngineError(Exception):
+    """A fault that ends requests or loading; `code` is one of the ten error codes."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param  # the request's parameter at fault
+
+
+class LoadingProgress:
+    """Sends loading progress, at most ten times a second."""
+
+    def __init__(self, channel: BlockingChannel[Any]) -> None:
+        self._channel = channel
+        self._sent = 0.0
+
+    def __call__(self, fraction: float) -> None:
+        """`fraction` of the model is loaded, 0 to 1."""
+        now = time.monotonic()
+        if now - self._sent >= 0.1:
+            self._sent = now
+            self._channel.send(Loading(fraction))

@@ -14,14 +14,14 @@ import queue
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 from services.audio.engine.loop import BatchLoop, LoopInbox
-from services.audio.engine.messages import Failed, Load, Loading, Stop, ToWorker
+from services.audio.engine.messages import Failed, Load, Stop, ToWorker
 from services.audio.engine.preparation import Preparation, PrepareInbox
-from services.audio.engine.runtime import EngineError, Loader
+from services.audio.engine.runtime import Loader
 from services.residency.channel import BlockingChannel, ChannelClosed
+from services.residency.messages import EngineError, LoadingProgress
 
 # For each runtime: the module, and the class that loads a model.
 RUNTIMES = {
@@ -43,7 +43,7 @@ def main() -> None:
     to_loop: LoopInbox = queue.SimpleQueue()
     _start("reader", lambda: _read(channel, to_preparation))
     try:
-        runtime = _loader(load.runtime)(load.options, _Progress(channel))
+        runtime = _loader(load.runtime)(load.options, LoadingProgress(channel))
     except EngineError as error:
         channel.send(Failed(error.code, error.message))
         return
@@ -66,20 +66,6 @@ def _loader(runtime: str) -> Loader:
         message = f"the runtime {runtime} cannot be used here: the Python package {error.name!r} is not installed"
         raise EngineError("UNSUPPORTED", message) from error
     return loader
-
-
-class _Progress:
-    """Sends loading progress, at most ten times a second."""
-
-    def __init__(self, channel: BlockingChannel[ToWorker]) -> None:
-        self._channel = channel
-        self._sent = 0.0
-
-    def __call__(self, fraction: float) -> None:
-        now = time.monotonic()
-        if now - self._sent >= 0.1:
-            self._sent = now
-            self._channel.send(Loading(fraction))
 
 
 def _start(name: str, run: Callable[[], None]) -> None:

@@ -32,9 +32,10 @@ from services.audio.engine.messages import (
 from services.audio.engine.outcome import Outcome, text_tokens
 from services.audio.engine.phrases import cut
 from services.audio.engine.row import Row, columns_for
-from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, EngineError, Runtime
+from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, Runtime
 from services.audio.engine.transcript import Transcript
 from services.audio.engine.turns import Turns
+from services.residency.messages import EngineError
 
 # A batch is filled for so long at the most: encoding more windows makes decoding cheaper, but whoever is first waits.
 FILL_SECONDS = 2.0

@@ -16,11 +16,12 @@ import numpy as np
 from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
 from services.audio.engine.mel import LogMel, log_mel
 from services.audio.engine.messages import SAMPLE_RATE, Cancel, Consumed, Decoding, Refused, Sound, Stop, Submit
-from services.audio.engine.runtime import EngineError, Runtime
+from services.audio.engine.runtime import Runtime
 from services.audio.engine.turns import Turns
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Window, no_samples
 from services.audio.engine.windows import SpeechWindows, WholeWindows
+from services.residency.messages import EngineError
 
 SAMPLE_BYTES = 2
 BLOCK_BYTES = 8 * SAMPLE_RATE * SAMPLE_BYTES  # of one request that are looked at before the next one has its turn

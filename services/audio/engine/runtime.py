@@ -23,16 +23,6 @@ WINDOW_FRAMES = 3000  # columns of a window's mel spectrogram
 TOKEN_SECONDS = 0.02  # of one timestamp token, and of one time index of an alignment
 
 
-class EngineError(Exception):
-    """A fault that ends requests or loading; `code` is one of the ten error codes."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.param = param  # the request's parameter at fault
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """How to decode a batch of windows."""

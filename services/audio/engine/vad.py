@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from services.audio.engine.runtime import EngineError
 from services.audio.engine.speech import FRAME
 from services.audio.engine.window import Samples
+from services.residency.messages import EngineError
 
 PACKAGE = "faster_whisper"
 FILE = "silero_vad_v6.onnx"

@@ -12,10 +12,11 @@ from services.image.api.image_messages import (
     read_generate,
     read_variation,
 )
-from services.image.api.parameter_names import TYPED, called
+from services.image.api.parameter_names import TYPED
 from services.image.image_request import ImageRequest
 from services.image.images import Images
 from services.rpc.call import Call, typed
+from services.rpc.parameter_names import called
 
 
 class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):

@@ -11,7 +11,7 @@ from services.image.api.gallery import Gallery
 from services.image.api.image_form import IMAGE, MASK, ImageUploads
 from services.image.api.openai_images import completed_event, partial_event, response_object
 from services.image.api.openai_images_request import Answer, read_edit, read_generation, read_variation
-from services.image.api.parameter_names import REST, called
+from services.image.api.parameter_names import REST
 from services.image.image_files import ImageFiles
 from services.image.image_request import ImageRequest
 from services.image.images import Event, Images, Partial
@@ -19,6 +19,7 @@ from services.rpc.call import Call, facade
 from services.rpc.openai import sse
 from services.rpc.openai.body import json_body
 from services.rpc.openai.multipart import heard_out
+from services.rpc.parameter_names import called
 
 PIECE_BYTES = 512 * 1024  # of a long answer in one message
 FILE_SECONDS = 600.0  # for a picture to be read

@@ -15,13 +15,13 @@ import queue
 import socket
 import sys
 import threading
-import time
 
 from services.image.engine.limits import check
 from services.image.engine.loop import BatchLoop, LoopInbox
-from services.image.engine.messages import Accepted, Failed, Generate, Load, Loading, Refused, Stop, ToWorker
-from services.image.engine.runtime import EngineError, Loader, Runtime
+from services.image.engine.messages import Accepted, Failed, Generate, Load, Refused, Stop, ToWorker
+from services.image.engine.runtime import Loader, Runtime
 from services.residency.channel import BlockingChannel, ChannelClosed
+from services.residency.messages import EngineError, LoadingProgress
 
 # For each runtime: the module, and the class that loads a model.
 RUNTIMES = {
@@ -42,7 +42,7 @@ def main() -> None:
     reader = _Reader(channel, inbox)
     threading.Thread(target=reader.run, name="reader", daemon=True).start()
     try:
-        runtime = _loader(load.runtime)(load.options, _Progress(channel))
+        runtime = _loader(load.runtime)(load.options, LoadingProgress(channel))
     except EngineError as error:
         channel.send(Failed(error.code, error.message))
         return
@@ -66,20 +66,6 @@ def _loader(runtime: str) -> Loader:
         message = f"the runtime {runtime} cannot be used here: the Python package {error.name!r} is not installed"
         raise EngineError("UNSUPPORTED", message) from error
     return loader
-
-
-class _Progress:
-    """Sends loading progress, at most ten times a second."""
-
-    def __init__(self, channel: BlockingChannel[ToWorker]) -> None:
-        self._channel = channel
-        self._sent = 0.0
-
-    def __call__(self, fraction: float) -> None:
-        now = time.monotonic()
-        if now - self._sent >= 0.1:
-            self._sent = now
-            self._channel.send(Loading(fraction))
 
 
 class _Reader:

@@ -24,8 +24,9 @@ from services.image.engine.messages import (
     Stepped,
     Stop,
 )
-from services.image.engine.runtime import EngineError, Preview, Recipe, Runtime
+from services.image.engine.runtime import Preview, Recipe, Runtime
 from services.image.engine.turns import Turns
+from services.residency.messages import EngineError
 
 BEAT_SECONDS = 1.0  # between two signs of life where there are no steps
 

@@ -13,16 +13,6 @@ from typing import Protocol
 from services.image.engine.messages import EngineOptions, Mode, Ready
 
 
-class EngineError(Exception):
-    """A fault that ends requests or loading; `code` is one of the ten error codes."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.param = param  # the request's parameter at fault
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What images have in common that are computed together."""

@@ -7,10 +7,10 @@ from allm.text.v1 import chat_pb2, chat_service_pb2, response_pb2, response_serv
 from services.rpc import metrics
 from services.rpc.call import Call, typed
 from services.rpc.errors import InvalidRequest, Unsupported
+from services.rpc.parameter_names import called
 from services.text import limits
 from services.text.api import chat_servicer
 from services.text.api.notes import check_metadata
-from services.text.api.parameter_names import called
 from services.text.api.response_messages import event_message, item_message, read_item, response_message
 from services.text.conversation import ChatRequest
 from services.text.responses.response import Asked, ResponseRequest

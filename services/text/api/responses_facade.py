@@ -10,9 +10,9 @@ from services.rpc.call import Call, facade
 from services.rpc.errors import InvalidRequest, Unsupported
 from services.rpc.openai import sse
 from services.rpc.openai.body import json_body
+from services.rpc.parameter_names import called
 from services.text.api.openai_responses import EventWriter, items_object, response_object
 from services.text.api.openai_responses_request import CALLED, check_include, read_request
-from services.text.api.parameter_names import called
 from services.text.responses.response import Response, ResponseRequest
 from services.text.responses.responses import Responses
 from services.text.responses.run import Run

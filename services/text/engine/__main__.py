@@ -14,18 +14,17 @@ import queue
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from services.residency.channel import BlockingChannel, ChannelClosed
-from services.residency.messages import Cancel, Failed, Loading, Refused, Stop
+from services.residency.messages import Cancel, EngineError, Failed, LoadingProgress, Refused, Stop
 from services.text.engine import embedding_inputs
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
 from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingLoop
 from services.text.engine.encoder import Encoder
 from services.text.engine.messages import Accepted, Embed, EngineOptions, Load, Submit, ToWorker
-from services.text.engine.runtime import EngineError, Runtime
+from services.text.engine.runtime import Runtime
 
 # Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
 READER_STACK_BYTES = 512 * 1024 * 1024
@@ -64,7 +63,7 @@ def main() -> None:
     threading.stack_size(0)
     serve = _embed if load.capability == "embeddings" else _generate
     try:
-        model = _loader(load.capability, load.runtime)(load.options, _Progress(channel))
+        model = _loader(load.capability, load.runtime)(load.options, LoadingProgress(channel))
     except EngineError as error:
         channel.send(Failed(error.code, error.message))
         return
@@ -108,20 +107,6 @@ def _loader(capability: str, runtime: str) -> Callable[[EngineOptions, Callable[
         message = f"the runtime {runtime} cannot be used here: the Python package {error.name!r} is not installed"
         raise EngineError("UNSUPPORTED", message) from error
     return loader
-
-
-class _Progress:
-    """Sends loading progress, at most ten times a second."""
-
-    def __init__(self, channel: BlockingChannel[ToWorker]) -> None:
-        self._channel = channel
-        self._sent = 0.0
-
-    def __call__(self, fraction: float) -> None:
-        now = time.monotonic()
-        if now - self._sent >= 0.1:
-            self._sent = now
-            self._channel.send(Loading(fraction))
 
 
 def _read(

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.residency.messages import Cancel, Refused, Stop
+from services.residency.messages import Cancel, EngineError, Refused, Stop
 from services.text.engine.cells import BLOCK, CellLedger
 from services.text.engine.logprobs import HeldLogprobs
 from services.text.engine.messages import Counters, FinishReason, Piece, Stepped
 from services.text.engine.prefix_reuse import PrefixReuse
-from services.text.engine.runtime import EngineError, OutOfCells, Runtime, Sampled, Span
+from services.text.engine.runtime import OutOfCells, Runtime, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
 from services.text.engine.state_reuse import StateReuse

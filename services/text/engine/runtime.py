@@ -10,20 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from services.residency.messages import EngineError
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 
 LEAST_STATES, MOST_STATES = 4, 64  # that are kept, whatever number of requests may run
-
-
-class EngineError(Exception):
-    """A fault that ends requests or loading; `code` is one of the ten error codes."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.param = param  # the request's parameter at fault
 
 
 class OutOfCells(Exception):

@@ -13,10 +13,10 @@ from faster_whisper.vad import get_vad_model
 from recordings import announcement, novel, silence
 
 from services.audio.engine import vad
-from services.audio.engine.runtime import EngineError
 from services.audio.engine.speech import FRAME
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Samples
+from services.residency.messages import EngineError
 
 
 def measured(samples: Samples, cuts: list[int]) -> Samples:

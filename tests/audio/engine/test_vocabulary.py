@@ -15,13 +15,13 @@ from whisper.tokenizer import Tokenizer
 from whisper_weights import base_ct2, tiny_en_ct2
 
 from services.audio.engine.languages import LANGUAGES
-from services.audio.engine.runtime import EngineError
 from services.audio.engine.vocabulary import (
     WhisperVocabulary,
     converted_vocabulary,
     package_vocabulary,
     tokenizer_vocabulary,
 )
+from services.residency.messages import EngineError
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 
 ASSETS = Path(whisper.__file__).parent / "assets"

@@ -16,7 +16,8 @@ from services.audio.engine.messages import (
     Stop,
     Transcribed,
 )
-from services.audio.engine.runtime import Decoded, EngineError
+from services.audio.engine.runtime import Decoded
+from services.residency.messages import EngineError
 
 DETECT = Decoding()
 ENGLISH = Decoding(language="en")

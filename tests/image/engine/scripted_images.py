@@ -19,7 +19,8 @@ from services.image.engine.messages import (
     Sizes,
     Stepped,
 )
-from services.image.engine.runtime import AfterStep, Draft, EngineError, Fit, Recipe
+from services.image.engine.runtime import AfterStep, Draft, Fit, Recipe
+from services.residency.messages import EngineError
 
 READY = Ready(
     family="Scripted",

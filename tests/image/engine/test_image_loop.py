@@ -8,7 +8,7 @@ import pytest
 from scripted_images import READY, LoopOfImages, Scripted
 
 from services.image.engine.messages import Finished, Picture, Refused, Stepped, Stop
-from services.image.engine.runtime import EngineError
+from services.residency.messages import EngineError
 
 BROKEN = EngineError("INTERNAL", "it broke")
 

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.residency.messages import Cancel, Refused
+from services.residency.messages import Cancel, EngineError, Refused
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
 from services.text.engine.messages import Piece, Ready, Stepped, TokenLogprob
-from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span
+from services.text.engine.runtime import OutOfCells, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 
 END = 0

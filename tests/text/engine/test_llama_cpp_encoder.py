@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from session import options
 
+from services.residency.messages import EngineError
 from services.text.engine.encoder import Vectors
-from services.text.engine.runtime import EngineError
 from services.text.engine.runtimes.llama_cpp_encoder import BATCH_INPUTS, LlamaEncoder
 from services.text.engine.runtimes.torch.encoder import TorchEncoder
 from tests.demo_model import demo_model

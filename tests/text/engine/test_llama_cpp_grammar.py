@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from services.residency.messages import Cancel
-from services.text.engine.runtime import EngineError, Sampled, Span
+from services.residency.messages import Cancel, EngineError
+from services.text.engine.runtime import Sampled, Span
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
 from tests.demo_model import demo_model

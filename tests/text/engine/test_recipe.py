@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiny_encoders import write_steps
 
-from services.text.engine.runtime import EngineError
+from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
 from tests.minilm import LIMIT, minilm
 

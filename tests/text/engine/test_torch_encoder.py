@@ -15,8 +15,8 @@ from tiny_encoders import PLACES, options, write_model, write_steps
 from transformers import AutoModel, AutoTokenizer
 
 from services.models.registry import RUNTIMES
+from services.residency.messages import EngineError
 from services.text.engine.encoder import Vectors
-from services.text.engine.runtime import EngineError
 from services.text.engine.runtimes.torch.encoder import TorchEncoder
 from services.text.engine.runtimes.torch.pooling import POOLS
 from services.text.engine.runtimes.torch.recipe import POOLINGS

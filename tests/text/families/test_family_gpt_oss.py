@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from services.text.engine.runtime import EngineError
+from services.residency.messages import EngineError
 from tests.text.families.family_checks import (
     EXACT,
     check_bfloat16,

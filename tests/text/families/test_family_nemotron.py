@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.text.engine.runtime import EngineError
+from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from tests.text.families.family_checks import (
     EXACT,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.text.engine.runtime import EngineError
+from services.residency.messages import EngineError
 from tests.text.families.family_checks import EXACT, prompt
 from tests.text.families.parity import agree
 from tests.text.families.published_configs import QWEN25, changed

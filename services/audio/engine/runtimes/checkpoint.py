@@ -20,13 +20,13 @@ import whisper
 from safetensors import SafetensorError, safe_open
 from whisper.model import ModelDimensions
 
-from services.audio.engine.runtime import EngineError
 from services.audio.engine.vocabulary import (
     MULTILINGUAL,
     WhisperVocabulary,
     package_vocabulary,
     tokenizer_vocabulary,
 )
+from services.residency.messages import EngineError
 
 AUDIO_CONTEXT = 1500  # positions of 30 s of sound
 _CONFIG, _GENERATION, _WEIGHTS, _INDEX = (

@@ -18,9 +18,9 @@ from ctranslate2.specs import common_spec
 from ctranslate2.specs.whisper_spec import WhisperSpec
 from torch import Tensor
 
-from services.audio.engine.runtime import EngineError
 from services.audio.engine.runtimes.checkpoint import Checkpoint, checkpoint_path, read_checkpoint
 from services.provision.volume_lock import VolumeLock
+from services.residency.messages import EngineError
 
 FORMAT = 1  # of what is written here: a new number makes every folder anew
 _POLL_SECONDS = 0.2

@@ -13,9 +13,10 @@ import ctranslate2
 import numpy as np
 
 from services.audio.engine.messages import EngineOptions, Ready
-from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, EngineError, Floats, Step
+from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step
 from services.audio.engine.runtimes.groups import in_groups
 from services.audio.engine.vocabulary import converted_vocabulary
+from services.residency.messages import EngineError
 
 CONTEXT = 448  # tokens of prompt and text; the same for all of Whisper's models, and not in a converted one
 CPU_BATCH = 8  # windows: more win nothing on a few cores and delay whoever comes next

@@ -13,12 +13,13 @@ from torch.nn.functional import gelu
 from whisper.model import AudioEncoder, LayerNorm, TextDecoder
 
 from services.audio.engine.messages import EngineOptions, Ready
-from services.audio.engine.runtime import Aligned, Decoded, EngineError, Floats, Step
+from services.audio.engine.runtime import Aligned, Decoded, Floats, Step
 from services.audio.engine.runtimes.alignment import attention_costs, warp
 from services.audio.engine.runtimes.checkpoint import Checkpoint, read_checkpoint
 from services.audio.engine.runtimes.decoder import BatchDecoder, Memory
 from services.audio.engine.runtimes.groups import in_groups
 from services.audio.engine.runtimes.search import Search
+from services.residency.messages import EngineError
 
 CPU_BATCH = 8  # windows
 GPU_BATCH = 24

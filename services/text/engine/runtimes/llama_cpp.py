@@ -28,9 +28,10 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from services.residency.messages import EngineError
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
-from services.text.engine.runtime import EngineError, OutOfCells, Sampled, Span, check_bias, kept_states
+from services.text.engine.runtime import OutOfCells, Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.sampling import SamplingParams
 

@@ -13,9 +13,9 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from services.residency.messages import EngineError
 from services.text.engine.encoder import Tokens, Vectors
 from services.text.engine.messages import EncoderReady, EngineOptions
-from services.text.engine.runtime import EngineError
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 
 BATCH_INPUTS = 256  # llama.cpp has so many sequence ids

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from whisper_weights import tiny_en_ct2, tiny_en_pt
 
-from services.audio.engine.runtime import EngineError
 from services.audio.engine.runtimes.checkpoint import Checkpoint, read_checkpoint
 from services.audio.engine.runtimes.whisper import OpenAIWhisper
+from services.residency.messages import EngineError
 from tests.audio.engine.runtimes.hub_folder import write_hub_folder
 from tests.audio.engine.runtimes.spoken import encoded, mels, options, same, step
 

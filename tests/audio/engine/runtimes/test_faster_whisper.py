@@ -15,9 +15,10 @@ from faster_whisper.tokenizer import Tokenizer
 from faster_whisper.transcribe import TranscriptionOptions, WhisperModel
 from whisper_weights import tiny_en_ct2
 
-from services.audio.engine.runtime import TOKEN_SECONDS, Decoded, EngineError
+from services.audio.engine.runtime import TOKEN_SECONDS, Decoded
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from services.audio.engine.runtimes.whisper import OpenAIWhisper
+from services.residency.messages import EngineError
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, spoken, step, understood
 
 START = [50257]  # of tiny.en: the start of transcript

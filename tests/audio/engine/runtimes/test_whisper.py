@@ -15,9 +15,10 @@ from whisper.decoding import DecodingOptions
 from whisper.timing import find_alignment
 from whisper_weights import tiny_en_pt
 
-from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, EngineError
+from services.audio.engine.runtime import TOKEN_SECONDS, Aligned
 from services.audio.engine.runtimes.whisper import OpenAIWhisper
 from services.audio.engine.vocabulary import WhisperVocabulary
+from services.residency.messages import EngineError
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, step
 

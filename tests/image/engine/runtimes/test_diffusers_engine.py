@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from services.image.engine.messages import EngineOptions
-from services.image.engine.runtime import EngineError, Preview
+from services.image.engine.runtime import Preview
 from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
+from services.residency.messages import EngineError
 from tests.image.engine.drawing_session import PROMPTS, as_array, draft, drawing, furthest, left_half, made, recipe
 from tests.image.engine.tiny_pipelines import FAMILIES, TOKENS
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.image.engine.runtime import EngineError
 from services.image.engine.runtimes.diffusers.index import read_index
+from services.residency.messages import EngineError
 
 INDEX = {
     "_class_name": "StableDiffusionPipeline",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from services.text.engine.runtime import EngineError
+from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens
 from services.text.prompt import ChatTemplate
 from tests.demo_model import demo_safetensors

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.residency.messages import EngineError
 from services.text.engine.messages import EngineOptions
-from services.text.engine.runtime import EngineError
 from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from services.text.engine.runtimes.torch.weights import choose_dtype, read_config
 from tests.text.families.random_models import shard, write_json

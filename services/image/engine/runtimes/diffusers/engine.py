@@ -16,13 +16,14 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from services.image.engine.messages import EngineOptions, Mode
-from services.image.engine.runtime import AfterStep, Draft, EngineError, Fit, Recipe
+from services.image.engine.runtime import AfterStep, Draft, Fit, Recipe
 from services.image.engine.runtimes.diffusers.batch import PipelineBatch
 from services.image.engine.runtimes.diffusers.index import PipelineIndex, read_index
 from services.image.engine.runtimes.diffusers.placement import Offload, Placement, device_of, dtype_of
 from services.image.engine.runtimes.diffusers.prompts import Prompts
 from services.image.engine.runtimes.diffusers.schedulers import Schedulers
 from services.image.engine.runtimes.diffusers.traits import Traits
+from services.residency.messages import EngineError
 
 # Names, and not yet the classes: diffusers imports what they need when it is first asked for them, and the libraries
 # must be quiet by then.

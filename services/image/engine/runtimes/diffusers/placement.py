@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from services.image.engine.messages import EngineOptions, Sizes
-from services.image.engine.runtime import EngineError
+from services.residency.messages import EngineError
 
 # Bytes that a step or the decoding takes for each pixel of an image, in 32 bits: the widest layers of Stable
 # Diffusion's decoder, 256 channels at full size in and out, with what convolutions need beside it.

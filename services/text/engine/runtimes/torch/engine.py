@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from services.residency.messages import EngineError
 from services.text.engine.cells import BLOCK
 from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
-from services.text.engine.runtime import EngineError, Sampled, Span, check_bias, kept_states
+from services.text.engine.runtime import Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.torch.executor import Executor
 from services.text.engine.runtimes.torch.packing import make_batch
 from services.text.engine.runtimes.torch.pages import RESERVED_PAGES, PageTables

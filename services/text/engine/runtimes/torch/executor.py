@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from services.residency.messages import EngineError
 from services.text.engine.cells import BLOCK
-from services.text.engine.runtime import EngineError
 from services.text.engine.runtimes.torch.attention import CacheProbe, PagedCache, UnknownCacheUse
 from services.text.engine.runtimes.torch.graphs import DecodeSteps
 from services.text.engine.runtimes.torch.packed_linear import pack_linears

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from services.text.engine.runtime import EngineError
+from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.recurrence import ARCHITECTURES
 
 STEP_SECONDS = 120  # longest wait for another rank inside a step

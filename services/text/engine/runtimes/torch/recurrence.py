@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, silu, softplus
 
-from services.text.engine.runtime import EngineError
+from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.attention import CacheProbe, Chunk, Decode, PagedCache
 
 ARCHITECTURES = frozenset({"nemotron_h"})  # whose recurrent layers are those of this module

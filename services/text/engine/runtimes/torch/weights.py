@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_kernels_available, is_triton_available
 from transformers.utils.quantization_config import Mxfp4Config
 
-from services.text.engine.runtime import EngineError
+from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.attention import NAME
 from services.text.engine.runtimes.torch.packed_linear import computes_bfloat16
 from services.text.engine.runtimes.torch.recurrence import ARCHITECTURES

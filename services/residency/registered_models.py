@@ -1,0 +1,46 @@
+"""The models that requests may use: found by name, and held loaded for as long as somebody uses them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Generic, TypeVar
+
+from services.models.store import ModelStore, StoredModel
+from services.residency.manager import ModelManager, Resident
+from services.rpc.errors import AllmError, Unsupported
+
+R = TypeVar("R", bound=Resident)
+
+
+class RegisteredModels(Generic[R]):
+    """What is registered, and what is loaded of it. Each service says for what it leases a model."""
+
+    def __init__(self, store: ModelStore, manager: ModelManager[R]) -> None:
+        self._store = store
+        self._manager = manager
+
+    async def find(self, name: str) -> StoredModel:
+        """The model of that id or alias. Raises ModelNotFound."""
+        return await self._store.find(name)
+
+    @asynccontextmanager
+    async def _leased(self, stored: StoredModel) -> AsyncIterator[R]:
+        """Leases a model; where it cannot be loaded here but others have it, the error says so."""
+        serving = self._store.serveable(stored)
+        async with AsyncExitStack() as stack:
+            try:
+                lease = self._manager.lease(serving.descriptor, serving.runtime)
+                model = await stack.enter_async_context(lease)
+            except AllmError as problem:
+                raise self._store.elsewhere(stored, problem) from problem
+            yield model
+
+
+def require(stored: StoredModel, capability: str, called: str = "") -> None:
+    """Raises Unsupported, a caller's mistake, where the model is one for something else. `called`: in the message."""
+    able = stored.desired.facts.capabilities
+    if capability not in able:
+        offered = ", ".join(sorted(able)) or "nothing here"
+        message = f"The model `{stored.id}` is for {offered}, not for {called or capability}."
+        raise Unsupported(message, param="model")
