@@ -11,11 +11,13 @@ BIN := .venv/bin
 EXTRAS ?= text,torch,audio,whisper,image,gateway,demo
 # Processes that `make test` runs tests in. Most tests wait for other processes, which compute on two threads.
 JOBS ?= 2
+# Of `make fuzz`, for each of two dozen parsers.
+SECONDS ?= 60
 PROTOS := $(shell find protos -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
 
-.PHONY: help serve test lint gen bench clean
+.PHONY: help serve test lint gen bench fuzz chaos soak clean
 
 help: ## Explain the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +26,8 @@ serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl
 	@exec $(BIN)/allm serve
 
 test: .venv/.dev .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched .venv/speech/.fetched $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
-	@exec $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
+	@# Bytecode is kept whatever the environment says: to rewrite the asserts of all tests takes each process ten seconds.
+	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: style types boundaries protos stubs-current ## Check style, types, import boundaries, protos and generated code
 
@@ -39,6 +42,17 @@ bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by s
 	@$(BIN)/python -m bench.run
 	@echo "The torch runtime beside transformers' server and vLLM: $(BIN)/python -m bench.torch_peers (half an hour)"
 	@echo "The audio service beside whisper and faster-whisper: $(BIN)/python -m bench.audio (ten minutes)"
+	@echo "The image service beside the plain diffusers pipeline: $(BIN)/python -m bench.image (ten minutes)"
+
+fuzz: .venv/.dev ## Look for bytes that break a parser, SECONDS of each (60); what is found is kept for make test
+	@$(BIN)/python -m tests.fuzz.fuzz_run $(SECONDS)
+
+chaos: .venv/.dev .venv/speech/.fetched ## Break everything under load, one fault after the other, and tell what became of the requests (half an hour)
+	@PYTHONPATH=tests $(BIN)/python -m tests.chaos.chaos_run faults
+
+soak: SECONDS = 3600
+soak: .venv/.dev .venv/speech/.fetched ## Ask for text, transcripts and pictures for SECONDS (an hour); nothing may fail, memory stays flat
+	@PYTHONPATH=tests $(BIN)/python -m tests.chaos.chaos_run soak $(SECONDS)
 
 clean: ## Remove everything that make has made, .venv included
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules gen.partial \

@@ -36,6 +36,7 @@ LISTING = ""
 LFS = (".safetensors", ".gguf", ".bin", ".pt", ".onnx")
 LFS_BYTES = 1024 * 1024  # larger files are large whatever their suffix
 PIECE = 64 * 1024  # bytes written at once
+INVERTED = bytes(range(256))[::-1]  # of each byte, what it becomes where a file is to be corrupt
 DEADLINE = 60.0  # seconds that a gate holds, should a test forget it
 
 
@@ -415,7 +416,7 @@ class _Handler(BaseHTTPRequestHandler):
             if cut and begin - start >= cut.after_bytes:
                 break
             hub.count(len(data))  # first: who has received it all may look at once
-            self.wfile.write(bytes(byte ^ 0xFF for byte in data) if corrupt else data)
+            self.wfile.write(data.translate(INVERTED) if corrupt else data)
             hub.pause(len(data))
         if cut:
             self.close_connection = True

@@ -10,7 +10,7 @@ import importlib.util
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +25,24 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("services", "gateway") for path in (ROOT / folder).rglob("*.py"))
 NAMES = [path.relative_to(ROOT).as_posix() for path in SOURCES]
 
-every_source = pytest.mark.parametrize("name", NAMES)
+
+def every_source(check: Callable[[str], None]) -> Callable[[], None]:
+    """Makes one test of a check of a file: it checks them all, and tells of every one that is wrong.
+
+    As tests of their own they would be half of all tests, and telling of so many takes longer than checking.
+    """
+
+    def test() -> None:
+        wrong = []
+        for name in NAMES:
+            try:
+                check(name)
+            except AssertionError as error:
+                wrong.append(f"{name}: {error}")
+        assert not wrong, "\n".join(wrong)
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
 
 
 @cache
@@ -42,6 +59,7 @@ def dotted(node: ast.expr) -> str:
     return "?"
 
 
+@cache
 def uses(name: str) -> set[str]:
     """Every name that a file uses, spelled out with what it was imported from: `from os import environ as e; e` is
     `os.environ`."""
@@ -59,6 +77,7 @@ def uses(name: str) -> set[str]:
     return found
 
 
+@cache
 def imports(name: str) -> set[str]:
     """Modules that a file imports anywhere, also inside functions."""
     found: set[str] = set()
@@ -254,11 +273,12 @@ HEAVY = {
     "jinja2": {"services/text/prompt.py"},
     "torch": {_TORCH, _WHISPER, _DIFFUSERS, "services/models/dequantize.py"},
     "transformers": {_TORCH, _DIFFUSERS, "services/models/dequantize.py"},
-    "safetensors": {_TORCH, _WHISPER, "services/models/dequantize.py"},
+    "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/dequantize.py"},
     "tokenizers": {_TORCH, "services/models/dequantize.py"},
     "gguf": {"services/models/dequantize.py"},
     "vllm": set(),
     "diffusers": {_DIFFUSERS},
+    "peft": {_DIFFUSERS},
     "PIL": {"services/image/pictures/coding/", _DIFFUSERS},
     "whisper": {_WHISPER},
     "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
@@ -300,12 +320,17 @@ MAY_IMPORT = {
     "services/audio/engine/": (
         "services.residency.channel",
         "services.residency.messages",
+        "services.residency.pace",
         "services.provision.volume_lock",
     ),
     "services/audio/": ("services.rpc", "services.models", "services.residency", "services.provision"),
     "services/image/engine/": ("services.residency.channel", "services.residency.messages"),
     "services/image/": ("services.rpc", "services.models", "services.residency", "services.provision"),
-    "services/text/engine/": ("services.residency.channel", "services.residency.messages"),
+    "services/text/engine/": (
+        "services.residency.channel",
+        "services.residency.messages",
+        "services.residency.pace",
+    ),
     "services/text/": ("services.rpc", "services.models", "services.residency", "services.provision"),
     "services/cli/": ("services.rpc", "services.models", "services.provision", "gateway"),
     "gateway/": ("services.rpc",),
@@ -334,6 +359,8 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
         "services/provision/follower.py",
         "services/provision/reporter.py",
         "services/provision/provision.py",
+        "services/residency/peer.py",
+        "services/residency/residency_servicer.py",
         "services/catalog/api/",
         "services/catalog/__main__.py",
         "services/audio/api/",

@@ -44,3 +44,19 @@ def test_the_tail_is_short_and_survives_bad_bytes(tmp_path: Path) -> None:
     log.close()
     assert len(log.tail()) == 20
     assert log.tail()[-2:] == ["999", "\ufffd\ufffd"]
+
+
+def test_what_a_full_disk_does_not_take_is_lost_and_its_reader_reads_on(tmp_path: Path) -> None:
+    log = LogFile(Path("/dev/full"), max_bytes=2**40)
+    log.write([b"lost"])
+    assert log.tail() == ["lost"]
+    log.close()
+    log = LogFile(tmp_path / "a.log", max_bytes=10)
+    log.write([b"kept"])
+    (tmp_path / "a.log.1").mkdir()  # so that it cannot be put away
+    log.write([b"this is lost"])
+    assert log.path.read_bytes() == b"kept\n"
+    (tmp_path / "a.log.1").rmdir()
+    log.write([b"kept again"])
+    log.close()
+    assert log.path.read_bytes() == b"kept again\n"

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pytest
+from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
 from demo_model import demo_model, demo_safetensors
 from stack import POLL_SECONDS, Stack, running_stack
 from whisper_weights import tiny_en_ct2, tiny_en_pt
@@ -24,6 +27,15 @@ from services.models.demo_whisper import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID
 from tests.models.inspection.handmade_models import write_pipeline
 
 PATIENCE_SECONDS = 60
+
+
+def drawn_with(stack: Stack, model_id: str) -> tuple[int, float]:
+    """Steps and guidance that a model was registered with."""
+    with grpc.insecure_channel(f"127.0.0.1:{stack.port}") as channel:
+        reply = model_service_pb2_grpc.ModelServiceStub(channel).GetModel(
+            model_service_pb2.GetModelRequest(id=model_id), timeout=PATIENCE_SECONDS
+        )
+    return reply.model.image_defaults.steps, reply.model.image_defaults.guidance
 
 
 @contextmanager
@@ -90,6 +102,7 @@ def test_what_cannot_be_registered_is_said_and_the_rest_goes_on(tmp_path: Path) 
         assert registered(stack)["good"]["aliases"] == ["nick"]
 
 
+@pytest.mark.slow
 def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tmp_path: Path) -> None:
     home, path = tmp_path / "home", put(tmp_path / "own" / "m.gguf", demo_model())
     with serving(home, f"m={path}", "nick=m") as stack:
@@ -140,6 +153,7 @@ def test_the_demo_comes_also_where_the_roots_are_elsewhere_and_only_to_an_empty_
         assert registered(stack)[DEMO_WHISPER_ID]["aliases"] == [DEMO_WHISPER_ALIAS]
         assert f"{DEMO_SHAPES_ID} - ready" in row(stack, DEMO_SHAPES_ID)
         assert registered(stack)[DEMO_SHAPES_ID]["aliases"] == [DEMO_SHAPES_ALIAS]
+        assert drawn_with(stack, DEMO_SHAPES_ID) == (20, 2.5), "what its card says"
         until_said(stack, f"{SAFETENSORS_DEMO_ID} - ready")
         assert "Ctrl-C" in said(stack).partition(SAFETENSORS_DEMO_ID)[0], "nobody waits for the second one"
         remove(stack, SAFETENSORS_DEMO_ID)

@@ -1,4 +1,4 @@
-"""`allm serve` for real: what it says, what survives, what is left behind. Each test runs a stack of its own."""
+"""`allm serve` for real: what it says, what survives, what is left behind. Who stops one runs a stack of his own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from speech import librivox
-from stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, running_stack
+from stack import IMAGE_MODEL, MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, running_stack
 
 PATIENCE_SECONDS = 60
 
@@ -42,15 +43,17 @@ def wait_all_gone(gone: list[psutil.Process]) -> None:
             psutil.wait_procs([process], timeout=POLL_SECONDS)
 
 
-def test_one_table_and_two_lines_to_try(stack: Stack) -> None:
+def test_one_table_and_three_lines_to_try(stack: Stack) -> None:
     output = stack.home / "output.txt"
     deadline = time.monotonic() + PATIENCE_SECONDS
     while "Ctrl-C" not in (shown := output.read_text()):  # its last line
         assert time.monotonic() < deadline, shown
         time.sleep(POLL_SECONDS)
-    for expected in (stack.base_url, stack.grpc_address, *stack.note["metrics"].values(), MODEL, SPEECH_MODEL, "ready"):
+    addresses = (stack.base_url, stack.grpc_address, *stack.note["metrics"].values())
+    for expected in (*addresses, MODEL, SPEECH_MODEL, IMAGE_MODEL, "ready"):
         assert expected in shown
-    curl, transcribing = [line for line in shown.splitlines() if line.startswith("curl ")]
+    assert "the text, audio and image services" in shown
+    curl, transcribing, drawing = [line for line in shown.splitlines() if line.startswith("curl ")]
     assert f"{stack.base_url}/chat/completions" in curl
     assert f'"model": "{MODEL}"' in curl
     answer = subprocess.run(shlex.split(curl), capture_output=True, timeout=PATIENCE_SECONDS, check=True).stdout
@@ -58,6 +61,7 @@ def test_one_table_and_two_lines_to_try(stack: Stack) -> None:
     recording = shlex.split(transcribing.replace("speech.wav", str(librivox()[0].path)))
     heard = subprocess.run(recording, capture_output=True, timeout=PATIENCE_SECONDS, check=True).stdout
     assert "Dashwood" in json.loads(heard)["text"]
+    assert f"{stack.base_url}/images/generations" in drawing  # tests/image/gateway runs it
 
 
 def test_logs_are_json_lines_without_prompts(stack: Stack) -> None:
@@ -105,22 +109,29 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
             wait_all_gone(children)
 
 
+@pytest.fixture(scope="module")
+def mended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack whose children are killed, one after the other."""
+    replicas = {"ALLM_AUDIO_REPLICAS": "1", "ALLM_IMAGE_REPLICAS": "1"}
+    with running_stack(tmp_path_factory.mktemp("mended"), **replicas) as running:
+        yield running
+
+
 @pytest.mark.parametrize("child", ["text", "gateway", "catalog", "audio", "image"])
-def test_a_killed_child_comes_back_on_the_same_port(tmp_path: Path, child: str) -> None:
-    optional = {f"ALLM_{child.upper()}_REPLICAS": "1"} if child in ("audio", "image") else {}
-    with running_stack(tmp_path, **optional) as stack:
-        old = stack.note["children"][child]
-        os.kill(old, signal.SIGKILL)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while stack.note["children"][child] == old or f"{child} is back" not in stack.output():
-            assert time.monotonic() < deadline, stack.output()
-            time.sleep(POLL_SECONDS)
-        stack.wait_healthy()
-        with open_chat(stack, max_tokens=4) as response:
-            assert response.read().endswith(b"data: [DONE]\n\n")
-        assert f"{child} was killed by SIGKILL" in stack.output()
+def test_a_killed_child_comes_back_on_the_same_port(mended: Stack, child: str) -> None:
+    old = mended.note["children"][child]
+    os.kill(old, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while mended.note["children"][child] == old or f"{child} is back" not in mended.output():
+        assert time.monotonic() < deadline, mended.output()
+        time.sleep(POLL_SECONDS)
+    mended.wait_healthy()
+    with open_chat(mended, max_tokens=4) as response:
+        assert response.read().endswith(b"data: [DONE]\n\n")
+    assert f"{child} was killed by SIGKILL" in mended.output()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with their parent")
 def test_kill_9_leaves_no_orphans_and_the_next_run_tidies_up(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:

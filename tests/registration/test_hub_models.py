@@ -188,6 +188,7 @@ def test_what_cannot_run_here_is_not_downloaded(operator: Operator, hub: Loopbac
     assert not [path for path in fetched(operator) if path.name == "model.safetensors"]
 
 
+@pytest.mark.slow
 def test_a_new_generation_is_fetched_while_the_old_one_serves(
     operator: Operator, hub: LoopbackHub, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def _link(source: str, target: str) -> None:
 # --- real weights
 
 
+@pytest.mark.slow
 def test_smollm2_answers_chats(client: openai.OpenAI, smollm2: str) -> None:
     asked: Any = {"model": smollm2, "messages": ASKED, "temperature": 0, "max_tokens": 24}
     whole = client.chat.completions.create(**asked)
@@ -146,6 +147,7 @@ def biased(folder: Path, *words: str, marks: tuple[int, ...] = ()) -> dict[str, 
     return found
 
 
+@pytest.mark.slow
 def test_gpt_oss_chats(client: openai.OpenAI, gpt_oss: str) -> None:
     asked: Any = {"model": gpt_oss, "messages": ASKED, "max_tokens": 24, "temperature": 0, "reasoning_effort": "low"}
     whole = client.chat.completions.create(**asked)

@@ -28,6 +28,7 @@ def test_a_broken_model_fails_at_its_check(models: ModelCommands, defect: Defect
     assert failed[0]["likely"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "words"),
     [

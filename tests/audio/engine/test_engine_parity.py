@@ -18,10 +18,11 @@ import pytest
 import whisper
 from engine_session import EngineSession
 from recordings import samples_of
+from remembered import remembered
 from speech import Clip, clips, librivox, long_prompt
 from whisper.normalizers import EnglishTextNormalizer
 from whisper.tokenizer import get_tokenizer
-from whisper_weights import tiny_en_ct2, tiny_en_pt
+from whisper_weights import TINY_EN_CT2, TINY_EN_PT, tiny_en_ct2, tiny_en_pt
 
 from services.audio.engine.messages import SAMPLE_RATE, Decoding, EngineOptions, Segment
 from services.audio.engine.runtime import Runtime
@@ -33,6 +34,7 @@ POINT = 0.01  # of the word error rate
 CLOSE = 0.3  # seconds
 THREADS = 1  # more wait for each other where the tests are not alone
 COLD = (0.0,)
+PACKAGES = ("faster-whisper", "ctranslate2", "onnxruntime", "openai-whisper", "torch")  # what a reference depends on
 LONGEST = 16  # seconds of a clip; the long one is compared too
 SHORT = 8  # and of one for the slower reference
 T = TypeVar("T")
@@ -45,9 +47,6 @@ class Spoken:
     word: str
     start: float
     end: float
-
-
-Reference = Callable[[Samples], list[Spoken]]
 
 
 def options(path: object) -> EngineOptions:
@@ -86,26 +85,45 @@ def fast() -> Iterator[Runtime]:
     yield FasterWhisper(options(tiny_en_ct2()), lambda _: None)
 
 
-@cache
+def reference(name: str, weights: str, spoken: list[Samples], make: Callable[[], Any]) -> Any:
+    """What a package makes of these sounds with these weights: computed once a machine."""
+    given = [name.encode(), weights.encode(), *(sound.tobytes() for sound in spoken)]
+    return remembered(__file__, PACKAGES, given, make)
+
+
 def fast_reference() -> list[list[Spoken]]:
-    model = faster_whisper.WhisperModel(str(tiny_en_ct2()), device="cpu", compute_type="int8", cpu_threads=THREADS)
-    return [_fast_words(model.transcribe(sound, temperature=COLD, word_timestamps=True)[0]) for sound in sounds()]
+    def make() -> Any:
+        model = faster_whisper.WhisperModel(str(tiny_en_ct2()), device="cpu", compute_type="int8", cpu_threads=THREADS)
+        found = [model.transcribe(sound, temperature=COLD, word_timestamps=True)[0] for sound in sounds()]
+        return [[(word.word, word.start, word.end) for one in segments for word in one.words] for segments in found]
+
+    return _spoken(reference("fast", TINY_EN_CT2, sounds(), make))
 
 
-@cache
 def fast_reference_with_vad() -> list[str]:
-    model = faster_whisper.WhisperModel(str(tiny_en_ct2()), device="cpu", compute_type="int8", cpu_threads=THREADS)
-    found = [model.transcribe(sound, temperature=COLD, vad_filter=True)[0] for sound in sounds()]
-    return ["".join(segment.text for segment in segments) for segments in found]
+    def make() -> Any:
+        model = faster_whisper.WhisperModel(str(tiny_en_ct2()), device="cpu", compute_type="int8", cpu_threads=THREADS)
+        found = [model.transcribe(sound, temperature=COLD, vad_filter=True)[0] for sound in sounds()]
+        return ["".join(segment.text for segment in segments) for segments in found]
+
+    texts: list[str] = reference("fast with vad", TINY_EN_CT2, sounds(), make)
+    return texts
 
 
-def _fast_words(segments: Any) -> list[Spoken]:
-    return [Spoken(word.word, word.start, word.end) for segment in segments for word in segment.words]
+def slow_reference(sentences: list[Samples]) -> list[list[Spoken]]:
+    def make() -> Any:
+        model = quietly(lambda: whisper.load_model(str(tiny_en_pt()), device="cpu"))
+        quietly(lambda: get_tokenizer(False))
+        asked = {"temperature": 0.0, "beam_size": 5, "word_timestamps": True, "fp16": False}
+        found = [model.transcribe(sound, **asked)["segments"] for sound in sentences]
+        words = [[word for one in segments for word in one["words"]] for segments in found]
+        return [[(word["word"], float(word["start"]), float(word["end"])) for word in each] for each in words]
+
+    return _spoken(reference("slow", TINY_EN_PT, sentences, make))
 
 
-def reference_words(sound: Samples, model: Any) -> list[Spoken]:
-    told = model.transcribe(sound, temperature=0.0, beam_size=5, word_timestamps=True, fp16=False)
-    return [Spoken(word["word"], word["start"], word["end"]) for one in told["segments"] for word in one["words"]]
+def _spoken(told: list[list[tuple[str, float, float]]]) -> list[list[Spoken]]:
+    return [[Spoken(*word) for word in words] for words in told]
 
 
 def words_of(segments: list[Segment]) -> list[Spoken]:
@@ -148,12 +166,12 @@ def check_times(segments: list[Segment], sound: Samples) -> None:
 @pytest.mark.slow
 def test_faster_whisper_is_as_right_as_the_package_and_as_punctual(fast: Runtime) -> None:
     found = EngineSession(fast).transcribe(sounds(), Decoding(vad=None, words=True, temperatures=COLD))
-    reference = fast_reference()
+    wanted = fast_reference()
     for segments, sound in zip(found, sounds(), strict=True):
         check_times(segments, sound)
-    theirs = error_rate([text_of(words) for words in reference], transcripts())
+    theirs = error_rate([text_of(words) for words in wanted], transcripts())
     assert error_rate(["".join(one.text for one in segments) for segments in found], transcripts()) <= theirs + POINT
-    check_close([words_of(segments) for segments in found], reference)
+    check_close([words_of(segments) for segments in found], wanted)
 
 
 @pytest.mark.slow
@@ -162,14 +180,12 @@ def test_whisper_is_as_right_as_the_package_and_as_punctual() -> None:
     sentences, truth = [sounds()[index] for index in few], [transcripts()[index] for index in few]
     runtime = OpenAIWhisper(options(tiny_en_pt()), lambda _: None)
     found = EngineSession(runtime).transcribe(sentences, Decoding(vad=None, words=True, temperatures=COLD))
-    model = quietly(lambda: whisper.load_model(str(tiny_en_pt()), device="cpu"))
-    quietly(lambda: get_tokenizer(False))
-    reference = [reference_words(sound, model) for sound in sentences]
+    wanted = slow_reference(sentences)
     for segments, sound in zip(found, sentences, strict=True):
         check_times(segments, sound)
-    theirs = error_rate([text_of(words) for words in reference], truth)
+    theirs = error_rate([text_of(words) for words in wanted], truth)
     assert error_rate(["".join(one.text for one in segments) for segments in found], truth) <= theirs + POINT
-    check_close([words_of(segments) for segments in found], reference)
+    check_close([words_of(segments) for segments in found], wanted)
 
 
 @pytest.mark.slow

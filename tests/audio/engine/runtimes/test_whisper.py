@@ -107,6 +107,7 @@ def test_no_more_tokens_than_allowed(openai_whisper: OpenAIWhisper) -> None:
     assert len(decoded[0].tokens) <= openai_whisper.context_tokens + 1 - len(longest)
 
 
+@pytest.mark.slow
 def test_words_are_where_the_reference_finds_them(openai_whisper: OpenAIWhisper, reference: Any) -> None:
     vocabulary = openai_whisper.vocabulary
     windows = encoded(openai_whisper)
