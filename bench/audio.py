@@ -31,7 +31,7 @@ from bench.run import RESULTS_DIR, machine
 
 CONCURRENCIES = (1, 4, 16)
 BATCHES = (4, 8, 16)
-ENCODED = (3000, 1000)  # columns: windows as everybody encodes them, and the shortest of allm's
+ENCODED = (3000, 1500)  # columns: windows as everybody encodes them, and the shortest of allm's
 ENCODER_BATCHES = (1, 8)
 ENCODER_CALLS = 8
 _CLIPS = {1: 15, 4: 30, 16: 45}

@@ -75,6 +75,7 @@ def allm(threads: int, compute_type: str, *, vad: bool, environment: dict[str, s
         "ALLM_METRICS_PORT": "0",
         "ALLM_HOME": str(BUILD_DIR / "home-audio"),
         "ALLM_MODELS": f"{MODEL}={model_folder()}",
+        "ALLM_IMAGE_REPLICAS": "0",
         "ALLM_DEVICE": "cpu",
         "ALLM_THREADS": str(threads),
         "ALLM_AUDIO_COMPUTE_TYPE": compute_type,

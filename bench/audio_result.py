@@ -144,7 +144,7 @@ def _ratios(level: Sequence[Entry], name: str) -> tuple[float, float]:
 
 
 def _floor(measured: Sequence[Entry]) -> list[str]:
-    """What the encoder alone takes, the best way to call it."""
+    """What the encoder alone takes, the best way to call it, and how far that lets anybody get ahead."""
     encoders = [entry for entry in measured if entry.library == Library.ENCODER]
     lines = []
     for seconds in sorted({round(entry.sound_s / entry.clips) for entry in encoders}, reverse=True):
@@ -153,6 +153,18 @@ def _floor(measured: Sequence[Entry]) -> list[str]:
         one = _median(same, best)
         lines.append(
             f"The encoder alone, windows of {seconds} s: {one.clips_per_s:.1f} windows/s ({best}), "
-            f"{one.cpu * seconds / 60 * 1000:.0f} ms of CPU for a window."
+            f"{one.cpu * seconds / 60 * 1000:.0f} ms of CPU for a window. Whoever encodes one for each clip and does "
+            f"nothing else is {_permitted(measured, one.clips_per_s)} as fast as the best library."
         )
     return lines
+
+
+def _permitted(measured: Sequence[Entry], windows_per_s: float) -> str:
+    """How many times the best library's clips per second that is, at each concurrency."""
+    others = [entry for entry in measured if entry.library not in (Library.ENCODER, "") and not entry.long]
+    told = []
+    for clients in sorted({entry.clients for entry in others}):
+        level = [entry for entry in others if entry.clients == clients]
+        best = max(_median(level, name).clips_per_s for name in {entry.name for entry in level})
+        told.append(f"{windows_per_s / best:.1f}x ({clients} client{'s' if clients > 1 else ''})")
+    return ", ".join(told)

@@ -70,6 +70,8 @@ def allm(scenario: Scenario) -> Launch:
         "ALLM_PORT": str(port),
         "ALLM_METRICS_PORT": "0",  # any free one: another allm may run on this machine
         "ALLM_HOME": str(BUILD_DIR / "home"),
+        "ALLM_AUDIO_REPLICAS": "0",
+        "ALLM_IMAGE_REPLICAS": "0",
         "ALLM_MODELS": f"bench={scenario.gguf}",
         "ALLM_MAX_SEQUENCES": str(scenario.concurrency),
         "ALLM_CONTEXT_TOKENS": str(CONTEXT_TOKENS),  # as llama-server gives each slot its part of -c

@@ -55,6 +55,8 @@ def _allm(folder: Path, clients: int, threads: int, console: Console) -> Contend
         "ALLM_PORT": str(port),
         "ALLM_METRICS_PORT": "0",
         "ALLM_HOME": str(BUILD_DIR / "home-torch"),
+        "ALLM_AUDIO_REPLICAS": "0",
+        "ALLM_IMAGE_REPLICAS": "0",
         "ALLM_MODELS": f"bench={folder}",
         "ALLM_DEVICE": "cpu",
         "ALLM_MAX_SEQUENCES": str(clients),

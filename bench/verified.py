@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.models.verification.family import family_of
-from services.cli.models.words import bytes_word
+from services.rpc.byte_count import bytes_word
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "verified"

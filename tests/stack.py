@@ -21,6 +21,7 @@ from ports import free_port
 MODEL = "smollm2-135m-instruct"
 ALIAS = "gpt-4o"
 SPEECH_MODEL = "whisper-tiny.en"
+IMAGE_MODEL = "shapes-sd"
 START_SECONDS = 90
 STOP_SECONDS = 60
 POLL_SECONDS = 0.05

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from services.catalog.board import REPORT_WITHIN, Board, Report
 from services.catalog.picture import Picture, View
-from services.catalog.register import NewModel, Registrar
+from services.catalog.register import Change, NewModel, Registrar
 from services.catalog.registration import Registration
 from services.catalog.registrations import Registrations
 from services.catalog.resolution import explain
@@ -67,9 +67,9 @@ class Catalog:
         """Registers a model. Raises what `Registrar.register` raises."""
         return self._view(await self._registrar.register(new))
 
-    async def update(self, name: str, source: str, aliases: tuple[str, ...] | None) -> View:
-        """Changes a model's source or aliases. Raises what `Registrar.update` raises."""
-        return self._view(await self._registrar.update(name, source, aliases))
+    async def update(self, name: str, change: Change) -> View:
+        """Changes what an operator may change of a model. Raises what `Registrar.update` raises."""
+        return self._view(await self._registrar.update(name, change))
 
     async def delete(self, name: str) -> None:
         """Forgets a model. Raises ModelNotFound."""

@@ -39,4 +39,8 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (model, runtime, device)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE models ADD COLUMN parts TEXT NOT NULL DEFAULT '[]'; -- JSON, see registration.py; so is the next
+    ALTER TABLE models ADD COLUMN image_defaults TEXT NOT NULL DEFAULT '{}';
+    """,
 )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from services.catalog.composition import Composition, LoraChoice, check_defaults
 from services.catalog.names import check_aliases, check_id
 from services.catalog.registration import Registration
 from services.catalog.registrations import Registrations
 from services.catalog.survey import Survey, Surveyor
 from services.models.descriptor import FORMATS, Format, Modality
-from services.models.desired import DesiredModel
+from services.models.desired import DesiredModel, ImageDefaults
 from services.models.source import parse_source
 from services.rpc.errors import InvalidRequest
 from services.rpc.settings import ModelSettings
@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 
 # What each format is for. A format is chosen by an operator and fixed for good; nothing in a folder changes it.
 _FOR: dict[Format, Modality] = {"gguf": "text", "safetensors": "text", "whisper": "audio", "diffusers": "image"}
+
+
+_AS_IT_COMES = Composition()
+_AS_THE_PIPELINE_SAYS = ImageDefaults()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,25 @@ class NewModel:
     format: str
     modality: str = ""  # empty: what the format is for
     aliases: tuple[str, ...] = ()
+    composition: Composition = _AS_IT_COMES
+    image_defaults: ImageDefaults = _AS_THE_PIPELINE_SAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an operator asks of a registered model; what is empty or None stays as it is."""
+
+    source: str = ""
+    aliases: tuple[str, ...] | None = None
+    base: str = ""
+    loras: tuple[LoraChoice, ...] | None = None
+    image_defaults: ImageDefaults | None = None
+
+    @property
+    def looks(self) -> bool:
+        """Whether sources are looked at: also where nothing at all is asked."""
+        named = bool(self.source or self.base or self.loras is not None)
+        return named or (self.aliases is None and self.image_defaults is None)
 
 
 class Registrar:
@@ -57,8 +80,10 @@ class Registrar:
         if new.modality and new.modality != _FOR[format]:
             raise InvalidRequest(f"{format} is for {_FOR[format]} models, not {new.modality!r}", param="modality")
         source = parse_source(new.source, self._settings.roots)
+        new.composition.check(format, self._settings.roots)
+        check_defaults(new.image_defaults, format)
         self._registrations.check_free(new.id, new.aliases)  # before the network is troubled; the database looks too
-        survey = await self._surveyor.survey(new.id, source, format)
+        survey = await self._surveyor.survey(new.id, source, format, new.composition)
         now = int(time.time())
         desired = DesiredModel(
             facts=survey.facts,
@@ -68,34 +93,37 @@ class Registrar:
             manifest=survey.manifest,
             created=now,
             updated=now,
+            parts=survey.parts,
+            image_defaults=new.image_defaults,
             artifacts=survey.artifacts,
         )
         registration = await self._registrations.add(desired, survey.fingerprint)
         log.info("model registered", extra={"model": new.id, "format": format, "bytes": desired.manifest.size})
         return registration
 
-    async def update(self, name: str, source: str, aliases: Sequence[str] | None) -> Registration:
-        """Gives a model another source of its format, or the same as it is now, or other aliases (None: as they are).
+    async def update(self, name: str, change: Change) -> Registration:
+        """Gives a model another source of its format, or the same as it is now, other parts, aliases or defaults.
 
-        Without `source` its own is looked at again, unless there are aliases: then only those change. A new generation
-        begins where files, facts or execution caches are not what they were.
+        A new generation begins where files, facts, parts or execution caches are not what they were.
 
         Raises what `register` raises, and ModelNotFound.
         """
         found = self._registrations.get(name)
-        new_aliases = found.desired.aliases if aliases is None else tuple(aliases)
-        check_aliases(new_aliases, found.id)
-        self._registrations.check_aliases_free(found.id, new_aliases)
+        format, roots = found.desired.facts.format, self._settings.roots
+        if change.aliases is not None:
+            check_aliases(change.aliases, found.id)
+            self._registrations.check_aliases_free(found.id, change.aliases)
+        if change.image_defaults is not None:
+            check_defaults(change.image_defaults, format)
         survey = None
-        if source or aliases is None:
-            parsed = parse_source(source or found.desired.source, self._settings.roots)
-            survey = await self._surveyor.survey(found.id, parsed, found.desired.facts.format)
-
-        def change(old: Registration) -> Registration:
-            names = old.desired.aliases if aliases is None else new_aliases
-            return _changed(old, source or old.desired.source, names, survey)
-
-        changed = await self._registrations.change(found, change)
+        if change.looks:
+            parsed = parse_source(change.source or found.desired.source, roots)
+            before = Composition.of(found.desired.parts)
+            loras = before.loras if change.loras is None else change.loras
+            composition = Composition(change.base or before.base, loras, kept=not change.base)
+            composition.check(format, roots)
+            survey = await self._surveyor.survey(found.id, parsed, format, composition)
+        changed = await self._registrations.change(found, lambda old: _changed(old, change, survey))
         log.info("model updated", extra={"model": changed.id, "generation": changed.desired.generation})
         return changed
 
@@ -110,18 +138,25 @@ def _format(text: str) -> Format:
     raise InvalidRequest(f"the format {text!r} is not known: it must be one of {allowed}", param="format")
 
 
-def _changed(old: Registration, source: str, aliases: tuple[str, ...], survey: Survey | None) -> Registration:
-    desired = replace(old.desired, source=source, aliases=aliases)
+def _changed(old: Registration, change: Change, survey: Survey | None) -> Registration:
+    was = old.desired
+    desired = replace(
+        was,
+        source=change.source or was.source,
+        aliases=was.aliases if change.aliases is None else change.aliases,
+        image_defaults=was.image_defaults if change.image_defaults is None else change.image_defaults,
+    )
     fingerprint = old.fingerprint
     if survey:
-        before = (desired.facts, desired.manifest, desired.artifacts, fingerprint)
-        now = (survey.facts, survey.manifest, survey.artifacts, survey.fingerprint)
+        before = (desired.facts, desired.manifest, desired.parts, desired.artifacts, fingerprint)
+        now = (survey.facts, survey.manifest, survey.parts, survey.artifacts, survey.fingerprint)
         if now != before:
             fingerprint = survey.fingerprint
             desired = replace(
                 desired,
                 facts=survey.facts,
                 manifest=survey.manifest,
+                parts=survey.parts,
                 artifacts=survey.artifacts,
                 generation=desired.generation + 1,
             )

@@ -1,7 +1,7 @@
 """A registered model, and how it is written down.
 
-The JSON columns hold the fields of ModelFacts, Manifest and Artifact under their names: who renames one of those fields
-adds a migration (a test holds a row of the first version).
+The JSON columns hold the fields of ModelFacts, Manifest, Part, ImageDefaults and Artifact under their names: who
+renames one of those fields adds a migration (a test holds a row of the first version).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from services.models.descriptor import ModelFacts
-from services.models.desired import Artifact, DesiredModel
+from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part
 from services.models.manifest import Manifest
 from services.models.registry import Measurement
 from services.rpc.errors import ModelInvalid
@@ -21,10 +21,13 @@ from services.rpc.errors import ModelInvalid
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _facts = msgspec.json.Decoder(ModelFacts).decode
 _manifest = msgspec.json.Decoder(Manifest).decode
+_parts = msgspec.json.Decoder(tuple[Part, ...]).decode
+_image_defaults = msgspec.json.Decoder(ImageDefaults).decode
 _artifacts = msgspec.json.Decoder(tuple[Artifact, ...]).decode
 
 _COLUMNS = (
-    "source, generation, facts, manifest, artifacts, fingerprint, keep_loaded, runtime, unloads, created, updated"
+    "source, generation, facts, manifest, artifacts, fingerprint, keep_loaded, runtime, unloads, created, updated, "
+    "parts, image_defaults"
 )
 _SET = ", ".join(f"{column.strip()} = ?" for column in _COLUMNS.split(","))
 _MARKS = ", ".join("?" for _ in _COLUMNS.split(","))
@@ -125,7 +128,7 @@ def read_all(connection: sqlite3.Connection) -> list[Registration]:
 
 def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measurement, int]]) -> Registration:
     serial, model_id, source, generation, facts, manifest, artifacts, fingerprint, keep, runtime, *rest = row
-    unloads, created, updated = rest
+    unloads, created, updated, parts_text, image_defaults = rest
     try:
         desired = DesiredModel(
             facts=_facts(str(facts)),
@@ -133,6 +136,8 @@ def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measur
             source=str(source),
             generation=_whole(generation),
             manifest=_manifest(str(manifest)),
+            parts=_parts(str(parts_text)),
+            image_defaults=_image_defaults(str(image_defaults)),
             artifacts=_artifacts(str(artifacts)),
             created=_whole(created),
             updated=_whole(updated),
@@ -141,7 +146,8 @@ def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measur
             runtime=str(runtime),
             unloads=_whole(unloads),
         )
-        for one in (desired.manifest, *(artifact.manifest for artifact in desired.artifacts)):
+        parts = [part.manifest for part in desired.parts]
+        for one in (desired.manifest, *parts, *(artifact.manifest for artifact in desired.artifacts)):
             one.check()
     except (msgspec.MsgspecError, ModelInvalid, TypeError) as error:
         raise ModelInvalid(f"what the catalog holds of the model {model_id!r} cannot be read: {error}") from error
@@ -176,6 +182,8 @@ def _values(registration: Registration) -> tuple[object, ...]:
         desired.unloads,
         desired.created,
         desired.updated,
+        _text(desired.parts),
+        _text(desired.image_defaults),
     )
 
 

@@ -7,20 +7,20 @@ import contextvars
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from services.catalog.composition import Composition, compose
+from services.catalog.opening import open_source
 from services.models.artifacts import KnownArtifact, SupportedModels, allowed
 from services.models.descriptor import Format, ModelFacts
-from services.models.desired import Artifact
-from services.models.hub import HubTree
+from services.models.desired import Artifact, Part
 from services.models.inspection.inspect import inspect
 from services.models.manifest import Manifest
-from services.models.source import HubSource, LocalSource, Source
-from services.models.tree import FileTree, LocalTree
+from services.models.source import HubSource, Source
 from services.rpc.errors import ModelInvalid, Overloaded
 from services.rpc.settings import ModelSettings
 
@@ -39,6 +39,7 @@ class Survey:
     facts: ModelFacts
     manifest: Manifest
     fingerprint: str  # of local files as they are now; empty for the hub
+    parts: tuple[Part, ...]
     artifacts: tuple[Artifact, ...]
 
 
@@ -51,8 +52,8 @@ class Surveyor:
         self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="catalog-survey")
         self._open = 0
 
-    async def survey(self, model_id: str, source: Source, format: Format) -> Survey:
-        """Lists and checks a source, and the execution caches that belong to it.
+    async def survey(self, model_id: str, source: Source, format: Format, composition: Composition) -> Survey:
+        """Lists and checks a source, and what else belongs to the model, its execution caches among it.
 
         Raises:
             ModelInvalid: files are missing, damaged or ambiguous; the message names them.
@@ -62,22 +63,28 @@ class Surveyor:
             raise Overloaded(f"{self._open} registrations are being checked already, which is the limit", retry_after=5)
         self._open += 1
         try:
-            facts, manifest, fingerprint = await self._in_thread(lambda: self._look(model_id, source, format))
-            artifacts = await self._artifacts(source, facts)
+            found = await self._in_thread(lambda: self._look(model_id, source, format, composition))
+            artifacts = await self._artifacts(source, found.facts)
         finally:
             self._open -= 1
-        return Survey(facts=facts, manifest=manifest, fingerprint=fingerprint, artifacts=artifacts)
+        return replace(found, artifacts=artifacts)
 
     def close(self) -> None:
         """Takes nothing more on; what runs ends by its own limits."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, model_id: str, source: Source, format: Format) -> tuple[ModelFacts, Manifest, str]:
+    def _look(self, model_id: str, source: Source, format: Format, composition: Composition) -> Survey:
+        """All but execution caches."""
         tree, file = open_source(source, self._settings.roots)
         finding = inspect(tree, format, file)
         manifest = finding.manifest(tree)
-        _check_text(manifest)
-        return finding.facts(model_id), manifest, fingerprint_of(manifest)
+        parts = compose(finding, composition, self._settings.roots)
+        manifests = [manifest, *(part.manifest for part in parts)]
+        for one in manifests:
+            _check_text(one)
+        facts = replace(finding.facts(model_id), size=sum(one.size for one in manifests))
+        fingerprint = fingerprint_of(*manifests)
+        return Survey(facts=facts, manifest=manifest, fingerprint=fingerprint, parts=parts, artifacts=())
 
     async def _artifacts(self, source: Source, facts: ModelFacts) -> tuple[Artifact, ...]:
         """The execution caches that may be used. Whatever is wrong with one, the model is registered without it."""
@@ -114,38 +121,21 @@ class Surveyor:
         return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
 
 
-def open_source(source: Source, roots: Sequence[Path]) -> tuple[FileTree, str]:
-    """The files of a source, and the one that it names (empty: it names none). Blocks. Raises what the trees raise."""
-    if isinstance(source, HubSource):
-        return HubTree.open_repository(source), source.file
-    return _open_local(source, roots)
-
-
-def fingerprint_of(manifest: Manifest) -> str:
-    """Tells local files from what they were; changed content need not change a size. Empty for the hub.
+def fingerprint_of(*manifests: Manifest) -> str:
+    """Tells local files from what they were; changed content need not change a size. Empty where all are the hub's.
 
     Raises:
         ModelInvalid: a file has gone meanwhile.
     """
-    if not manifest.folder:
+    local = [manifest for manifest in manifests if manifest.folder]
+    if not local:
         return ""
-    folder = Path(manifest.folder)
     try:
-        stats = [(file.path, (folder / file.path).stat()) for file in manifest.files]
+        stats = [(file.path, Path(one.folder, file.path).stat()) for one in local for file in one.files]
     except OSError as error:
-        raise ModelInvalid(f"{error.filename or folder}: {error.strerror}") from error
+        raise ModelInvalid(f"{error.filename or 'a file'}: {error.strerror}") from error
     seen = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
-
-
-def _open_local(source: LocalSource, roots: Sequence[Path]) -> tuple[FileTree, str]:
-    path = source.path
-    if path.is_dir():
-        return LocalTree(path, roots), ""
-    if not path.is_file():
-        raise ModelInvalid(f"{path}: there is no such file or folder", param="source")
-    # Its neighbours too: a split model is more than one file.
-    return LocalTree(path.parent, roots, depth=0, wanted=path.name), path.name
 
 
 def _look_at_artifact(known: KnownArtifact, owner: ModelFacts) -> Artifact | None:

@@ -14,7 +14,7 @@ NO_AUDIO = (
     "There is no audio service: pip install 'allm[audio]' brings it (ALLM_AUDIO_REPLICAS=0 says that none is wanted)"
 )
 # Likewise of the extra `image`.
-IMAGE_PACKAGES = ("PIL", "diffusers", "python_multipart", "safetensors", "torch", "transformers")
+IMAGE_PACKAGES = ("PIL", "diffusers", "peft", "python_multipart", "safetensors", "torch", "transformers")
 NO_IMAGE = (
     "There is no image service: pip install 'allm[image]' brings it (ALLM_IMAGE_REPLICAS=0 says that none is wanted)"
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from pathlib import Path
 
@@ -21,13 +22,14 @@ class LogFile:
         self._size = path.stat().st_size
 
     def write(self, lines: list[bytes]) -> None:
-        """Appends whole lines, given without their ends."""
-        data = b"".join(line + b"\n" for line in lines)
-        if self._size and self._size + len(data) > self._max_bytes:
-            self._rotate()
-        self._file.write(data)
-        self._size += len(data)
+        """Appends whole lines, given without their ends. What a full or broken disk does not take is lost: a child whose
+        output nobody reads any more would stand still."""
         self._tail.extend(line.decode("utf-8", "replace") for line in lines)
+        data = b"".join(line + b"\n" for line in lines)
+        with contextlib.suppress(OSError):
+            if self._size and self._size + len(data) > self._max_bytes:
+                self._rotate()
+            self._size += self._file.write(data) or 0
 
     def tail(self) -> list[str]:
         """The last lines that were written."""
@@ -38,7 +40,7 @@ class LogFile:
         self._file.close()
 
     def _rotate(self) -> None:
-        self._file.close()
         self.path.replace(self.path.with_name(self.path.name + ".1"))
-        self._file = self.path.open("ab", buffering=0)
-        self._size = 0
+        fresh = self.path.open("ab", buffering=0)
+        self._file.close()
+        self._file, self._size = fresh, 0

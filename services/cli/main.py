@@ -13,7 +13,7 @@ from services.cli.models.app import models_app
 from services.cli.problem import Problem
 from services.cli.screen import Screen
 from services.cli.serve import serve as serve_stack
-from services.rpc.settings import SettingError
+from services.rpc.setting_reader import SettingError
 
 EXIT_PROBLEM = 1
 EXIT_BAD_SETTING = 2

@@ -15,7 +15,13 @@ from services.cli.unpack import unpack_demo
 from services.models.demo import DEMO_ID, DemoError, install_demo
 from services.models.demo_encoder import DEMO_ENCODER_ID, install_encoder
 from services.models.demo_safetensors import SAFETENSORS_DEMO_ID, safetensors_demo
-from services.models.demo_shapes import DEMO_SHAPES_ALIAS, DEMO_SHAPES_ID, install_shapes
+from services.models.demo_shapes import (
+    DEMO_SHAPES_ALIAS,
+    DEMO_SHAPES_GUIDANCE,
+    DEMO_SHAPES_ID,
+    DEMO_SHAPES_STEPS,
+    install_shapes,
+)
 from services.models.demo_whisper import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID, install_whisper
 from services.models.inspection.guess import guess
 from services.models.inspection.whisper import CHECKPOINT
@@ -26,6 +32,8 @@ from services.rpc.settings import Settings
 SETTLE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 CALL_SECONDS = 150.0
+_OF_FILES = {CHECKPOINT: "whisper", ".safetensors": "diffusers"}  # others are GGUF
+_SHAPES_DEFAULTS = model_pb2.ImageDefaults(steps=DEMO_SHAPES_STEPS, guidance=DEMO_SHAPES_GUIDANCE)
 # Local files are soon there or not; downloads may take hours, and nobody waits for them at the start.
 ON_ITS_WAY = (model_pb2.MODEL_STATE_PENDING, model_pb2.MODEL_STATE_VERIFYING)
 
@@ -108,7 +116,7 @@ class Registrar:
         if whisper:
             await self._offer(catalog, DEMO_WHISPER_ID, whisper, [DEMO_WHISPER_ALIAS])
         if shapes:
-            await self._offer(catalog, DEMO_SHAPES_ID, shapes, [DEMO_SHAPES_ALIAS])
+            await self._offer(catalog, DEMO_SHAPES_ID, shapes, [DEMO_SHAPES_ALIAS], _SHAPES_DEFAULTS)
 
     async def _offer(
         self,
@@ -116,10 +124,13 @@ class Registrar:
         model_id: str,
         path: Path,
         aliases: Sequence[str] = (),
+        image_defaults: model_pb2.ImageDefaults | None = None,
     ) -> None:
         """Registers a file or a folder of a model, or brings an older registration of that id up to date."""
         source, format = _url(path), await asyncio.to_thread(_format, path)
-        new = model_service_pb2.RegisterModelRequest(id=model_id, source=source, format=format, aliases=aliases)
+        new = model_service_pb2.RegisterModelRequest(
+            id=model_id, source=source, format=format, aliases=aliases, image_defaults=image_defaults
+        )
         try:
             await catalog.RegisterModel(new, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -168,7 +179,7 @@ def _format(path: Path) -> str:
     """What a path that only has a name is taken for: folders are told by what is in them."""
     path = path.expanduser()
     if not path.is_dir():
-        return "whisper" if path.suffix == CHECKPOINT else "gguf"
+        return _OF_FILES.get(path.suffix, "gguf")
     try:
         formats = {format for format, _ in guess(LocalTree(path, [path]))}
     except AllmError:  # the catalog says what is wrong with it

@@ -25,6 +25,7 @@ from services.models.demo_whisper import DEMO_WHISPER_ID
 from services.rpc.settings import Settings, load_settings
 
 DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID, DEMO_WHISPER_ID, DEMO_SHAPES_ID)
+NOTE_SECONDS = 2.0  # until `run.json` is tried again that could not be written
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -118,8 +119,9 @@ class _Run:
         (self._stop if self._signals == 1 else self._kill).set()
 
     def _note(self, children: dict[str, int]) -> None:
+        """Tells who runs. Where the disk takes nothing, that is tried again: a child that is back serves all the same."""
         stack, self._children = self._stack, children
-        RunNote(
+        note = RunNote(
             pid=os.getpid(),
             base_url=stack.base_url,
             grpc=stack.grpc_address,
@@ -127,7 +129,11 @@ class _Run:
             folder=str(stack.folder),
             children=children,
             ready=self._ready,
-        ).write(stack.settings.home)
+        )
+        try:
+            note.write(stack.settings.home)
+        except OSError:
+            asyncio.get_running_loop().call_later(NOTE_SECONDS, lambda: self._note(self._children))
 
 
 def _services(settings: Settings) -> str:

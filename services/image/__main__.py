@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
+from allm.models.v1 import residency_service_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
 
 from services.image.api.image_form import ImageUploads
@@ -13,10 +14,13 @@ from services.image.image_files import ImageFiles
 from services.image.image_models import ImageModels
 from services.image.images import Images
 from services.image.manager import ImageManager
+from services.image.need import ImageNeed
 from services.image.pictures.pictures import Pictures
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
 from services.provision.provision import Provision
+from services.residency.residency import Residency
+from services.residency.residency_servicer import ResidencyServicer
 from services.rpc.server import Application, run
 from services.rpc.settings import Settings
 
@@ -27,7 +31,10 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     device = resolve_device(image.device)
     registry = EngineRegistry(device, forced=image.device != "auto")
     manager = ImageManager(image, device)
-    provision = Provision(settings.model, "image", registry, manager)
+    residency = await Residency.open(settings, manager, ImageNeed(manager.options))
+    residents = ResidencyServicer(residency)
+    residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
+    provision = Provision(settings.model, "image", registry, manager, settings.residency.preload)
     pictures = Pictures(image)
     files = ImageFiles(image.folder, image.folder_bytes, image.public_url)
     images = Images(ImageModels(provision.store, manager), pictures, image)
@@ -37,16 +44,22 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     openai_image_service_pb2_grpc.add_ImagesServiceServicer_to_server(rest, server)
     await pictures.start()
     await files.start()
+    await residency.start()
     await provision.start()
+
+    async def leave() -> None:
+        residents.end_watches()
+        await provision.leave()
 
     async def close() -> None:
         await provision.close()
         await manager.close()
+        await residency.close()
         await files.close()
         await pictures.close()
 
     typed = [image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name]
-    return Application(typed, close, leave=provision.leave)
+    return Application(typed, close, leave=leave)
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class Images:
         """
         stored = await self._models.find(request.model)
         async with self._models.loaded(stored) as model:
-            recipe = Recipe(request, stored.id, model.ready)
+            recipe = Recipe(request, stored.id, model.ready, stored.desired.image_defaults)
             image, mask = None, None
             if request.task == "generate":
                 parameters = recipe.plain()

@@ -6,6 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar
 
 from services.image.engine.messages import (
     Accepted,
@@ -21,6 +23,7 @@ from services.image.engine.messages import (
 from services.residency.model_in_worker import ModelInWorker, Pending, RequestLimits
 from services.residency.worker import WorkerProcess
 from services.rpc import metrics
+from services.rpc.deadline import caller_deadline
 from services.rpc.settings import ImageSettings
 
 News = Accepted | Progress | Picture | Finished
@@ -49,11 +52,14 @@ class Drawing(Pending):
         self._unread.append(news)
         if isinstance(news, Finished):
             self.finished = True
-        self._news.set()
+        self._tell()
 
 
 class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
     """A pipeline of diffusers in a worker process of its own."""
+
+    # Requests are accepted beside the loop that draws, also when that hangs.
+    beside: ClassVar[tuple[type, ...]] = (Accepted,)
 
     def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: ImageSettings) -> None:
         """Takes over a worker that said Ready."""
@@ -78,7 +84,12 @@ class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
         Raises:
             Overloaded: the queue is full.
         """
-        with self._open(Drawing(), generate) as drawing:
+        deadline = caller_deadline()
+
+        def timed(request: int) -> Generate:
+            return replace(generate(request), deadline=deadline.at if deadline else None)
+
+        with self._open(Drawing(), timed) as drawing:
             yield drawing
 
     def _heard(self, message: FromWorker) -> None:

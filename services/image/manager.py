@@ -15,4 +15,6 @@ class ImageManager(ModelManager[LoadedPipeline]):
 
     def __init__(self, settings: ImageSettings, device: str) -> None:
         """`device` is where models run: cuda, mps or cpu."""
-        super().__init__(SDManager(settings, device).start)
+        family = SDManager(settings, device)
+        super().__init__(family.start)
+        self.options = family.options  # how a model is run here

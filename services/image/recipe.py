@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from services.image.engine.messages import Generate, Ready, Sizes
 from services.image.image_request import ImageRequest, Quality
 from services.image.pictures.coding.messages import Fit
+from services.models.desired import ImageDefaults
 from services.rpc.errors import AllmError, InvalidRequest, Unsupported
 
 # Shares of the model's own steps; what comes out is held within its limits.
 SHARES: Mapping[Quality, float] = {"low": 0.5, "auto": 1.0, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
 RANDOM_SEEDS = 2**32
+_PIPELINES_OWN = ImageDefaults()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,11 @@ class Recipe:
         Unsupported: the model cannot do that.
     """
 
-    def __init__(self, request: ImageRequest, model_id: str, ready: Ready) -> None:
+    def __init__(
+        self, request: ImageRequest, model_id: str, ready: Ready, defaults: ImageDefaults = _PIPELINES_OWN
+    ) -> None:
+        """`defaults` are those that the model was registered with."""
+        self._defaults = defaults
         self._request = request
         self._model_id = model_id
         self._ready = ready
@@ -138,7 +144,8 @@ class Recipe:
     def _number_of_steps(self) -> int:
         ready, wanted = self._ready, self._request.steps
         if wanted is None:
-            share = round(ready.default_steps * SHARES[self._request.quality])
+            own = self._defaults.steps or ready.default_steps
+            share = round(own * SHARES[self._request.quality])
             return min(max(1, share), ready.max_steps)
         if not 1 <= wanted <= ready.max_steps:
             raise InvalidRequest(f"'steps' must be from 1 to {ready.max_steps}, not {wanted}.", param="steps")
@@ -147,7 +154,8 @@ class Recipe:
     def _held_to_prompt(self) -> float:
         allowed, wanted = self._ready.guidance, self._request.guidance
         if wanted is None:
-            return allowed.default
+            own = allowed.default if self._defaults.guidance is None else self._defaults.guidance
+            return min(max(own, allowed.minimum), allowed.maximum)
         if allowed.minimum <= wanted <= allowed.maximum:
             return wanted
         if allowed.minimum == allowed.maximum:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.image.engine.messages import EngineOptions, FromWorker, Load, Ready
+from services.image.engine.messages import EngineOptions, FromWorker, Load, Lora, Ready
 from services.image.loaded import LoadedPipeline
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
@@ -29,7 +29,7 @@ class SDManager:
             Timeout, Internal: it took too long, or the worker died.
             ModelInvalid, Unsupported, OutOfMemory: as the runtime says.
         """
-        options = self._options(descriptor)
+        options = self.options(descriptor)
 
         def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> LoadedPipeline:
             if not isinstance(ready, Ready):
@@ -46,11 +46,14 @@ class SDManager:
         )
         return await start.run(adopt)
 
-    def _options(self, descriptor: ModelDescriptor) -> EngineOptions:
+    def options(self, descriptor: ModelDescriptor) -> EngineOptions:
+        """How a model is run here: what its worker is told, and what its memory is reckoned from."""
         settings = self._settings
         return EngineOptions(
             model_id=descriptor.id,
             path=str(descriptor.primary),
+            base=str(descriptor.base or ""),
+            loras=tuple(Lora(path=str(lora.path), scale=lora.scale) for lora in descriptor.loras),
             threads=settings.threads or available_cores(),
             gpu=self._device == "cuda",
             dtype=settings.dtype,

@@ -16,7 +16,7 @@ import msgspec
 from services.models.descriptor import Format
 from services.models.source import HubSource, parse_source
 from services.rpc.errors import InvalidRequest, ModelInvalid
-from services.rpc.settings import SettingError
+from services.rpc.setting_reader import SettingError
 
 SHIPPED = Path(__file__).with_name("supported_models.json")
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024

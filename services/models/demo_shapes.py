@@ -11,6 +11,8 @@ from services.models.demo_folder import copy_bundled
 DEMO_SHAPES_ID = "shapes-sd"
 # What OpenAI calls its own: official examples find a model.
 DEMO_SHAPES_ALIAS = "gpt-image-1"
+DEMO_SHAPES_STEPS = 20  # what its card says that it is judged at
+DEMO_SHAPES_GUIDANCE = 2.5
 WEIGHTS = Path(__file__).parents[2] / "shapes_sd" / "weights"
 MANIFEST = "SHA256SUMS"  # as sha256sum writes it: of all files that belong to the model
 

@@ -30,15 +30,33 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraFile:
+    """A LoRA on this machine that belongs to a model."""
+
+    path: Path
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescriptor(ModelFacts):
     """A model whose files are on this machine, whole."""
 
     generation: int  # counts the model's sources; a resident of an older one is replaced
     files: tuple[Path, ...]
     primary: Path  # the file or folder that a runtime opens
+    base: Path | None = None  # the folder with what a checkpoint of one file does not hold
+    loras: tuple[LoraFile, ...] = ()
 
 
-def describe(facts: ModelFacts, generation: int, manifest: Manifest, folder: Path) -> ModelDescriptor:
+def describe(
+    facts: ModelFacts,
+    generation: int,
+    manifest: Manifest,
+    folder: Path,
+    *,
+    base: Path | None = None,
+    loras: tuple[LoraFile, ...] = (),
+) -> ModelDescriptor:
     """The descriptor of a model whose files lie in `folder` as the manifest has them."""
     return ModelDescriptor(
         id=facts.id,
@@ -53,4 +71,6 @@ def describe(facts: ModelFacts, generation: int, manifest: Manifest, folder: Pat
         generation=generation,
         files=tuple(folder / file.path for file in manifest.files),
         primary=folder / manifest.primary if manifest.primary else folder,
+        base=base,
+        loras=loras,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from services.models.descriptor import ModelFacts
 from services.models.manifest import Manifest
@@ -27,6 +28,31 @@ class Artifact:
         return f"{self.manifest.repository}@{self.manifest.revision}"
 
 
+PartKind = Literal["base", "lora"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Files of another source that a model is made of, beside its own, pinned in the same way.
+
+    `base`: configuration and tokenizers for an image checkpoint of one file, which holds only weights. `lora`: what is
+    added to the weights of an image model.
+    """
+
+    kind: PartKind
+    source: str  # as registered; empty: the repository that is usual for such a checkpoint
+    manifest: Manifest
+    scale: float = 1.0  # of a `lora`: how much of it is added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageDefaults:
+    """What an image model is drawn with where a request says nothing. None: what its pipeline says."""
+
+    steps: int | None = None
+    guidance: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredModel:
     """A registered model."""
@@ -38,6 +64,8 @@ class DesiredModel:
     manifest: Manifest
     created: int  # seconds since the epoch
     updated: int
+    parts: tuple[Part, ...] = ()  # the base first, then LoRAs in their order
+    image_defaults: ImageDefaults = ImageDefaults()
     artifacts: tuple[Artifact, ...] = ()
     measured: tuple[Measurement, ...] = ()
     keep_loaded: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,10 +18,13 @@ MAX_ENTRIES = 100_000  # of the metadata; it is kept in memory
 MAX_HEADER = 128 * 1024 * 1024  # bytes; the largest vocabularies take a tenth of it
 MAX_DIMENSIONS = 4
 MAX_CONTEXT = 2**31 - 1
+MAX_LIST = 1024  # whole numbers of an array that is kept: one for each layer
+MAX_LISTS = 64
 DEFAULT_ALIGNMENT = 32
 BLOCK = 1024 * 1024  # bytes read at once: a remote file costs a request for each
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
+_WHOLE = (0, 1, 2, 3, 4, 5, 10, 11)
 
 # Number of a tensor type: (numbers in a block, bytes of a block). A test holds the list against the pinned llama.cpp.
 TENSOR_TYPES: dict[int, tuple[int, int]] = {
@@ -87,12 +90,15 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says of itself. Arrays of the metadata are left out: only their lengths are kept."""
+    """What a GGUF file says of itself. Of arrays in the metadata only the lengths are kept, and in `lists` those of a
+    few whole numbers, such as the heads of each layer.
+    """
 
     metadata: dict[str, Any]
     tensors: int
     size: int  # bytes of the file
     needed: int  # bytes that the file must have; 0: there is a tensor of a type that is not known here
+    lists: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -136,6 +142,7 @@ class _Reader:
         self._name = name
         self._size = size
         self._block = b""
+        self._lists = 0  # that were kept so far
         self._start = 0  # of the block in the file
         self._at = 0  # in the file
 
@@ -148,11 +155,15 @@ class _Reader:
         tensors, count = self._scalar(10), self._scalar(10)
         if count > MAX_ENTRIES or tensors > MAX_ITEMS:
             raise self._corrupt(f"it claims {count} metadata entries and {tensors} tensors")
-        metadata = {}
+        metadata: dict[str, Any] = {}
+        lists = {}
         for _ in range(count):
             key = self._string()
-            metadata[key] = self._value(self._scalar(4))
-        return GgufHeader(metadata, tensors, self._size, self._weights(tensors, _alignment(metadata)))
+            value = self._value(self._scalar(4))
+            if isinstance(value, tuple):
+                lists[key], value = value, len(value)
+            metadata[key] = value
+        return GgufHeader(metadata, tensors, self._size, self._weights(tensors, _alignment(metadata)), lists)
 
     def _weights(self, count: int, alignment: int) -> int:
         """Reads the tensor list. Returns the bytes that the file must have, 0 if a type in it is unknown."""
@@ -186,14 +197,17 @@ class _Reader:
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            return self._array_length()
+            return self._array()
         return self._scalar(kind)
 
-    def _array_length(self) -> int:
-        """Skips an array and returns its length."""
+    def _array(self) -> int | tuple[int, ...]:
+        """An array of a few whole numbers; the length of any other, which is skipped."""
         kind, length = self._scalar(4), int(self._scalar(10))
         if length > MAX_ITEMS:
             raise self._corrupt(f"an array claims {length} items")
+        if kind in _WHOLE and length <= MAX_LIST and self._lists < MAX_LISTS:
+            self._lists += 1
+            return tuple(self._scalar(kind) for _ in range(length))
         if kind == _STRING:
             for _ in range(length):
                 self._skip(self._scalar(10))

@@ -334,7 +334,7 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     if asked.isdecimal():
         seconds = float(asked)
     elif asked:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             seconds = parsedate_to_datetime(asked).timestamp() - time.time()
     elif limits := _library().utils.parse_ratelimit_headers(headers):
         seconds = float(limits.reset_in_seconds)

@@ -21,6 +21,18 @@ class NextStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStatus:
+    """What a model takes that is in memory, or on its way there; bytes."""
+
+    loading: bool = False
+    pinned: bool = False  # stays whatever others need
+    reserved: int = 0  # of the host and of devices together
+    host: int = 0  # that its worker was last seen to take
+    requests: int = 0  # that use it now
+    last_used: int = 0  # seconds since 1970
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """What one replica says of one model."""
 
@@ -34,6 +46,7 @@ class Status:
     total_bytes: int = 0
     peak_memory: int = 0  # bytes; 0: not loaded
     next: NextStatus | None = None
+    memory: MemoryStatus | None = None  # None: not in memory
 
     @property
     def serving(self) -> bool:

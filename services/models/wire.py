@@ -9,10 +9,10 @@ from allm.models.v1 import manifest_pb2, model_pb2
 from google.protobuf import timestamp_pb2
 
 from services.models.descriptor import Format, Modality, ModelFacts
-from services.models.desired import Artifact, DesiredModel
+from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part, PartKind
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import Measurement
-from services.models.status import NextStatus, State, Status
+from services.models.status import MemoryStatus, NextStatus, State, Status
 from services.rpc.errors import Internal
 
 K = TypeVar("K")
@@ -37,6 +37,11 @@ STATES: dict[State, model_pb2.ModelState.ValueType] = {
     "pending": model_pb2.MODEL_STATE_PENDING,
     "failed": model_pb2.MODEL_STATE_FAILED,
     "unsupported": model_pb2.MODEL_STATE_UNSUPPORTED,
+}
+
+PART_KINDS: dict[PartKind, manifest_pb2.PartKind.ValueType] = {
+    "base": manifest_pb2.PART_KIND_BASE,
+    "lora": manifest_pb2.PART_KIND_LORA,
 }
 
 
@@ -78,7 +83,7 @@ def read_manifest(message: manifest_pb2.Manifest) -> Manifest:
 def model_message(desired: DesiredModel) -> model_pb2.Model:
     """A model without what its replicas say of it: state, reason, runtime and replicas are for the caller to fill."""
     facts = desired.facts
-    return model_pb2.Model(
+    message = model_pb2.Model(
         id=facts.id,
         aliases=desired.aliases,
         modality=MODALITIES[facts.modality],
@@ -97,6 +102,34 @@ def model_message(desired: DesiredModel) -> model_pb2.Model:
         keep_loaded=desired.keep_loaded,
         benchmarks=map(measurement_message, desired.measured),
     )
+    for part in desired.parts:
+        if part.kind == "base":
+            message.base = part.source or f"hf://{part.manifest.repository}"
+        else:
+            message.loras.add(source=part.source, scale=part.scale, revision=part.manifest.revision)
+    if desired.image_defaults != ImageDefaults():
+        message.image_defaults.CopyFrom(image_defaults_message(desired.image_defaults))
+    return message
+
+
+def part_message(part: Part) -> manifest_pb2.Part:
+    """What a model is made of beside its own files, to send."""
+    return manifest_pb2.Part(
+        kind=PART_KINDS[part.kind], source=part.source, manifest=manifest_message(part.manifest), scale=part.scale
+    )
+
+
+def image_defaults_message(defaults: ImageDefaults) -> model_pb2.ImageDefaults:
+    """What a model is drawn with, to send."""
+    return model_pb2.ImageDefaults(steps=defaults.steps, guidance=defaults.guidance)
+
+
+def read_image_defaults(message: model_pb2.ImageDefaults) -> ImageDefaults:
+    """What a model is drawn with, as it came."""
+    return ImageDefaults(
+        steps=message.steps if message.HasField("steps") else None,
+        guidance=message.guidance if message.HasField("guidance") else None,
+    )
 
 
 def desired_message(desired: DesiredModel, model: model_pb2.Model) -> manifest_pb2.DesiredModel:
@@ -104,6 +137,7 @@ def desired_message(desired: DesiredModel, model: model_pb2.Model) -> manifest_p
     return manifest_pb2.DesiredModel(
         model=model,
         manifest=manifest_message(desired.manifest),
+        parts=map(part_message, desired.parts),
         artifacts=map(_artifact_message, desired.artifacts),
         runtime=desired.runtime,
         unloads=desired.unloads,
@@ -133,6 +167,8 @@ def read_desired(message: manifest_pb2.DesiredModel) -> DesiredModel:
         manifest=read_manifest(message.manifest),
         created=model.create_time.seconds,
         updated=model.update_time.seconds,
+        parts=tuple(map(_read_part, message.parts)),
+        image_defaults=read_image_defaults(model.image_defaults),
         artifacts=tuple(_read_artifact(facts, artifact) for artifact in message.artifacts),
         measured=read_measurements(model.benchmarks),
         keep_loaded=model.keep_loaded,
@@ -160,6 +196,8 @@ def status_message(replica: str, status: Status) -> model_pb2.ReplicaStatus:
         message.next.generation = status.next.generation
         message.next.state = STATES[status.next.state]
         message.next.reason = status.next.reason
+    if status.memory:
+        message.memory.CopyFrom(_memory_message(status.memory))
     return message
 
 
@@ -183,6 +221,7 @@ def read_status(message: model_pb2.ReplicaStatus) -> Status:
         total_bytes=message.total_bytes,
         peak_memory=message.peak_memory_bytes,
         next=following,
+        memory=_read_memory(message.memory) if message.HasField("memory") else None,
     )
 
 
@@ -208,6 +247,15 @@ def read_measurements(messages: Iterable[model_pb2.Benchmark]) -> tuple[Measurem
             peak_memory=message.peak_memory_bytes,
         )
         for message in messages
+    )
+
+
+def _read_part(message: manifest_pb2.Part) -> Part:
+    return Part(
+        kind=word(PART_KINDS, message.kind),
+        source=message.source,
+        manifest=read_manifest(message.manifest),
+        scale=message.scale,
     )
 
 
@@ -237,3 +285,25 @@ def _read_artifact(owner: ModelFacts, message: manifest_pb2.Artifact) -> Artifac
         unpacked_size=message.unpacked_bytes,
     )
     return Artifact(runtime=message.runtime, devices=frozenset(message.devices), facts=facts, manifest=manifest)
+
+
+def _memory_message(memory: MemoryStatus) -> model_pb2.MemoryStatus:
+    return model_pb2.MemoryStatus(
+        loading=memory.loading,
+        pinned=memory.pinned,
+        reserved_bytes=memory.reserved,
+        host_bytes=memory.host,
+        requests=memory.requests,
+        last_use_time=timestamp_pb2.Timestamp(seconds=memory.last_used),
+    )
+
+
+def _read_memory(message: model_pb2.MemoryStatus) -> MemoryStatus:
+    return MemoryStatus(
+        loading=message.loading,
+        pinned=message.pinned,
+        reserved=message.reserved_bytes,
+        host=message.host_bytes,
+        requests=message.requests,
+        last_used=message.last_use_time.seconds,
+    )

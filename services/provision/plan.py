@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.models.artifacts import allowed
-from services.models.descriptor import ModelFacts
-from services.models.desired import Artifact, DesiredModel
+from services.models.descriptor import LoraFile, ModelDescriptor, ModelFacts, describe
+from services.models.desired import Artifact, DesiredModel, Part
 from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry, Runtime
 from services.rpc.errors import Unsupported
@@ -20,7 +22,30 @@ class Plan:
     facts: ModelFacts
     manifest: Manifest
     runtime: Runtime
+    parts: tuple[Part, ...] = ()  # what is needed beside these files
     artifact: str = ""  # name of the execution cache; empty: the model's own files
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Everything that must be here; the model itself comes last."""
+        return (*(part.manifest for part in self.parts), self.manifest)
+
+    def descriptor(self, generation: int, folders: Sequence[Path]) -> ModelDescriptor:
+        """The model once everything is here; `folders` are where the `manifests` lie."""
+        *beside, folder = folders
+        parts = list(zip(self.parts, beside, strict=True))
+        return describe(
+            self.facts,
+            generation,
+            self.manifest,
+            folder,
+            base=next((where for part, where in parts if part.kind == "base"), None),
+            loras=tuple(
+                LoraFile(path=where / part.manifest.primary, scale=part.scale)
+                for part, where in parts
+                if part.kind == "lora"
+            ),
+        )
 
 
 def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelSettings) -> list[Plan]:
@@ -40,7 +65,7 @@ def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelS
         if not plans:
             raise
     else:
-        plans.append(Plan(facts=desired.facts, manifest=desired.manifest, runtime=runtime))
+        plans.append(Plan(facts=desired.facts, manifest=desired.manifest, runtime=runtime, parts=desired.parts))
     return plans
 
 

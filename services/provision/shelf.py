@@ -33,14 +33,13 @@ LONGEST_NAME = 150  # characters; filesystems take 255, of which locks need some
 class Hold:
     """Says that this replica serves some files, until released. A killed process releases all of its holds."""
 
-    def __init__(self, lock: VolumeLock | None) -> None:
-        self._lock = lock
+    def __init__(self, *locks: VolumeLock) -> None:
+        self._locks = list(locks)
 
     def release(self) -> None:
         """Ends it; a second time does nothing."""
-        if self._lock:
-            self._lock.release()
-            self._lock = None
+        while self._locks:
+            self._locks.pop().release()
 
     def __enter__(self) -> Hold:
         return self
@@ -104,7 +103,7 @@ class Shelf:
             before += file.size
         return found
 
-    def hold(self, model_id: str, manifest: Manifest) -> Hold:
+    def hold(self, model_id: str, *manifests: Manifest) -> Hold:
         """Says that this replica serves these files, there already or not: nobody discards them meanwhile.
 
         Waits while somebody is just discarding them, which takes two renames: look with `whole` after, not before.
@@ -112,11 +111,16 @@ class Shelf:
         Raises:
             OSError: the volume cannot be written to.
         """
-        if not manifest.repository:
-            return Hold(None)
-        lock = self._lock(safe_name(model_id), manifest.digest[:16], "serve")
-        lock.wait_shared()
-        return Hold(lock)
+        with contextlib.ExitStack() as taken:
+            locks = []
+            for manifest in manifests:
+                if manifest.repository:
+                    lock = self._lock(safe_name(model_id), manifest.digest[:16], "serve")
+                    lock.wait_shared()
+                    taken.callback(lock.release)
+                    locks.append(lock)
+            taken.pop_all()
+        return Hold(*locks)
 
     def discard(self, model_id: str, manifest: Manifest) -> bool:
         """Removes the files, fetched wholly or in part, unless a replica serves or fetches them; says whether.

@@ -80,5 +80,5 @@ class Supply:
 
 def _anew(old: DesiredModel, new: DesiredModel) -> bool:
     """Whether the model was removed and registered again, possibly within the second that `created` counts."""
-    same_number = new.generation == old.generation and new.manifest != old.manifest
+    same_number = new.generation == old.generation and (new.manifest, new.parts) != (old.manifest, old.parts)
     return new.created != old.created or new.generation < old.generation or same_number

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from allm.models.v1 import model_pb2
 from allm.openai.v1 import error_pb2, models_service_pb2
 from catalog_service import DOWNLOADING, FAILED, LOADED, READY, Service, running, status
 
@@ -111,8 +112,26 @@ async def test_all_of_them_with_all_that_is_known(tmp_path: Path) -> None:
             "artifact": "nvidia/m@1",
             "done_bytes": 2,
             "total_bytes": 4,
+            "memory": None,
         }
         assert (second["id"], second["state"], second["progress"], second["replicas"]) == ("n", "pending", None, [])
+
+
+async def test_what_a_replica_has_in_memory(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.register("m")
+        taken = model_pb2.MemoryStatus(pinned=True, reserved_bytes=3, host_bytes=2, requests=1)
+        taken.last_use_time.seconds = 7
+        await service.report(complete=True, statuses=[status("m", LOADED, memory=taken)])
+        (model,) = (await listing(service, "all"))["data"]
+        assert model["replicas"][0]["memory"] == {
+            "loading": False,
+            "pinned": True,
+            "reserved_bytes": 3,
+            "host_bytes": 2,
+            "requests": 1,
+            "last_used": 7,
+        }
 
 
 async def test_another_state_is_refused(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from catalog_service import (
     status,
     torch,
 )
+from google.protobuf import timestamp_pb2
 from model_files import gguf
 from prometheus_client import REGISTRY
 
@@ -157,6 +158,14 @@ async def test_everything_a_replica_says_comes_through(tmp_path: Path) -> None:
             total_bytes=10,
             peak_memory_bytes=77,
             next=model_pb2.NextGeneration(generation=2, state=FAILED, reason="no room"),
+            memory=model_pb2.MemoryStatus(
+                loading=True,
+                pinned=True,
+                reserved_bytes=3,
+                host_bytes=2,
+                requests=1,
+                last_use_time=timestamp_pb2.Timestamp(seconds=1_700_000_000),
+            ),
         )
         await service.report(complete=True, statuses=[model_service_pb2.ModelStatus(id="m", status=said)])
         (found,) = (await service.get("m")).replicas

@@ -16,6 +16,7 @@ from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
 from services.catalog.registration import Registration
 from services.catalog.registrations import Registrations
+from services.models.desired import ImageDefaults, Part
 from services.rpc.errors import ModelExists, ModelInvalid, ModelNotFound
 
 
@@ -38,7 +39,22 @@ async def read_again(home: Path) -> list[Registration]:
 
 
 async def test_everything_of_a_model_survives_a_restart(tmp_path: Path) -> None:
-    wanted = desired("m", "b", "a", artifacts=(ARTIFACT,), runtime="torch", keep_loaded=True, unloads=3)
+    parts = (
+        Part(kind="base", source="", manifest=ARTIFACT.manifest),
+        Part(kind="lora", source="file:///l.safetensors", manifest=ARTIFACT.manifest, scale=-0.5),
+    )
+    drawn = ImageDefaults(steps=20, guidance=2.5)
+    wanted = desired(
+        "m",
+        "b",
+        "a",
+        artifacts=(ARTIFACT,),
+        runtime="torch",
+        keep_loaded=True,
+        unloads=3,
+        parts=parts,
+        image_defaults=drawn,
+    )
     async with opened(tmp_path) as registrations:
         added = await registrations.add(wanted, "print")
         added = await registrations.record(added, MEASURED)
@@ -71,9 +87,10 @@ async def test_a_row_of_the_first_version_is_still_read(tmp_path: Path) -> None:
     assert found.desired.artifacts[0].name == "org/m@r"
     assert found.desired.measured[0].tokens_per_second == 10.5
     assert found.recorded == (150,)
+    assert (found.desired.parts, found.desired.image_defaults) == ((), ImageDefaults()), "what later versions added"
 
 
-@pytest.mark.parametrize("column", ["facts", "manifest", "artifacts"])
+@pytest.mark.parametrize("column", ["facts", "manifest", "artifacts", "parts"])
 async def test_a_row_that_cannot_be_understood_is_named(tmp_path: Path, column: str) -> None:
     async with opened(tmp_path) as registrations:
         await registrations.add(desired("org/m"), "")

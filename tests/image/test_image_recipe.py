@@ -10,6 +10,7 @@ import pytest
 from services.image.engine.messages import GuidanceRange, Ready, Sizes
 from services.image.image_request import ImageRequest
 from services.image.recipe import Recipe
+from services.models.desired import ImageDefaults
 from services.rpc.errors import AllmError, InvalidRequest, Unsupported
 
 READY = Ready(
@@ -28,15 +29,35 @@ READY = Ready(
     batch_images=4,
 )
 
+PIPELINES_OWN = ImageDefaults()
 
-def recipe(ready: Ready = READY, **changes: Any) -> Recipe:
-    return Recipe(ImageRequest(**{"model": "m", "prompt": "x"} | changes), "m", ready)
+
+def recipe(ready: Ready = READY, defaults: ImageDefaults = PIPELINES_OWN, **changes: Any) -> Recipe:
+    return Recipe(ImageRequest(**{"model": "m", "prompt": "x"} | changes), "m", ready, defaults)
 
 
 def refusal(ready: Ready = READY, **changes: Any) -> AllmError:
     with pytest.raises(AllmError) as caught:
         recipe(ready, **changes)
     return caught.value
+
+
+def test_what_the_model_was_registered_with_takes_the_place_of_its_pipelines_values() -> None:
+    own = ImageDefaults(steps=12, guidance=2.5)
+    drawn = recipe(defaults=own).plain()
+    assert (drawn.steps, drawn.guidance) == (12, 2.5)
+    assert [recipe(defaults=own, quality=quality).plain().steps for quality in ("low", "high", "max")] == [6, 18, 36]
+    drawn = recipe(defaults=own, steps=3, guidance=0.0).plain()
+    assert (drawn.steps, drawn.guidance) == (3, 0.0), "a request's own come first"
+    assert recipe(defaults=ImageDefaults(guidance=0.0)).plain().guidance == 0.0, "a value, not the lack of one"
+    assert (recipe(defaults=ImageDefaults(steps=5)).plain().guidance) == 7.5
+
+
+def test_registered_values_are_held_within_the_models_limits() -> None:
+    drawn = recipe(defaults=ImageDefaults(steps=900, guidance=90.0)).plain()
+    assert (drawn.steps, drawn.guidance) == (50, 20.0)
+    always = replace(READY, guidance=GuidanceRange(default=0.0, minimum=0.0, maximum=0.0))
+    assert recipe(always, ImageDefaults(guidance=7.0)).plain().guidance == 0.0
 
 
 def test_what_a_request_leaves_open_is_the_models_own() -> None:

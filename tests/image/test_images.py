@@ -7,12 +7,13 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from services.image.image_request import Output
 from services.image.images import Done, Finished, Partial, Progress, Started
-from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound
+from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, Timeout
 from tests.image.drawing import PATIENCE_SECONDS, Studio, asked, drawing, opened
 from tests.image.engine.tiny_pipelines import SIDE, TOKENS, saved
 from tests.image.pictures.picture_files import file, halves
@@ -141,6 +142,26 @@ async def test_a_worker_that_dies_is_told_and_replaced(studio: Studio) -> None:
     assert len(await studio.drawn()) == 1
     (other,) = studio.residents
     assert other.pid != resident.pid
+
+
+@pytest.mark.slow
+async def test_a_hung_worker_is_replaced_and_its_requests_end_with_timeout(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Though its reader would still accept requests: what counts is a step."""
+    folder = saved("StableDiffusionPipeline", tmp_path_factory.mktemp("hung"))
+    async with drawing(tmp_path_factory.mktemp("home3"), {"tiny": folder}, ALLM_STALL_SECONDS="5") as studio:
+        await studio.drawn()
+        (resident,) = studio.residents
+        with pytest.raises(Timeout, match="no progress for 5 seconds"):
+            async with studio.images.generate(asked(steps=150, count=10, progress=True), "me") as events:
+                async for event in events:
+                    if isinstance(event, Progress):
+                        os.kill(resident.pid, signal.SIGSTOP)
+        assert len(await studio.drawn()) == 1
+        (other,) = studio.residents
+        assert other.pid != resident.pid
+        assert not psutil.pid_exists(resident.pid)
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ import pytest
 from services.models.artifacts import MAX_DOCUMENT_BYTES, SHIPPED, allowed, check_publishers, load_supported
 from services.models.source import HubSource
 from services.rpc.errors import ModelInvalid
-from services.rpc.settings import SettingError, load_settings
+from services.rpc.setting_reader import SettingError
+from services.rpc.settings import load_settings
 
 CACHE: dict[str, Any] = {
     "repository": "nvidia/m-gguf",

@@ -13,7 +13,17 @@ from typing import Any
 
 import pytest
 
-from services.models.gguf import BLOCK, MAX_HEADER, TENSOR_TYPES, GgufError, GgufHeader, read_header, read_header_from
+from services.models.gguf import (
+    BLOCK,
+    MAX_HEADER,
+    MAX_LIST,
+    MAX_LISTS,
+    TENSOR_TYPES,
+    GgufError,
+    GgufHeader,
+    read_header,
+    read_header_from,
+)
 from tests.demo_model import demo_model
 from tests.models.gguf_file import ARRAY, FORMATS, STRING, entry, header, tensor, text, with_weights
 
@@ -61,6 +71,21 @@ def test_arrays_are_skipped_and_only_counted(tmp_path: Path) -> None:
     ]
     found = read(tmp_path, header(*entries))
     assert found.metadata == {"numbers": 3, "words": 4, "none": 0, "after": 42}
+
+
+def test_short_lists_of_whole_numbers_are_kept_and_only_so_many(tmp_path: Path) -> None:
+    entries = [
+        entry("heads", ARRAY, (4, [8, 0, 8])),
+        entry("signed", ARRAY, (5, [-1, 2])),
+        entry("long", ARRAY, (0, [1] * (MAX_LIST + 1))),
+        entry("words", ARRAY, (STRING, ["a"])),
+    ]
+    found = read(tmp_path, header(*entries))
+    assert found.lists == {"heads": (8, 0, 8), "signed": (-1, 2)}
+    assert found.metadata == {"heads": 3, "signed": 2, "long": MAX_LIST + 1, "words": 1}
+    many = header(*(entry(f"list.{number}", ARRAY, (4, [number])) for number in range(MAX_LISTS + 5)))
+    found = read(tmp_path, many)
+    assert (len(found.lists), len(found.metadata)) == (MAX_LISTS, MAX_LISTS + 5)
 
 
 def test_what_follows_the_header_is_not_read(tmp_path: Path) -> None:

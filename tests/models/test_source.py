@@ -117,7 +117,9 @@ def test_a_root_may_be_a_link_itself(tmp_path: Path) -> None:
     assert parse_source(f"file://{tmp_path}/root/m", [tmp_path / "root"]) == LocalSource(tmp_path / "root/m")
 
 
-@pytest.mark.parametrize("text", ["file://models/m", "file://", "file://host/m", "file:///m?x=1", "file:///m#x.gguf"])
+@pytest.mark.parametrize(
+    "text", ["file://models/m", "file://", "file://host/m", "file:///m?x=1", "file:///m#x.gguf", "file://[m"]
+)
 def test_a_path_that_cannot_be(tmp_path: Path, text: str) -> None:
     assert "file:///absolute/path" in refusal(text, [Path("/")])
 

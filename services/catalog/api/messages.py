@@ -9,6 +9,7 @@ from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 
 from services.catalog.board import Report
 from services.catalog.catalog import Opinion
+from services.catalog.composition import LoraChoice
 from services.catalog.picture import View
 from services.models import wire
 from services.models.descriptor import Modality
@@ -86,6 +87,11 @@ def read_modality(value: model_pb2.Modality.ValueType, param: str) -> Modality:
     except Internal as error:
         allowed = ", ".join(wire.MODALITIES)
         raise InvalidRequest(f"'{param}' must be one of {allowed}", param=param) from error
+
+
+def read_loras(loras: Iterable[model_pb2.Lora]) -> tuple[LoraChoice, ...]:
+    """LoRAs as an operator names them."""
+    return tuple(LoraChoice(lora.source, lora.scale if lora.HasField("scale") else 1.0) for lora in loras)
 
 
 def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:

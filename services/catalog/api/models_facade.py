@@ -9,7 +9,7 @@ from google.api import httpbody_pb2
 
 from services.catalog.catalog import Catalog
 from services.catalog.picture import View
-from services.models.status import Status
+from services.models.status import MemoryStatus, Status
 from services.rpc.call import Call, facade
 from services.rpc.errors import InvalidRequest, ModelNotFound
 from services.rpc.openai.body import json_body
@@ -106,6 +106,18 @@ def _replica(name: str, status: Status) -> dict[str, Any]:
         "artifact": status.artifact,
         "done_bytes": status.done_bytes,
         "total_bytes": status.total_bytes,
+        "memory": _memory(status.memory) if status.memory else None,
+    }
+
+
+def _memory(memory: MemoryStatus) -> dict[str, Any]:
+    return {
+        "loading": memory.loading,
+        "pinned": memory.pinned,
+        "reserved_bytes": memory.reserved,
+        "host_bytes": memory.host,
+        "requests": memory.requests,
+        "last_used": memory.last_used,
     }
 
 

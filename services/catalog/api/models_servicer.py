@@ -8,8 +8,9 @@ from google.protobuf import duration_pb2
 from services.catalog.api import messages
 from services.catalog.board import REPORT_WITHIN
 from services.catalog.catalog import Catalog
+from services.catalog.composition import Composition
 from services.catalog.picture import View
-from services.catalog.register import NewModel
+from services.catalog.register import Change, NewModel
 from services.catalog.watch import Changed, Removed
 from services.models import wire
 from services.rpc.call import Call, typed
@@ -37,6 +38,8 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
             format=request.format,
             modality=request.modality,
             aliases=tuple(request.aliases),
+            composition=Composition(request.base, messages.read_loras(request.loras)),
+            image_defaults=wire.read_image_defaults(request.image_defaults),
         )
         return model_service_pb2.RegisterModelResponse(model=self._message(await self._catalog.register(new), call))
 
@@ -44,9 +47,16 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def UpdateModel(  # noqa: N802
         self, request: model_service_pb2.UpdateModelRequest, call: Call
     ) -> model_service_pb2.UpdateModelResponse:
-        """Gives a model another source or other aliases."""
-        aliases = tuple(request.aliases.names) if request.HasField("aliases") else None
-        view = await self._catalog.update(_id(request.id), request.source, aliases)
+        """Gives a model another source, other parts, aliases or defaults."""
+        given = request.HasField
+        change = Change(
+            source=request.source,
+            aliases=tuple(request.aliases.names) if given("aliases") else None,
+            base=request.base,
+            loras=messages.read_loras(request.loras.loras) if given("loras") else None,
+            image_defaults=wire.read_image_defaults(request.image_defaults) if given("image_defaults") else None,
+        )
+        view = await self._catalog.update(_id(request.id), change)
         return model_service_pb2.UpdateModelResponse(model=self._message(view, call))
 
     @typed(SECONDS)
@@ -55,8 +65,11 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     ) -> model_service_pb2.GetModelResponse:
         """One model, whatever its state, and its files."""
         view = self._catalog.picture.get(_id(request.id))
-        manifest = wire.manifest_message(view.desired.manifest)
-        return model_service_pb2.GetModelResponse(model=self._message(view, call), manifest=manifest)
+        return model_service_pb2.GetModelResponse(
+            model=self._message(view, call),
+            manifest=wire.manifest_message(view.desired.manifest),
+            parts=map(wire.part_message, view.desired.parts),
+        )
 
     @typed(SECONDS)
     async def ListModels(  # noqa: N802

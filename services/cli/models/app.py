@@ -21,18 +21,22 @@ from services.cli.models.check import check as check_files
 from services.cli.models.connection import Connection, connect, find_address
 from services.cli.models.document import document, documents, print_document
 from services.cli.models.explanation import explain
+from services.cli.models.image_options import Base, Guidance, Loras, Steps, image_defaults, lora_list
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
 from services.cli.models.page import Page
+from services.cli.models.sources import source_url
 from services.cli.models.speech_meter import SpeechMeter
 from services.cli.models.stage import Goal, Stage, loaded, served
 from services.cli.models.verification.command import verify
 from services.cli.models.verification.record import record, write
 from services.cli.models.verification.screen import show_outcomes
 from services.cli.models.waiting import Interrupted, wait_until
-from services.cli.models.words import bytes_word, reason_word
+from services.cli.models.words import reason_word
 from services.cli.problem import Problem
 from services.models.descriptor import Format, Modality
-from services.rpc.settings import SettingError, Settings, load_settings
+from services.rpc.byte_count import bytes_word
+from services.rpc.setting_reader import SettingError
+from services.rpc.settings import Settings, load_settings
 
 EXIT_PROBLEM = 1
 EXIT_BAD_SETTING = 2
@@ -48,7 +52,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document for script
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Whether to wait until it is done.")]
 Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait at most; 0: no limit.")]
 Alias = Annotated[list[str] | None, typer.Option("--alias", metavar="NAME", help="Another name for it; repeatable.")]
-Source = "`hf://org/name[@revision][#file.gguf]`, or a path or `file://` URL of this machine."
+Source = "`hf://org/name[@revision][#file]`, or a path or `file://` URL of this machine."
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,10 @@ def add(
     format: Annotated[Format, typer.Option(help="What its files are; fixed for good.")],
     alias: Alias = None,
     modality: Annotated[Modality | None, typer.Option(help="Default: what the format is for.")] = None,
+    base: Base = "",
+    loras: Loras = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
     wait: Wait = True,
     timeout: Timeout = 0,
     as_json: Json = False,
@@ -101,8 +109,16 @@ def add(
 ) -> None:
     """Register a model, and wait until it is fetched, verified and ready."""
     with _session(address) as session:
-        where = _source(source)
-        model = session.catalog.register(model_id, where, format, modality or "", alias or [])
+        model = session.catalog.register(
+            model_id,
+            source_url(source),
+            format,
+            modality or "",
+            alias or [],
+            base=source_url(base) if base else "",
+            loras=lora_list(loras),
+            image_defaults=image_defaults(steps, guidance),
+        )
         if not as_json:
             files = f"{bytes_word(model.size_bytes)}, {model.architecture or 'unknown architecture'}"
             Page(error=wait).say(f"{model.id} is registered ({files})")
@@ -137,7 +153,7 @@ def show(
         if as_json:
             print_document(document(reply))
         else:
-            listing.show_model(Page(), reply.model, reply.manifest, all_files=files)
+            listing.show_model(Page(), reply, all_files=files)
 
 
 @models_app.command()
@@ -148,18 +164,33 @@ def update(
     ] = "",
     alias: Alias = None,
     no_aliases: Annotated[bool, typer.Option("--no-aliases", help="Take all aliases away.")] = False,
+    base: Base = "",
+    loras: Loras = None,
+    no_loras: Annotated[bool, typer.Option("--no-loras", help="Take all LoRAs away.")] = False,
+    steps: Steps = None,
+    guidance: Guidance = None,
     wait: Wait = True,
     timeout: Timeout = 0,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Give a model a new source or other aliases. The old files serve until the new ones are verified."""
+    """Give a model another source, other parts, names or values. The old files serve until new ones are verified."""
     with _session(address) as session:
-        if alias and no_aliases:
-            raise Problem("--alias and --no-aliases exclude each other")
+        for one, none, options in (
+            (alias, no_aliases, "--alias and --no-aliases"),
+            (loras, no_loras, "--lora and --no-loras"),
+        ):
+            if one and none:
+                raise Problem(f"{options} exclude each other")
         before = session.catalog.get(model_id).model
-        aliases = [] if no_aliases else alias
-        model = session.catalog.update(model_id, _source(source) if source else "", aliases)
+        model = session.catalog.update(
+            model_id,
+            source_url(source) if source else "",
+            [] if no_aliases else alias,
+            base=source_url(base) if base else "",
+            loras=lora_list(loras) if loras or no_loras else None,
+            image_defaults=image_defaults(steps, guidance),
+        )
         changed = model.generation != before.generation
         if not as_json:
             what = f"its files are now generation {model.generation}" if changed else "its files stay as they are"
@@ -344,19 +375,6 @@ def import_models(
     outcomes = {entry.outcome for entry in entries}
     if "refused" in outcomes and not outcomes & {"taken", "would take"}:
         raise typer.Exit(EXIT_PROBLEM)
-
-
-def _source(text: str) -> str:
-    """A source as the catalog reads it; a path of this machine becomes a URL. Raises Problem if there is nothing."""
-    if "://" in text:
-        return text
-    try:
-        path = Path(text).expanduser()
-        if path.exists():
-            return path.absolute().as_uri()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise Problem(f"{text} cannot be looked at: {error}") from error
-    raise Problem(f"{text} is no file or folder here; a repository of the hub is written hf://org/name")
 
 
 def _ask(model: model_pb2.Model) -> None:

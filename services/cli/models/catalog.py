@@ -24,16 +24,45 @@ class Catalog:
         self._stub = connection.models
 
     def register(
-        self, model_id: str, source: str, format: str, modality: str = "", aliases: Sequence[str] = ()
+        self,
+        model_id: str,
+        source: str,
+        format: str,
+        modality: str = "",
+        aliases: Sequence[str] = (),
+        *,
+        base: str = "",
+        loras: Sequence[model_pb2.Lora] = (),
+        image_defaults: model_pb2.ImageDefaults | None = None,
     ) -> model_pb2.Model:
         """Registers a model."""
-        request = pb.RegisterModelRequest(id=model_id, source=source, format=format, modality=modality, aliases=aliases)
+        request = pb.RegisterModelRequest(
+            id=model_id,
+            source=source,
+            format=format,
+            modality=modality,
+            aliases=aliases,
+            base=base,
+            loras=loras,
+            image_defaults=image_defaults,
+        )
         with told():
             return self._stub.RegisterModel(request, timeout=INSPECT_SECONDS).model
 
-    def update(self, model_id: str, source: str, aliases: Sequence[str] | None) -> model_pb2.Model:
-        """Gives a model a new source, or the old one again, and new aliases unless they are None."""
-        request = pb.UpdateModelRequest(id=model_id, source=source)
+    def update(
+        self,
+        model_id: str,
+        source: str,
+        aliases: Sequence[str] | None,
+        *,
+        base: str = "",
+        loras: Sequence[model_pb2.Lora] | None = None,
+        image_defaults: model_pb2.ImageDefaults | None = None,
+    ) -> model_pb2.Model:
+        """Gives a model a new source, or the old one again, and what else is not None or empty."""
+        request = pb.UpdateModelRequest(id=model_id, source=source, base=base, image_defaults=image_defaults)
+        if loras is not None:
+            request.loras.CopyFrom(pb.LoraList(loras=loras))
         if aliases is not None:
             request.aliases.CopyFrom(pb.AliasList(names=aliases))
         with told():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,23 @@ from rich.console import Console
 
 from services.cli.models.progress import byte_progress
 from services.cli.models.stage import HOPELESS, of_replica
-from services.cli.models.words import bytes_word, one_line, state_word
+from services.cli.models.words import one_line, state_word
 from services.models.manifest import Manifest
 from services.models.status import SERVING
 from services.models.wire import read_manifest
 from services.provision.shelf import Shelf
+from services.rpc.byte_count import bytes_word
 from services.rpc.errors import AllmError
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found of one model, or of an execution cache of its."""
+    """What was found of one model, or of an execution cache or another part of its."""
 
     id: str
     state: str  # what requests find now, such as `ready`
     generation: int
-    artifact: str  # repository of the execution cache; empty: the model's own files
+    artifact: str  # where the execution cache or part comes from; empty: the model's own files
     fetched: bool  # whether its files are, or should be, on this machine; if not, there is nothing to compare
     folder: str  # where its files are, or should be
     files: int
@@ -77,6 +78,9 @@ def check(
     for desired in models:
         sets = [("", desired.manifest), *((each.manifest.repository, each.manifest) for each in desired.artifacts)]
         found = [_check(desired.model, artifact, message, shelf, deep, console) for artifact, message in sets]
+        for part in desired.parts:  # as the model's own: whatever serves it has them, too
+            report = _check(desired.model, "", part.manifest, shelf, deep, console)
+            found.append(replace(report, artifact=part.manifest.repository or part.manifest.primary or "base"))
         yield from [report for report in found if report.fetched] or found[:1]
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from allm.models.v1 import manifest_pb2, model_pb2
+from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 from google.protobuf import timestamp_pb2
 
 from services.cli.models.page import Page
 from services.cli.models.stage import of_replica, stage
-from services.cli.models.words import bytes_word, format_word, modality_word, reason_word, state_word
+from services.cli.models.words import format_word, modality_word, reason_word, state_word
+from services.rpc.byte_count import bytes_word
 
 HEADERS = ("ID", "STATE", "FORMAT", "SIZE", "RUNTIME", "REPLICAS", "ALIASES", "DETAIL")
 REPLICA_HEADERS = ("REPLICA", "STATE", "GENERATION", "RUNTIME", "DEVICE", "PEAK MEMORY", "ARTIFACT", "DETAIL")
@@ -28,8 +29,9 @@ def show_models(page: Page, models: Sequence[model_pb2.Model]) -> None:
     page.table(HEADERS, [_row(model) for model in models], right=frozenset({"SIZE", "REPLICAS"}))
 
 
-def show_model(page: Page, model: model_pb2.Model, manifest: manifest_pb2.Manifest, *, all_files: bool) -> None:
+def show_model(page: Page, reply: model_service_pb2.GetModelResponse, *, all_files: bool) -> None:
     """Everything about one model."""
+    model = reply.model
     page.pairs(
         [
             ("id", model.id),
@@ -46,6 +48,9 @@ def show_model(page: Page, model: model_pb2.Model, manifest: manifest_pb2.Manife
             ("size", f"{bytes_word(model.size_bytes)} ({model.size_bytes:,} bytes)"),
             ("source", model.source),
             ("revision", model.revision),
+            ("base", model.base),
+            ("LoRAs", ", ".join(f"{lora.source} (scale {lora.scale:g})" for lora in model.loras)),
+            ("drawn with", _drawn_with(model.image_defaults)),
             ("generation", str(model.generation)),
             ("kept in memory", "yes" if model.keep_loaded else "no"),
             ("registered", time_word(model.create_time)),
@@ -58,7 +63,9 @@ def show_model(page: Page, model: model_pb2.Model, manifest: manifest_pb2.Manife
     if model.benchmarks:
         page.heading("Benchmarks")
         show_benchmarks(page, model.benchmarks)
-    _show_files(page, manifest, all_files)
+    _show_files(page, reply.manifest, all_files)
+    for part in reply.parts:
+        _show_files(page, part.manifest, all_files)
 
 
 def show_benchmarks(page: Page, benchmarks: Sequence[model_pb2.Benchmark]) -> None:
@@ -95,6 +102,11 @@ def time_word(moment: timestamp_pb2.Timestamp) -> str:
     return datetime.fromtimestamp(moment.seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
+def _drawn_with(defaults: model_pb2.ImageDefaults) -> str:
+    steps = [f"{defaults.steps} steps"] if defaults.HasField("steps") else []
+    return ", ".join(steps + ([f"guidance {defaults.guidance:g}"] if defaults.HasField("guidance") else []))
+
+
 def _row(model: model_pb2.Model) -> tuple[str, ...]:
     serving = sum(of_replica(replica, 0).serving for replica in model.replicas)
     return (
@@ -115,6 +127,8 @@ def _replica_row(replica: model_pb2.ReplicaStatus) -> tuple[str, ...]:
         told = _coming(replica)
     elif state_word(replica.state) == "downloading":
         told = _share(replica.done_bytes, replica.total_bytes, replica.reason).lstrip(": ")
+    elif replica.memory.loading:
+        told = "being loaded into memory"
     return (
         replica.replica,
         state_word(replica.state),

@@ -7,7 +7,6 @@ import re
 from allm.models.v1 import model_pb2
 from google.protobuf.descriptor import EnumDescriptor
 
-UNITS = ("KiB", "MiB", "GiB", "TiB")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
 _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
@@ -49,17 +48,6 @@ def one_line(text: str) -> str:
 def shorten(text: str, width: int) -> str:
     """At most `width` characters of a text, with dots where some are left out."""
     return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
-
-
-def bytes_word(count: float) -> str:
-    """`144810464` as `138 MiB`: three digits at most before a point, one after it below ten."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for unit in UNITS:
-        count /= 1024
-        if count < 999.5 or unit == UNITS[-1]:
-            break
-    return f"{count:.1f} {unit}" if count < 9.95 else f"{count:,.0f} {unit}"
 
 
 def seconds_word(seconds: float) -> str:

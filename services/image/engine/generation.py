@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ class Generation:
         self._request = request
         self.number = request.request
         self.client = request.client
+        self.deadline = math.inf if request.deadline is None else request.deadline  # on the monotonic clock
         self.recipe = Recipe(
             mode=mode_of(request),
             width=request.width,

@@ -1,8 +1,8 @@
 """The batch loop: images of all requests that agree in everything but prompt and seed are made together.
 
 A batch runs from its first step to its last. Between two steps the loop takes messages, so that a cancelled request
-costs at most the step that runs. No image waits for company: a batch is filled with what waits when it begins. Time
-limits are the service's.
+costs at most the step that runs. A batch is filled with what waits when it begins; for company it waits next to nothing
+(`reunion.py`). Time limits are the service's.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from services.image.engine.messages import (
     Stepped,
     Stop,
 )
+from services.image.engine.reunion import Reunion
 from services.image.engine.runtime import Preview, Recipe, Runtime
 from services.image.engine.turns import Turns
 from services.residency.messages import EngineError
@@ -51,6 +52,7 @@ class BatchLoop:
         self._images = runtime.ready.batch_images  # of the model's own size that are made together
         self._generations: dict[int, Generation] = {}
         self._turns = Turns()
+        self._reunion = Reunion()
         self._stopped = False
         self._rows: list[_Row] = []  # of the batch that runs
         self._steps = 0
@@ -64,7 +66,9 @@ class BatchLoop:
 
     def turn(self) -> bool:
         """One turn of the loop, at most one batch; waits for a message when there is nothing to do."""
-        self._take_messages(wait=not self._generations)
+        self._take_messages(0.0 if self._generations else None)
+        self._gather()
+        self._expire()
         if not self._stopped and self._generations:
             self._compute()
         self._report()
@@ -72,20 +76,36 @@ class BatchLoop:
 
     # --- what comes in
 
-    def _take_messages(self, wait: bool) -> None:
+    def _take_messages(self, seconds: float | None = 0.0) -> None:
+        """Takes what has come; waits so long for the first, None: as long as it takes."""
         while not self._stopped:
             try:
-                message = self._inbox.get(block=wait)
+                message = self._inbox.get(seconds != 0.0, seconds)
             except queue.Empty:
                 return
-            wait = False
+            seconds = 0.0
             if isinstance(message, Stop):
                 self._stopped = True
             elif isinstance(message, Generate):
                 default = self._runtime.ready.default_scheduler
                 self._generations[message.request] = Generation(message, default)
+                self._reunion.meet()
             elif generation := self._generations.get(message.request):
                 self._forget(generation)
+
+    def _gather(self) -> None:
+        """Waits for the last batch's callers, while there is something to compute and room for more."""
+        while not self._stopped and self._generations and (seconds := self._reunion.seconds):
+            if sum(len(one.waiting) for one in self._generations.values()) >= self._images:
+                return
+            self._take_messages(seconds)
+
+    def _expire(self) -> None:
+        """Ends the requests whose callers do not wait any more."""
+        now = time.monotonic()
+        for generation in [one for one in self._generations.values() if one.deadline <= now]:
+            self._forget(generation)
+            self._send(Refused(request=generation.number, code="TIMEOUT", message="the caller's deadline has passed"))
 
     def _forget(self, generation: Generation) -> None:
         generation.gone = True
@@ -120,19 +140,23 @@ class BatchLoop:
             return
         recipe = rows[0].generation.recipe
         drafts = [row.generation.draft(row.index) for row in rows]
+        started = time.monotonic()
         try:
             pictures = self._runtime.generate(recipe, drafts, self._after_step, self._beat)
         except EngineError as error:
             self._fail(error)
         else:
-            self._take_messages(wait=False)
+            self._take_messages()
             for row, pixels in zip(rows, pictures, strict=True):
                 if not row.generation.gone and pixels is not None:
                     self._finish(row, pixels)
+        callers = {row.generation.number for row in rows if row.generation.done}
+        self._reunion.part(len(callers), time.monotonic() - started)
         self._rows = []
 
     def _after_step(self, step: int, steps: int, preview: Preview) -> Collection[int]:
-        self._take_messages(wait=False)
+        self._take_messages()
+        self._expire()
         self._steps += 1
         if self._stopped:
             return ()

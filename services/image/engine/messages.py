@@ -19,6 +19,7 @@ __all__ = [
     "GuidanceRange",
     "Load",
     "Loading",
+    "Lora",
     "Mode",
     "Picture",
     "Progress",
@@ -35,11 +36,21 @@ MAX_PARTIALS = 3  # previews of one image before it is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """What is added to a model's weights when it is loaded."""
+
+    path: str  # a safetensors file
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """How to run a model; zero means derived from the model and the machine."""
 
     model_id: str
-    path: str  # folder with model_index.json
+    path: str  # folder with model_index.json, or a checkpoint of one file
+    base: str = ""  # of such a checkpoint: the folder with model_index.json, configuration and tokenizers
+    loras: tuple[Lora, ...] = ()
     threads: int
     gpu: bool
     dtype: str = "auto"  # auto, float32, float16 or bfloat16
@@ -114,6 +125,7 @@ class Generate:
     mask: bytes | None = None  # width x height bytes: 255 is painted anew, 0 is kept; only with an image
     partials: int = 0  # previews of each image at the most, 0 to MAX_PARTIALS
     progress: bool = False  # whether Progress is wanted
+    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ name, shape, type, bytes and content; then the names that stand for others.
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import BinaryIO
 
 from services.models.tree import FileTree
@@ -40,6 +41,21 @@ def check_model(tree: FileTree, path: str) -> None:
         raise ModelInvalid(f"{path}: {error.strerror or error}") from error
 
 
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the variables in a model file, by name; none where it is of a version that is not known here.
+
+    Raises:
+        ModelInvalid: it is cut off or corrupt.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        reader = _Reader(file, str(path), path.stat().st_size)
+        if reader.number("<I") != VERSION:
+            return {}
+        reader.text()
+        return reader.variables()
+
+
 class _Reader:
     def __init__(self, file: BinaryIO, path: str, size: int) -> None:
         self._file = file
@@ -52,16 +68,18 @@ class _Reader:
     def text(self) -> str:
         return self._bytes(self.number("<H")).rstrip(b"\0").decode(errors="replace")
 
-    def variables(self) -> None:
-        """Goes from one to the next, up to the end."""
+    def variables(self) -> dict[str, tuple[int, ...]]:
+        """Goes from one to the next, up to the end; gives their shapes."""
         self.number("<I")  # revision
         count = self._count()
+        shapes = {}
         for _ in range(count):
-            self.text()
+            name = self.text()
             dimensions = self.number("<B")
             if dimensions > MAX_DIMENSIONS:
                 raise ModelInvalid(f"{self._path} is corrupt: a variable claims {dimensions} dimensions")
-            self._bytes(4 * dimensions + 1)
+            shapes[name] = struct.unpack(f"<{dimensions}I", self._bytes(4 * dimensions))
+            self._bytes(1)  # its type
             length = self.number("<I")
             end = self._file.tell() + length
             if end > self._size:
@@ -69,6 +87,7 @@ class _Reader:
             self._file.seek(end)
         for _ in range(2 * self._count()):
             self.text()
+        return shapes
 
     def _count(self) -> int:
         count = self.number("<I")

@@ -1,4 +1,4 @@
-"""A pipeline of diffusers: `model_index.json`, and a folder for every component that it names."""
+"""A model for diffusers: a pipeline's folder with `model_index.json`, or one checkpoint in its makers' own layout."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from services.models.inspection.adapter import refuse_adapter
 from services.models.inspection.architecture import architecture_of
 from services.models.inspection.document import read_object
 from services.models.inspection.finding import Finding
 from services.models.inspection.listing import listed, missing, there
+from services.models.inspection.original_layout import layout_of
+from services.models.inspection.shard import read_tensors
 from services.models.inspection.weights import Weights, check_weights, find_weights
 from services.models.tree import FileTree
 from services.rpc.errors import ModelInvalid
@@ -34,13 +37,16 @@ _COMPANIONS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Component:
+class Component:
+    """What a pipeline is made of."""
+
     name: str
     library: str
     kind: str  # the class
 
     @property
     def folder(self) -> str:
+        """Its own, ending with `/`."""
         return f"{self.name}/"
 
     @property
@@ -59,50 +65,42 @@ class _Component:
             return ""
         return "diffusion_pytorch_model" if self.library == "diffusers" else "model"
 
+    def absent(self, tree: FileTree) -> str:
+        """Which files it lacks, weights aside; empty: none. Raises ModelInvalid where its configuration is no JSON."""
+        folder = self.folder
+        if not any(all(there(tree, folder + name) for name in names) for names in self.needs):
+            return " or ".join(" + ".join(folder + name for name in names) for names in self.needs)
+        if self.stem:
+            read_object(tree, f"{folder}config.json")
+        return ""
+
 
 @dataclass(slots=True)
 class _Parts:
     """What was found of all components, and what was not."""
 
     paths: set[str] = field(default_factory=set)
-    weights: list[Weights] = field(default_factory=list)
+    weights: dict[str, Weights] = field(default_factory=dict)  # of each component that has some
     absent: list[str] = field(default_factory=list)
     other: list[str] = field(default_factory=list)  # weights that are no safetensors
 
 
-def inspect_diffusers(tree: FileTree) -> Finding:
-    """Checks a pipeline and all its components without reading their weights.
+def inspect_diffusers(tree: FileTree, file: str) -> Finding:
+    """Checks a pipeline and all its components, or the one checkpoint that is named, without reading their weights.
 
     Raises:
         ModelInvalid: files are missing, ambiguous or damaged; names them.
+        Unsupported: the checkpoint is of no kind that is known.
     """
-    if not there(tree, INDEX):
-        raise missing(tree, [INDEX])
-    index = read_object(tree, INDEX)
-    architecture = architecture_of(index.get("_class_name"), f"_class_name in {INDEX}")
-    parts = _Parts()
-    for component in _components(index):
-        _collect(tree, component, parts)
-    if parts.other:
-        raise ModelInvalid(f"{listed(parts.other)}: only safetensors are read, and there are none beside it")
-    if parts.absent:
-        raise missing(tree, parts.absent)
-    if not parts.weights:
-        raise ModelInvalid(f"{INDEX} names no component that has weights")
-    check_weights(tree, parts.weights)
-    return Finding(
-        format="diffusers",
-        modality="image",
-        architecture=architecture,
-        capabilities=frozenset({"image"}),
-        context_tokens=0,
-        files=tuple(tree.files[path] for path in sorted({INDEX, *parts.paths})),
-        primary="",
-    )
+    return _checkpoint(tree, file) if file else _pipeline(tree)
 
 
-def _components(index: dict[str, object]) -> Iterator[_Component]:
-    """Entries are `"name": ["library", "Class"]`; with null in it the pipeline goes without. Others are options."""
+def components(index: dict[str, object]) -> Iterator[Component]:
+    """Entries are `"name": ["library", "Class"]`; with null in it the pipeline goes without. Others are options.
+
+    Raises:
+        ModelInvalid: there are too many, or one has no name that a folder can have.
+    """
     names = [
         name
         for name, value in index.items()
@@ -113,23 +111,79 @@ def _components(index: dict[str, object]) -> Iterator[_Component]:
     for name in names:
         match index[name]:
             case [str(library), str(kind)] if library and kind and _FOLDER.fullmatch(name):
-                yield _Component(name, library, kind)
+                yield Component(name, library, kind)
             case value:
                 raise ModelInvalid(f"{INDEX} names {reprlib.repr(name)}: {reprlib.repr(value)}, which is no component")
 
 
-def _collect(tree: FileTree, component: _Component, parts: _Parts) -> None:
+def companions(tree: FileTree, component: Component) -> set[str]:
+    """The small files of a component that are there.
+
+    Raises:
+        ModelInvalid: an adapter lies beside it, which its library would put into the model unasked.
+    """
+    refuse_adapter(tree, component.folder)
+    return {component.folder + name for name in _COMPANIONS} & tree.files.keys()
+
+
+def _checkpoint(tree: FileTree, file: str) -> Finding:
+    if file not in tree.files:
+        raise missing(tree, [file])
+    if not file.lower().endswith(".safetensors"):
+        raise ModelInvalid(f"{file[:200]}: of single files only .safetensors are read")
+    tensors = read_tensors(tree, file)
+    layout = layout_of(tensors, file)
+    return Finding(
+        format="diffusers",
+        modality="image",
+        architecture=layout.architecture,
+        capabilities=frozenset({"image"}),
+        context_tokens=0,
+        files=(tree.files[file],),
+        primary=file,
+        tensors={"": tensors},
+    )
+
+
+def _pipeline(tree: FileTree) -> Finding:
+    if not there(tree, INDEX):
+        single = [path for path in tree.files if "/" not in path and path.endswith(".safetensors")]
+        hint = f" (is the model one file? Then name it: {listed(single)})" if single else ""
+        raise ModelInvalid(f"{missing(tree, [INDEX]).message}{hint}")
+    index = read_object(tree, INDEX)
+    architecture = architecture_of(index.get("_class_name"), f"_class_name in {INDEX}")
+    parts = _Parts()
+    for component in components(index):
+        _collect(tree, component, parts)
+    if parts.other:
+        raise ModelInvalid(f"{listed(parts.other)}: only safetensors are read, and there are none beside it")
+    if parts.absent:
+        raise missing(tree, parts.absent)
+    if not parts.weights:
+        raise ModelInvalid(f"{INDEX} names no component that has weights")
+    tensors = check_weights(tree, parts.weights.values())
+    return Finding(
+        format="diffusers",
+        modality="image",
+        architecture=architecture,
+        capabilities=frozenset({"image"}),
+        context_tokens=0,
+        files=tuple(tree.files[path] for path in sorted({INDEX, *parts.paths})),
+        primary="",
+        tensors=dict(zip(parts.weights, tensors, strict=True)),
+    )
+
+
+def _collect(tree: FileTree, component: Component, parts: _Parts) -> None:
     folder = component.folder
-    if not any(all(there(tree, folder + name) for name in names) for names in component.needs):
-        parts.absent.append(" or ".join(" + ".join(folder + name for name in names) for names in component.needs))
-    elif component.stem:
-        read_object(tree, f"{folder}config.json")
-    parts.paths |= {folder + name for name in _COMPANIONS} & tree.files.keys()
+    if lacking := component.absent(tree):
+        parts.absent.append(lacking)
+    parts.paths |= companions(tree, component)
     if not component.stem:
         return
     weights = find_weights(tree, folder, stem=component.stem, variants=True)
     if weights:
-        parts.weights.append(weights)
+        parts.weights[component.name] = weights
         parts.paths.update(weights.files)
         return
     others = [path for path in tree.files if path.startswith(folder) and path.endswith((".bin", ".ckpt", ".pt"))]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from services.models.descriptor import Format, Modality, ModelFacts
+from services.models.inspection.shard import Tensor
 from services.models.manifest import Manifest, ManifestFile
 from services.models.tree import FileTree
 
@@ -22,6 +24,8 @@ class Finding:
     primary: str  # path of the file that a runtime opens; empty: it opens the folder
     quantization: str = ""  # as in ModelFacts
     unpacked_size: int = 0  # as in ModelFacts
+    # What an image model's headers say: component -> its tensors; of a checkpoint of one file all of them under "".
+    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def facts(self, model_id: str) -> ModelFacts:
         """As a model of that id."""

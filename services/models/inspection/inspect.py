@@ -19,10 +19,10 @@ from services.rpc.errors import InvalidRequest
 
 _FOLDERS: Mapping[Format, Callable[[FileTree], Finding]] = {
     "safetensors": inspect_safetensors,
-    "diffusers": inspect_diffusers,
 }
 _FILES: Mapping[Format, Callable[[FileTree, str], Finding]] = {
     "gguf": inspect_gguf,
+    "diffusers": inspect_diffusers,
     "whisper": inspect_whisper,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from services.models.inspection.adapter import refuse_adapter
 from services.models.inspection.config import CONFIG, read_config
 from services.models.inspection.finding import Finding
 from services.models.inspection.listing import missing, place, there
@@ -44,6 +45,7 @@ def inspect_safetensors(tree: FileTree) -> Finding:
         absent.append(WHOLE)
     if absent or config is None:
         raise missing(tree, absent)
+    refuse_adapter(tree)
     if config.fault:
         raise ModelInvalid(f"{place(tree)}: {config.fault}")
     weights = find_weights(tree)

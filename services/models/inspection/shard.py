@@ -51,6 +51,7 @@ class Tensor:
 
     dtype: str  # in the format's own words, such as `BF16`
     size: int  # bytes
+    shape: tuple[int, ...]
 
 
 def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
@@ -120,7 +121,7 @@ def _weights(path: str, entries: dict[str, Any]) -> int:
 
 def _tensor(entry: Any) -> Tensor:
     begin, end = entry["data_offsets"]
-    return Tensor(entry["dtype"], end - begin)
+    return Tensor(entry["dtype"], end - begin, tuple(entry["shape"]))
 
 
 def _range(path: str, name: str, entry: Any) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from transformers import (
 SIDE = 32  # pixels that the models were made for, where a family has no size of its own
 TOKENS = 40  # of CLIP's encoders, its two marks included
 WIDTH = 32
+WIDER = 48  # of the second encoder of XL, which is the wider one there, too
 
 
 def clip_tokenizer() -> CLIPTokenizer:
@@ -50,15 +51,15 @@ def clip_tokenizer() -> CLIPTokenizer:
     )
 
 
-def clip(tokenizer: CLIPTokenizer, *, projection: bool) -> Any:
+def clip(tokenizer: CLIPTokenizer, *, projection: bool, width: int = WIDTH) -> Any:
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=WIDTH,
+        hidden_size=width,
+        intermediate_size=width,
         num_hidden_layers=2,
         num_attention_heads=2,
         max_position_embeddings=TOKENS,
-        projection_dim=WIDTH,
+        projection_dim=width,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -127,14 +128,14 @@ def stable_diffusion_xl() -> StableDiffusionXLPipeline:
     return StableDiffusionXLPipeline(
         vae=vae(4),
         text_encoder=clip(tokenizer, projection=False),
-        text_encoder_2=clip(tokenizer, projection=True),
+        text_encoder_2=clip(tokenizer, projection=True, width=WIDER),
         tokenizer=tokenizer,
         tokenizer_2=clip_tokenizer(),
         unet=unet(
-            cross_attention_dim=2 * WIDTH,
+            cross_attention_dim=WIDTH + WIDER,
             addition_embed_type="text_time",
             addition_time_embed_dim=8,
-            projection_class_embeddings_input_dim=6 * 8 + WIDTH,
+            projection_class_embeddings_input_dim=6 * 8 + WIDER,
         ),
         scheduler=ddim(),
         add_watermarker=False,

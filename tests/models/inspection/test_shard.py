@@ -38,7 +38,7 @@ def test_the_names_of_its_tensors(tmp_path: Path) -> None:
 def test_what_numbers_they_hold_and_how_many_bytes(tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(safetensors({"a": ("F32", [2, 3]), "b": ("BF16", [5]), "c": ("U8", [0])}))
     found = read_tensors(local(tmp_path), "m.safetensors")
-    assert found == {"a": Tensor("F32", 24), "b": Tensor("BF16", 10), "c": Tensor("U8", 0)}
+    assert found == {"a": Tensor("F32", 24, (2, 3)), "b": Tensor("BF16", 10, (5,)), "c": Tensor("U8", 0, (0,))}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from allm.models.v1 import model_pb2 as allm_dot_models_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61llm/models/v1/manifest.proto\x12\x0e\x61llm.models.v1\x1a\x1a\x61llm/models/v1/model.proto\"@\n\x0cManifestFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"~\n\x08Manifest\x12\x12\n\nrepository\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12+\n\x05\x66iles\x18\x04 \x03(\x0b\x32\x1c.allm.models.v1.ManifestFile\x12\x0f\n\x07primary\x18\x05 \x01(\t\"\xc4\x01\n\x08\x41rtifact\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x02 \x03(\t\x12&\n\x06\x66ormat\x18\x03 \x01(\x0e\x32\x16.allm.models.v1.Format\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12*\n\x08manifest\x18\x05 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12\x14\n\x0cquantization\x18\x06 \x01(\t\x12\x16\n\x0eunpacked_bytes\x18\x07 \x01(\x03\"\xc7\x01\n\x0c\x44\x65siredModel\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\x12*\n\x08manifest\x18\x02 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12+\n\tartifacts\x18\x03 \x03(\x0b\x32\x18.allm.models.v1.Artifact\x12\x0f\n\x07runtime\x18\x04 \x01(\t\x12\x0f\n\x07unloads\x18\x05 \x01(\x03\x12\x16\n\x0eready_replicas\x18\x06 \x03(\tBJ\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61llm/models/v1/manifest.proto\x12\x0e\x61llm.models.v1\x1a\x1a\x61llm/models/v1/model.proto\"@\n\x0cManifestFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"~\n\x08Manifest\x12\x12\n\nrepository\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\x12+\n\x05\x66iles\x18\x04 \x03(\x0b\x32\x1c.allm.models.v1.ManifestFile\x12\x0f\n\x07primary\x18\x05 \x01(\t\"\xc4\x01\n\x08\x41rtifact\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x02 \x03(\t\x12&\n\x06\x66ormat\x18\x03 \x01(\x0e\x32\x16.allm.models.v1.Format\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12*\n\x08manifest\x18\x05 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12\x14\n\x0cquantization\x18\x06 \x01(\t\x12\x16\n\x0eunpacked_bytes\x18\x07 \x01(\x03\"y\n\x04Part\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.allm.models.v1.PartKind\x12\x0e\n\x06source\x18\x02 \x01(\t\x12*\n\x08manifest\x18\x03 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12\r\n\x05scale\x18\x04 \x01(\x01\"\xec\x01\n\x0c\x44\x65siredModel\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\x12*\n\x08manifest\x18\x02 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12+\n\tartifacts\x18\x03 \x03(\x0b\x32\x18.allm.models.v1.Artifact\x12\x0f\n\x07runtime\x18\x04 \x01(\t\x12\x0f\n\x07unloads\x18\x05 \x01(\x03\x12\x16\n\x0eready_replicas\x18\x06 \x03(\t\x12#\n\x05parts\x18\x07 \x03(\x0b\x32\x14.allm.models.v1.Part*M\n\x08PartKind\x12\x19\n\x15PART_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0ePART_KIND_BASE\x10\x01\x12\x12\n\x0ePART_KIND_LORA\x10\x02\x42J\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,16 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'allm.models.v1.manifest_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021ai.allm.models.v1P\001Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1'
+  _globals['_PARTKIND']._serialized_start=832
+  _globals['_PARTKIND']._serialized_end=909
   _globals['_MANIFESTFILE']._serialized_start=77
   _globals['_MANIFESTFILE']._serialized_end=141
   _globals['_MANIFEST']._serialized_start=143
   _globals['_MANIFEST']._serialized_end=269
   _globals['_ARTIFACT']._serialized_start=272
   _globals['_ARTIFACT']._serialized_end=468
-  _globals['_DESIREDMODEL']._serialized_start=471
-  _globals['_DESIREDMODEL']._serialized_end=670
+  _globals['_PART']._serialized_start=470
+  _globals['_PART']._serialized_end=591
+  _globals['_DESIREDMODEL']._serialized_start=594
+  _globals['_DESIREDMODEL']._serialized_end=830
 # @@protoc_insertion_point(module_scope)

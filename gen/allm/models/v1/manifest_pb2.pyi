@@ -8,6 +8,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PartKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PartKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PartKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PART_KIND_UNSPECIFIED: _PartKind.ValueType  # 0
+    """Not known."""
+    PART_KIND_BASE: _PartKind.ValueType  # 1
+    """Configuration and tokenizers for an image checkpoint of one file; no weights."""
+    PART_KIND_LORA: _PartKind.ValueType  # 2
+    """A LoRA, which is added to the model's weights when it is loaded."""
+
+class PartKind(_PartKind, metaclass=_PartKindEnumTypeWrapper):
+    """What files of another source are to a model."""
+
+PART_KIND_UNSPECIFIED: PartKind.ValueType  # 0
+"""Not known."""
+PART_KIND_BASE: PartKind.ValueType  # 1
+"""Configuration and tokenizers for an image checkpoint of one file; no weights."""
+PART_KIND_LORA: PartKind.ValueType  # 2
+"""A LoRA, which is added to the model's weights when it is loaded."""
+Global___PartKind: _TypeAlias = PartKind  # noqa: Y015
 
 @_typing.final
 class ManifestFile(_message.Message):
@@ -142,6 +167,42 @@ class Artifact(_message.Message):
 Global___Artifact: _TypeAlias = Artifact  # noqa: Y015
 
 @_typing.final
+class Part(_message.Message):
+    """Files of another source that a model is made of, beside its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    kind: Global___PartKind.ValueType
+    """What they are to the model."""
+    source: _builtins.str
+    """Where they come from, as registered; empty: what is usual for the model, see `manifest`."""
+    scale: _builtins.float
+    """Of a LoRA: how much of it is added."""
+    @_builtins.property
+    def manifest(self) -> Global___Manifest:
+        """The files, pinned like the model's own."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___PartKind.ValueType = ...,
+        source: _builtins.str = ...,
+        manifest: Global___Manifest | None = ...,
+        scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "manifest", b"manifest", "scale", b"scale", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Part: _TypeAlias = Part  # noqa: Y015
+
+@_typing.final
 class DesiredModel(_message.Message):
     """A model as the catalog wants it, with everything that a service needs to prepare it."""
 
@@ -153,6 +214,7 @@ class DesiredModel(_message.Message):
     RUNTIME_FIELD_NUMBER: _builtins.int
     UNLOADS_FIELD_NUMBER: _builtins.int
     READY_REPLICAS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
     """The runtime that an operator asked for (LoadModel); empty: the registry's choice."""
     unloads: _builtins.int
@@ -173,6 +235,10 @@ class DesiredModel(_message.Message):
     def ready_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the live replicas that can answer requests for it."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
+        """What it is made of beside its own files: the base first, then LoRAs in their order."""
+
     def __init__(
         self,
         *,
@@ -182,10 +248,11 @@ class DesiredModel(_message.Message):
         runtime: _builtins.str = ...,
         unloads: _builtins.int = ...,
         ready_replicas: _abc.Iterable[_builtins.str] | None = ...,
+        parts: _abc.Iterable[Global___Part] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "manifest", b"manifest", "model", b"model", "ready_replicas", b"ready_replicas", "runtime", b"runtime", "unloads", b"unloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "manifest", b"manifest", "model", b"model", "parts", b"parts", "ready_replicas", b"ready_replicas", "runtime", b"runtime", "unloads", b"unloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61llm/models/v1/model.proto\x12\x0e\x61llm.models.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd7\x04\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12*\n\x08modality\x18\x03 \x01(\x0e\x32\x18.allm.models.v1.Modality\x12&\n\x06\x66ormat\x18\x04 \x01(\x0e\x32\x16.allm.models.v1.Format\x12\x0f\n\x07runtime\x18\x05 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x06 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x16\n\x0e\x63ontext_tokens\x18\t \x01(\x05\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05state\x18\x0b \x01(\x0e\x32\x1a.allm.models.v1.ModelState\x12\x0e\n\x06reason\x18\x0c \x01(\t\x12\x0e\n\x06source\x18\r \x01(\t\x12\x10\n\x08revision\x18\x0e \x01(\t\x12\x12\n\ngeneration\x18\x0f \x01(\x03\x12/\n\x08replicas\x18\x10 \x03(\x0b\x32\x1d.allm.models.v1.ReplicaStatus\x12\x13\n\x0bkeep_loaded\x18\x11 \x01(\x08\x12-\n\nbenchmarks\x18\x12 \x03(\x0b\x32\x19.allm.models.v1.Benchmark\x12/\n\x0bupdate_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cquantization\x18\x14 \x01(\t\x12\x16\n\x0eunpacked_bytes\x18\x15 \x01(\x03\"\x94\x02\n\rReplicaStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.allm.models.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0f\n\x07runtime\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x07 \x01(\t\x12\x12\n\ndone_bytes\x18\x08 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\t \x01(\x03\x12\x19\n\x11peak_memory_bytes\x18\n \x01(\x03\x12,\n\x04next\x18\x0b \x01(\x0b\x32\x1e.allm.models.v1.NextGeneration\"_\n\x0eNextGeneration\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.allm.models.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xb0\x01\n\tBenchmark\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x19\n\x11tokens_per_second\x18\x03 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\x04 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x05 \x01(\x03\x12/\n\x0brecord_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*_\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x11\n\rMODALITY_TEXT\x10\x01\x12\x12\n\x0eMODALITY_AUDIO\x10\x02\x12\x12\n\x0eMODALITY_IMAGE\x10\x03*s\n\x06\x46ormat\x12\x16\n\x12\x46ORMAT_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46ORMAT_GGUF\x10\x01\x12\x16\n\x12\x46ORMAT_SAFETENSORS\x10\x02\x12\x12\n\x0e\x46ORMAT_WHISPER\x10\x03\x12\x14\n\x10\x46ORMAT_DIFFUSERS\x10\x04*\xde\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_STATE_READY\x10\x01\x12\x16\n\x12MODEL_STATE_LOADED\x10\x02\x12\x16\n\x12MODEL_STATE_FAILED\x10\x03\x12\x1b\n\x17MODEL_STATE_UNSUPPORTED\x10\x04\x12\x17\n\x13MODEL_STATE_PENDING\x10\x05\x12\x1b\n\x17MODEL_STATE_DOWNLOADING\x10\x06\x12\x19\n\x15MODEL_STATE_VERIFYING\x10\x07\x42J\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x61llm/models/v1/model.proto\x12\x0e\x61llm.models.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc1\x05\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61liases\x18\x02 \x03(\t\x12*\n\x08modality\x18\x03 \x01(\x0e\x32\x18.allm.models.v1.Modality\x12&\n\x06\x66ormat\x18\x04 \x01(\x0e\x32\x16.allm.models.v1.Format\x12\x0f\n\x07runtime\x18\x05 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x06 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x16\n\x0e\x63ontext_tokens\x18\t \x01(\x05\x12/\n\x0b\x63reate_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05state\x18\x0b \x01(\x0e\x32\x1a.allm.models.v1.ModelState\x12\x0e\n\x06reason\x18\x0c \x01(\t\x12\x0e\n\x06source\x18\r \x01(\t\x12\x10\n\x08revision\x18\x0e \x01(\t\x12\x12\n\ngeneration\x18\x0f \x01(\x03\x12/\n\x08replicas\x18\x10 \x03(\x0b\x32\x1d.allm.models.v1.ReplicaStatus\x12\x13\n\x0bkeep_loaded\x18\x11 \x01(\x08\x12-\n\nbenchmarks\x18\x12 \x03(\x0b\x32\x19.allm.models.v1.Benchmark\x12/\n\x0bupdate_time\x18\x13 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cquantization\x18\x14 \x01(\t\x12\x16\n\x0eunpacked_bytes\x18\x15 \x01(\x03\x12\x0c\n\x04\x62\x61se\x18\x16 \x01(\t\x12#\n\x05loras\x18\x17 \x03(\x0b\x32\x14.allm.models.v1.Lora\x12\x35\n\x0eimage_defaults\x18\x18 \x01(\x0b\x32\x1d.allm.models.v1.ImageDefaults\"F\n\x04Lora\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x12\n\x05scale\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08revision\x18\x03 \x01(\tB\x08\n\x06_scale\"Q\n\rImageDefaults\x12\x12\n\x05steps\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08guidance\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x08\n\x06_stepsB\x0b\n\t_guidance\"\xc2\x02\n\rReplicaStatus\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.allm.models.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12\x0f\n\x07runtime\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x07 \x01(\t\x12\x12\n\ndone_bytes\x18\x08 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\t \x01(\x03\x12\x19\n\x11peak_memory_bytes\x18\n \x01(\x03\x12,\n\x04next\x18\x0b \x01(\x0b\x32\x1e.allm.models.v1.NextGeneration\x12,\n\x06memory\x18\x0c \x01(\x0b\x32\x1c.allm.models.v1.MemoryStatus\"\xa0\x01\n\x0cMemoryStatus\x12\x0f\n\x07loading\x18\x01 \x01(\x08\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\x12\x16\n\x0ereserved_bytes\x18\x03 \x01(\x03\x12\x12\n\nhost_bytes\x18\x04 \x01(\x03\x12\x10\n\x08requests\x18\x05 \x01(\x05\x12\x31\n\rlast_use_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"_\n\x0eNextGeneration\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12)\n\x05state\x18\x02 \x01(\x0e\x32\x1a.allm.models.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xb0\x01\n\tBenchmark\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x19\n\x11tokens_per_second\x18\x03 \x01(\x01\x12\x1b\n\x13\x66irst_token_seconds\x18\x04 \x01(\x01\x12\x19\n\x11peak_memory_bytes\x18\x05 \x01(\x03\x12/\n\x0brecord_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp*_\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x11\n\rMODALITY_TEXT\x10\x01\x12\x12\n\x0eMODALITY_AUDIO\x10\x02\x12\x12\n\x0eMODALITY_IMAGE\x10\x03*s\n\x06\x46ormat\x12\x16\n\x12\x46ORMAT_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46ORMAT_GGUF\x10\x01\x12\x16\n\x12\x46ORMAT_SAFETENSORS\x10\x02\x12\x12\n\x0e\x46ORMAT_WHISPER\x10\x03\x12\x14\n\x10\x46ORMAT_DIFFUSERS\x10\x04*\xde\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_STATE_READY\x10\x01\x12\x16\n\x12MODEL_STATE_LOADED\x10\x02\x12\x16\n\x12MODEL_STATE_FAILED\x10\x03\x12\x1b\n\x17MODEL_STATE_UNSUPPORTED\x10\x04\x12\x17\n\x13MODEL_STATE_PENDING\x10\x05\x12\x1b\n\x17MODEL_STATE_DOWNLOADING\x10\x06\x12\x19\n\x15MODEL_STATE_VERIFYING\x10\x07\x42J\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,24 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'allm.models.v1.model_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021ai.allm.models.v1P\001Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1'
-  _globals['_MODALITY']._serialized_start=1236
-  _globals['_MODALITY']._serialized_end=1331
-  _globals['_FORMAT']._serialized_start=1333
-  _globals['_FORMAT']._serialized_end=1448
-  _globals['_MODELSTATE']._serialized_start=1451
-  _globals['_MODELSTATE']._serialized_end=1673
+  _globals['_MODALITY']._serialized_start=1706
+  _globals['_MODALITY']._serialized_end=1801
+  _globals['_FORMAT']._serialized_start=1803
+  _globals['_FORMAT']._serialized_end=1918
+  _globals['_MODELSTATE']._serialized_start=1921
+  _globals['_MODELSTATE']._serialized_end=2143
   _globals['_MODEL']._serialized_start=80
-  _globals['_MODEL']._serialized_end=679
-  _globals['_REPLICASTATUS']._serialized_start=682
-  _globals['_REPLICASTATUS']._serialized_end=958
-  _globals['_NEXTGENERATION']._serialized_start=960
-  _globals['_NEXTGENERATION']._serialized_end=1055
-  _globals['_BENCHMARK']._serialized_start=1058
-  _globals['_BENCHMARK']._serialized_end=1234
+  _globals['_MODEL']._serialized_end=785
+  _globals['_LORA']._serialized_start=787
+  _globals['_LORA']._serialized_end=857
+  _globals['_IMAGEDEFAULTS']._serialized_start=859
+  _globals['_IMAGEDEFAULTS']._serialized_end=940
+  _globals['_REPLICASTATUS']._serialized_start=943
+  _globals['_REPLICASTATUS']._serialized_end=1265
+  _globals['_MEMORYSTATUS']._serialized_start=1268
+  _globals['_MEMORYSTATUS']._serialized_end=1428
+  _globals['_NEXTGENERATION']._serialized_start=1430
+  _globals['_NEXTGENERATION']._serialized_end=1525
+  _globals['_BENCHMARK']._serialized_start=1528
+  _globals['_BENCHMARK']._serialized_end=1704
 # @@protoc_insertion_point(module_scope)

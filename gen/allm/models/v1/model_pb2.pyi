@@ -63,7 +63,9 @@ class _FormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Format.ValueTy
     FORMAT_WHISPER: _Format.ValueType  # 3
     """A Whisper model: an OpenAI checkpoint, a CTranslate2 folder, or safetensors."""
     FORMAT_DIFFUSERS: _Format.ValueType  # 4
-    """A folder of diffusers with model_index.json and the components that it names."""
+    """A folder of diffusers with model_index.json and the components that it names, or one .safetensors checkpoint in its
+    makers' own layout.
+    """
 
 class Format(_Format, metaclass=_FormatEnumTypeWrapper):
     """The format of a model's files, chosen when it is registered and fixed for good."""
@@ -77,7 +79,9 @@ FORMAT_SAFETENSORS: Format.ValueType  # 2
 FORMAT_WHISPER: Format.ValueType  # 3
 """A Whisper model: an OpenAI checkpoint, a CTranslate2 folder, or safetensors."""
 FORMAT_DIFFUSERS: Format.ValueType  # 4
-"""A folder of diffusers with model_index.json and the components that it names."""
+"""A folder of diffusers with model_index.json and the components that it names, or one .safetensors checkpoint in its
+makers' own layout.
+"""
 Global___Format: _TypeAlias = Format  # noqa: Y015
 
 class _ModelState:
@@ -151,6 +155,9 @@ class Model(_message.Message):
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     UNPACKED_BYTES_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    LORAS_FIELD_NUMBER: _builtins.int
+    IMAGE_DEFAULTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id: what requests name. May contain `/`."""
     modality: Global___Modality.ValueType
@@ -170,7 +177,7 @@ class Model(_message.Message):
     reason: _builtins.str
     """Why it is `failed`, `unsupported` or `pending`; empty otherwise."""
     source: _builtins.str
-    """Where its files come from, as registered: `hf://org/name[@revision][#file.gguf]` or `file:///path`."""
+    """Where its files come from, as registered: `hf://org/name[@revision][#file]` or `file:///path`."""
     revision: _builtins.str
     """The commit that a `hf://` source is pinned to; empty for `file://`."""
     generation: _builtins.int
@@ -183,6 +190,10 @@ class Model(_message.Message):
     """
     unpacked_bytes: _builtins.int
     """Bytes that its weights take where they cannot be computed with in quantised form. 0: as many as its files."""
+    base: _builtins.str
+    """Of an image checkpoint of one file: where its configuration and tokenizers come from, as registered, or the
+    repository that is usual for it. Empty: the model brings its own.
+    """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names that requests may use for it."""
@@ -206,6 +217,14 @@ class Model(_message.Message):
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
         """When its source or aliases were last changed."""
+
+    @_builtins.property
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lora]:
+        """What is added to the weights of an image model, in this order."""
+
+    @_builtins.property
+    def image_defaults(self) -> Global___ImageDefaults:
+        """What an image model is drawn with where a request says nothing; absent: what its pipeline says."""
 
     def __init__(
         self,
@@ -231,14 +250,82 @@ class Model(_message.Message):
         update_time: _timestamp_pb2.Timestamp | None = ...,
         quantization: _builtins.str = ...,
         unpacked_bytes: _builtins.int = ...,
+        base: _builtins.str = ...,
+        loras: _abc.Iterable[Global___Lora] | None = ...,
+        image_defaults: Global___ImageDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "image_defaults", b"image_defaults", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "benchmarks", b"benchmarks", "capabilities", b"capabilities", "context_tokens", b"context_tokens", "create_time", b"create_time", "format", b"format", "generation", b"generation", "id", b"id", "keep_loaded", b"keep_loaded", "modality", b"modality", "quantization", b"quantization", "reason", b"reason", "replicas", b"replicas", "revision", b"revision", "runtime", b"runtime", "size_bytes", b"size_bytes", "source", b"source", "state", b"state", "unpacked_bytes", b"unpacked_bytes", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "base", b"base", "benchmarks", b"benchmarks", "capabilities", b"capabilities", "context_tokens", b"context_tokens", "create_time", b"create_time", "format", b"format", "generation", b"generation", "id", b"id", "image_defaults", b"image_defaults", "keep_loaded", b"keep_loaded", "loras", b"loras", "modality", b"modality", "quantization", b"quantization", "reason", b"reason", "replicas", b"replicas", "revision", b"revision", "runtime", b"runtime", "size_bytes", b"size_bytes", "source", b"source", "state", b"state", "unpacked_bytes", b"unpacked_bytes", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class Lora(_message.Message):
+    """A LoRA: a small file that changes the weights of an image model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """`hf://org/name[@revision][#file.safetensors]`, or `file:///path` below one of ALLM_MODEL_ROOTS. Required."""
+    scale: _builtins.float
+    """How much of it is added, from -10 to 10 and not 0. Default: 1."""
+    revision: _builtins.str
+    """The commit that a `hf://` source is pinned to; set by the catalog."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        scale: _builtins.float | None = ...,
+        revision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "scale", b"scale"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_scale", b"_scale", "revision", b"revision", "scale", b"scale", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__scale: _TypeAlias = _typing.Literal["scale"]  # noqa: Y015
+    _WhichOneofArgType__scale: _TypeAlias = _typing.Literal["_scale", b"_scale"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scale) -> _WhichOneofReturnType__scale | None: ...
+
+Global___Lora: _TypeAlias = Lora  # noqa: Y015
+
+@_typing.final
+class ImageDefaults(_message.Message):
+    """What an image model is drawn with where a request says nothing. A model's limits are kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    GUIDANCE_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    """Steps, from 1 to 1000. `quality` means shares of them."""
+    guidance: _builtins.float
+    """How strongly images are held to their prompts, from 0 to 100."""
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int | None = ...,
+        guidance: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_guidance", b"_guidance", "_steps", b"_steps", "guidance", b"guidance", "steps", b"steps"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_guidance", b"_guidance", "_steps", b"_steps", "guidance", b"guidance", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__guidance: _TypeAlias = _typing.Literal["guidance"]  # noqa: Y015
+    _WhichOneofArgType__guidance: _TypeAlias = _typing.Literal["_guidance", b"_guidance"]  # noqa: Y015
+    _WhichOneofReturnType__steps: _TypeAlias = _typing.Literal["steps"]  # noqa: Y015
+    _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guidance) -> _WhichOneofReturnType__guidance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
+
+Global___ImageDefaults: _TypeAlias = ImageDefaults  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):
@@ -257,12 +344,15 @@ class ReplicaStatus(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     PEAK_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name of the replica, such as `text-1`."""
     state: Global___ModelState.ValueType
     """How far the generation is that it serves, or, before it serves any, the one that it prepares."""
     reason: _builtins.str
-    """Why it is `failed` or `unsupported`; empty otherwise."""
+    """Why it is `failed` or `unsupported`; of one that is `ready`, why there was no room for it when it was last asked for;
+    of one that is `pending`, what it waits for. Empty otherwise.
+    """
     generation: _builtins.int
     """The generation that `state` is about."""
     runtime: _builtins.str
@@ -281,6 +371,10 @@ class ReplicaStatus(_message.Message):
     def next(self) -> Global___NextGeneration:
         """A newer generation that is being prepared, or could not be, while the one above serves. Absent when there is none."""
 
+    @_builtins.property
+    def memory(self) -> Global___MemoryStatus:
+        """What it takes of this host's memory; absent while it is neither loaded nor on its way there."""
+
     def __init__(
         self,
         *,
@@ -295,14 +389,59 @@ class ReplicaStatus(_message.Message):
         total_bytes: _builtins.int = ...,
         peak_memory_bytes: _builtins.int = ...,
         next: Global___NextGeneration | None = ...,
+        memory: Global___MemoryStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "device", b"device", "done_bytes", b"done_bytes", "generation", b"generation", "next", b"next", "peak_memory_bytes", b"peak_memory_bytes", "reason", b"reason", "replica", b"replica", "runtime", b"runtime", "state", b"state", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "device", b"device", "done_bytes", b"done_bytes", "generation", b"generation", "memory", b"memory", "next", b"next", "peak_memory_bytes", b"peak_memory_bytes", "reason", b"reason", "replica", b"replica", "runtime", b"runtime", "state", b"state", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
+
+@_typing.final
+class MemoryStatus(_message.Message):
+    """A model in memory, or on its way there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOADING_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
+    RESERVED_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    LAST_USE_TIME_FIELD_NUMBER: _builtins.int
+    loading: _builtins.bool
+    """Whether it is being loaded, or waits for room."""
+    pinned: _builtins.bool
+    """Whether it stays in memory whatever others need (LoadModel)."""
+    reserved_bytes: _builtins.int
+    """Bytes that are set aside for it, of the host and of devices together; raised to what it takes where that is more."""
+    host_bytes: _builtins.int
+    """Bytes of the host that its worker was last seen to take, mapped files included; to the MiB. 0: not seen yet."""
+    requests: _builtins.int
+    """Requests that use it now."""
+    @_builtins.property
+    def last_use_time(self) -> _timestamp_pb2.Timestamp:
+        """When a request last began or ended."""
+
+    def __init__(
+        self,
+        *,
+        loading: _builtins.bool = ...,
+        pinned: _builtins.bool = ...,
+        reserved_bytes: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
+        requests: _builtins.int = ...,
+        last_use_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_use_time", b"last_use_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_bytes", b"host_bytes", "last_use_time", b"last_use_time", "loading", b"loading", "pinned", b"pinned", "requests", b"requests", "reserved_bytes", b"reserved_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryStatus: _TypeAlias = MemoryStatus  # noqa: Y015
 
 @_typing.final
 class NextGeneration(_message.Message):

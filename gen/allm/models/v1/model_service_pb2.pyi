@@ -32,19 +32,34 @@ class RegisterModelRequest(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     MODALITY_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    LORAS_FIELD_NUMBER: _builtins.int
+    IMAGE_DEFAULTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id: what requests will name. 1 to 128 characters of letters, digits and `._-:/@+`; the first is a letter or a
     digit. Required.
     """
     source: _builtins.str
-    """`hf://org/name[@revision][#file.gguf]`, or `file:///path` below one of ALLM_MODEL_ROOTS. Required."""
+    """`hf://org/name[@revision][#file]`, or `file:///path` below one of ALLM_MODEL_ROOTS. Required."""
     format: _builtins.str
     """`gguf`, `safetensors`, `whisper` or `diffusers`; fixed for good. Required."""
     modality: _builtins.str
     """`text`, `audio` or `image`; empty: what the format is for. Another than that is refused."""
+    base: _builtins.str
+    """For an image checkpoint of one file: a pipeline of diffusers, `hf://org/name[@revision]` or a folder `file:///path`,
+    whose configuration and tokenizers complete it. Empty: the repository that is usual for such a checkpoint.
+    """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names that requests may use, at most 32, of the same characters as ids."""
+
+    @_builtins.property
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Lora]:
+        """Added to the weights of an image model, in this order; at most 16."""
+
+    @_builtins.property
+    def image_defaults(self) -> _model_pb2.ImageDefaults:
+        """What an image model is drawn with where a request says nothing; absent: what its pipeline says."""
 
     def __init__(
         self,
@@ -54,10 +69,13 @@ class RegisterModelRequest(_message.Message):
         format: _builtins.str = ...,
         modality: _builtins.str = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
+        base: _builtins.str = ...,
+        loras: _abc.Iterable[_model_pb2.Lora] | None = ...,
+        image_defaults: _model_pb2.ImageDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image_defaults", b"image_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "format", b"format", "id", b"id", "modality", b"modality", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "base", b"base", "format", b"format", "id", b"id", "image_defaults", b"image_defaults", "loras", b"loras", "modality", b"modality", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -96,15 +114,28 @@ class UpdateModelRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    LORAS_FIELD_NUMBER: _builtins.int
+    IMAGE_DEFAULTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id or one of its aliases. Required."""
     source: _builtins.str
     """Its new source, possibly the old one again: `hf://` is pinned to the commit that its revision names now. Empty: the
-    old one again, unless `aliases` are given, which then are all that changes.
+    old one again, unless `aliases` or `image_defaults` are given and nothing else, which then are all that changes.
     """
+    base: _builtins.str
+    """The new base of an image checkpoint of one file; empty: as it is."""
     @_builtins.property
     def aliases(self) -> Global___AliasList:
         """Its new aliases; absent: as they are."""
+
+    @_builtins.property
+    def loras(self) -> Global___LoraList:
+        """Its new LoRAs; absent: as they are, each at what its revision names now."""
+
+    @_builtins.property
+    def image_defaults(self) -> _model_pb2.ImageDefaults:
+        """Its new defaults, in place of all that there were; absent: as they are."""
 
     def __init__(
         self,
@@ -112,14 +143,41 @@ class UpdateModelRequest(_message.Message):
         id: _builtins.str = ...,
         source: _builtins.str = ...,
         aliases: Global___AliasList | None = ...,
+        base: _builtins.str = ...,
+        loras: Global___LoraList | None = ...,
+        image_defaults: _model_pb2.ImageDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "image_defaults", b"image_defaults", "loras", b"loras"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "id", b"id", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "base", b"base", "id", b"id", "image_defaults", b"image_defaults", "loras", b"loras", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateModelRequest: _TypeAlias = UpdateModelRequest  # noqa: Y015
+
+@_typing.final
+class LoraList(_message.Message):
+    """A list of LoRAs that can be told apart from none at all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LORAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def loras(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Lora]:
+        """The LoRAs; none removes all."""
+
+    def __init__(
+        self,
+        *,
+        loras: _abc.Iterable[_model_pb2.Lora] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loras", b"loras"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraList: _TypeAlias = LoraList  # noqa: Y015
 
 @_typing.final
 class AliasList(_message.Message):
@@ -199,6 +257,7 @@ class GetModelResponse(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _model_pb2.Model:
         """The model."""
@@ -207,15 +266,20 @@ class GetModelResponse(_message.Message):
     def manifest(self) -> _manifest_pb2.Manifest:
         """The files of its generation."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.Part]:
+        """Files of other sources that belong to it."""
+
     def __init__(
         self,
         *,
         model: _model_pb2.Model | None = ...,
         manifest: _manifest_pb2.Manifest | None = ...,
+        parts: _abc.Iterable[_manifest_pb2.Part] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "model", b"model", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

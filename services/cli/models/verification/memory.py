@@ -10,7 +10,7 @@ from services.cli.models.connection import Late
 from services.cli.models.stage import Stage, loaded, of_replica, stage
 from services.cli.models.verification.check import Check, Failed
 from services.cli.models.verification.subject import Subject
-from services.cli.models.words import bytes_word
+from services.rpc.byte_count import bytes_word
 
 LOAD_SECONDS = 3600.0
 UNLOAD_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""The `diffusers` runtime: a folder with model_index.json, run by diffusers' own pipelines."""
+"""The `diffusers` runtime: a folder with model_index.json, or a checkpoint of one file, run by diffusers' pipelines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from services.image.engine.messages import EngineOptions, Mode
 from services.image.engine.runtime import AfterStep, Draft, Fit, Recipe
 from services.image.engine.runtimes.diffusers.batch import PipelineBatch
 from services.image.engine.runtimes.diffusers.index import PipelineIndex, read_index
+from services.image.engine.runtimes.diffusers.loras import add_loras
 from services.image.engine.runtimes.diffusers.placement import Offload, Placement, device_of, dtype_of
 from services.image.engine.runtimes.diffusers.prompts import Prompts
 from services.image.engine.runtimes.diffusers.schedulers import Schedulers
+from services.image.engine.runtimes.diffusers.single_file import load_single_file
 from services.image.engine.runtimes.diffusers.traits import Traits
 from services.residency.messages import EngineError
 
@@ -45,7 +47,7 @@ class DiffusersEngine:
     """A loaded model. Not thread-safe but for `fit`."""
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
-        """Loads a pipeline's folder.
+        """Loads a pipeline, from its folder or its file, with what is to be added to its weights.
 
         Raises:
             EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
@@ -53,10 +55,10 @@ class DiffusersEngine:
         torch.set_num_threads(max(1, options.threads))
         _be_quiet()
         device = device_of(options)
-        index = read_index(Path(options.path))
+        index = read_index(Path(options.base or options.path))
         dtype = dtype_of(options, "transformer" in index.components)
         progress(0.1)
-        own = _load(index, dtype)
+        own = _load(index, dtype, options)
         progress(0.8)
         self._pipelines = _pipelines(own)
         traits = Traits(self._pipelines)
@@ -114,22 +116,26 @@ class DiffusersEngine:
                         module.register_forward_hook(beat)
 
 
-def _load(index: PipelineIndex, dtype: torch.dtype) -> Any:
+def _load(index: PipelineIndex, dtype: torch.dtype, options: EngineOptions) -> Any:
     kind = getattr(diffusers, index.pipeline)
-    options = {name: value for name, value in _WITHOUT.items() if name in kind._get_signature_types()}
+    without = {name: value for name, value in _WITHOUT.items() if name in kind._get_signature_types()}
     try:
         with _computing():
-            pipeline = kind.from_pretrained(
-                index.folder,
-                dtype=dtype,
-                variant=index.variant,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                **options,
-            )
+            if options.base:
+                pipeline = load_single_file(kind, Path(options.path), index, dtype, without)
+            else:
+                pipeline = kind.from_pretrained(
+                    index.folder,
+                    dtype=dtype,
+                    variant=index.variant,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    **without,
+                )
+            add_loras(pipeline, options.loras)
     except EngineError as error:
-        raise error if error.code == "OUT_OF_MEMORY" else EngineError("MODEL_INVALID", error.message) from error
+        raise EngineError("MODEL_INVALID" if error.code == "INTERNAL" else error.code, error.message) from error
     for needed in ("vae", "scheduler"):
         if getattr(pipeline, needed, None) is None:
             raise EngineError("UNSUPPORTED", f"{index.pipeline} has no {needed}: this service cannot run it")

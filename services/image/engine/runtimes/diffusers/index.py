@@ -17,6 +17,7 @@ _MOST_BYTES = 1024 * 1024
 _LIBRARIES = ("diffusers", "transformers")
 _STEMS = ("diffusion_pytorch_model", "model")  # of files of weights
 _VARIANT = "fp16"
+_ADAPTER = "adapter_config.json"  # with which transformers loads more than a model's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ def read_index(folder: Path) -> PipelineIndex:
         match value:
             case [str(library), str(part)]:
                 _check_component(component, library, part)
+                if (folder / component / _ADAPTER).exists():
+                    what = "would change the model unasked: move it away, and register the model with its LoRAs"
+                    raise EngineError("MODEL_INVALID", f"{folder / component / _ADAPTER} {what}")
                 components.append(component)
             case _:
                 continue  # null in it: the pipeline goes without; others are options

@@ -1,0 +1,129 @@
+"""What a turn of the comparison of drawing gave, and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from statistics import median
+
+from bench.image_pipeline import SIDE, Level, Plan, Timing
+from bench.noise import Noise
+from bench.run import machine
+
+OURS = "allm"
+TARGETS = {1: 0.95, 4: 1.0, 16: 1.0}  # times the speed of the pipeline in a loop
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One turn of one contender."""
+
+    name: str
+    round: int
+    clients: int
+    pictures: int
+    wall_s: float
+    latency_p50_s: float
+    cpu_s: float
+    steal_percent: float
+    other_percent: float
+
+    @classmethod
+    def of(cls, name: str, number: int, level: Level, timing: Timing, noise: Noise) -> Entry:
+        """The figures of a turn."""
+        return cls(
+            name=name,
+            round=number,
+            clients=level.clients,
+            pictures=len(level.seeds),
+            wall_s=timing.wall_s,
+            latency_p50_s=median(timing.latencies_s),
+            cpu_s=noise.server_cpu_s,
+            steal_percent=noise.steal_percent,
+            other_percent=noise.other_percent,
+        )
+
+    @property
+    def speed(self) -> float:
+        """Pictures a second."""
+        return self.pictures / self.wall_s
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds of a picture."""
+        return self.cpu_s / self.pictures
+
+    @property
+    def line(self) -> str:
+        """For a terminal."""
+        return (
+            f"round {self.round + 1}  {self.clients:2} clients  {self.name:30} {self.speed:5.2f} images/s  "
+            f"p50 {self.latency_p50_s:6.2f} s  {self.cpu:5.2f} CPU s/image  "
+            f"others {self.other_percent:.0f}%, steal {self.steal_percent:.0f}%"
+        )
+
+
+def difference(one: Timing, other: Timing) -> int:
+    """The greatest difference of a channel, of 255, between the pictures that both have drawn."""
+    pairs = zip(one.pictures, other.pictures, strict=False)
+    return max((abs(a - b) for pair in pairs for a, b in zip(*pair, strict=True)), default=0)
+
+
+def ratios(entries: Sequence[Entry], clients: int, name: str) -> tuple[float, float]:
+    """allm's speed over another's, and the other's CPU time over allm's: medians of the rounds."""
+    level = [entry for entry in entries if entry.clients == clients]
+    ours = {entry.round: entry for entry in level if entry.name == OURS}
+    pairs = [(ours[entry.round], entry) for entry in level if entry.name == name]
+    speed = median(one.speed / other.speed for one, other in pairs)
+    return speed, median(other.cpu / max(one.cpu, 1e-9) for one, other in pairs)
+
+
+def markdown(entries: Sequence[Entry], plan: Plan, differences: dict[int, int]) -> str:
+    """The medians as a table, with what they were measured on. `differences`: for each number of clients that of the
+    pictures from those of the pipeline in a loop.
+    """
+    about = machine()
+    rounds = 1 + max(entry.round for entry in entries)
+    versions = ", ".join(f"{name} {version(name)}" for name in ("diffusers", "torch"))
+    lines = [
+        f"shapes-sd, {SIDE}x{SIDE}, {plan.steps} steps, guidance {plan.guidance:g}, {plan.scheduler}, {plan.dtype}, "
+        f"{plan.threads} compute threads each, {about['cores']} cores of {about['cpu']}, "
+        f"{datetime.now(UTC):%Y-%m-%d}; medians of {rounds} rounds. {versions}. allm is asked over REST, through "
+        "Envoy, and answers with PNG files; the pipeline is called in a process of its own, with one prompt after "
+        "another in a loop, and once for comparison with as many prompts in a call as there are clients, all known "
+        "beforehand. The ratio is the median of the rounds' ratios; in brackets that of CPU time.",
+        "",
+        "| clients | who | images/s | p50 | CPU s/image | allm's ratio | others' load |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for clients in sorted({entry.clients for entry in entries}):
+        lines += _rows(entries, clients)
+    told = ", ".join(f"{most} with {clients}" for clients, most in sorted(differences.items()))
+    lines += ["", f"The greatest difference of a channel from the loop's pictures, of 255: {told} clients."]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(entries: Sequence[Entry], clients: int) -> list[str]:
+    level = [entry for entry in entries if entry.clients == clients]
+    rows = []
+    for name in dict.fromkeys(entry.name for entry in sorted(level, key=lambda entry: entry.name)):
+        own = [entry for entry in level if entry.name == name]
+        figures = [median(entry.speed for entry in own), median(entry.latency_p50_s for entry in own)]
+        cpu = median(entry.cpu for entry in own)
+        load = median(entry.other_percent + entry.steal_percent for entry in own)
+        ratio = _ratio(entries, clients, name)
+        rows.append(
+            f"| {clients} | {name} | {figures[0]:.2f} | {figures[1]:.2f} s | {cpu:.2f} | {ratio} | {load:.0f}% |"
+        )
+    return rows
+
+
+def _ratio(entries: Sequence[Entry], clients: int, name: str) -> str:
+    if name == OURS:
+        return ""
+    speed, cpu = ratios(entries, clients, name)
+    target = TARGETS.get(clients)
+    missed = name.endswith("loop") and target is not None and speed < target
+    return f"{speed:.2f}x ({cpu:.2f}x){f' (target {target:g}x)' if missed else ''}"

@@ -1,0 +1,49 @@
+"""Callers of the image service who hang up, or do not wait as long as it takes: nothing is drawn for them any more."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from runtime_counters import Runtime, answer, asked
+from stack import IMAGE_MODEL, Stack
+
+# A worker that imports torch and diffusers takes some ten seconds to be there.
+pytestmark = pytest.mark.slow
+
+PATH = "/v1/images/generations"
+FEW_STEPS = 20  # what the news of a hang-up may take through gateway and service; the whole takes some hundred
+
+
+@pytest.fixture
+def shapes(stack: Stack) -> Runtime:
+    """The model, loaded and idle."""
+    runtime = Runtime(stack, "image", IMAGE_MODEL)
+    with asked(stack, PATH, body(n=1, steps=1)) as connection:
+        status, told = answer(connection)
+    assert status == 200, told
+    runtime.wait_until(lambda: runtime.idle)
+    return runtime
+
+
+def body(**changes: Any) -> bytes:
+    wanted = {"model": IMAGE_MODEL, "prompt": "a red circle", "n": 10, "steps": 150, "seed": 7}
+    return json.dumps(wanted | changes).encode()
+
+
+@pytest.mark.parametrize("wanted", [{}, {"stream": True, "partial_images": 0, "n": 1}])
+def test_a_caller_who_hangs_up_frees_the_worker_within_a_step(shapes: Runtime, wanted: dict[str, Any]) -> None:
+    with asked(shapes.stack, PATH, body(**wanted)):
+        shapes.wait_until(lambda: shapes.running == 1)
+        steps = shapes.steps
+    shapes.wait_until(lambda: shapes.idle)
+    assert shapes.steps - steps <= FEW_STEPS
+
+
+def test_a_caller_who_waits_no_longer_is_told_so_and_frees_the_worker(shapes: Runtime) -> None:
+    with asked(shapes.stack, PATH, body(), headers={"x-request-timeout": "1"}) as connection:
+        status, told = answer(connection)
+    assert (status, told["error"]["code"]) == (504, "timeout")
+    assert "1 seconds of x-request-timeout" in told["error"]["message"]
+    shapes.wait_until(lambda: shapes.idle)

@@ -1,0 +1,75 @@
+"""Two replicas of the image service behind one gateway: a picture that one has made is everybody's to serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+import pytest
+from allm.openai.v1 import image_service_pb2, image_service_pb2_grpc
+from google.api.httpbody_pb2 import HttpBody
+from stack import IMAGE_MODEL, Stack, running_stack
+
+pytestmark = pytest.mark.slow  # torch is imported for it
+
+SHAPES = Path(__file__).parents[3] / "shapes_sd" / "weights"
+PATIENCE_SECONDS = 60
+FETCHES = 20
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = {"ALLM_IMAGE_REPLICAS": "2", "ALLM_MODELS": f"{IMAGE_MODEL}={SHAPES}"}
+    with running_stack(tmp_path_factory.mktemp("two"), **settings) as stack:
+        yield stack
+
+
+class Replica:
+    """One replica, asked directly, so that a test can say which it is."""
+
+    def __init__(self, stack: Stack, number: int) -> None:
+        self.pid: int = stack.note["children"][f"image-{number}"]
+        self._socket = f"unix:{Path(stack.note['folder']) / f'image-{number}.sock'}"
+
+    def draw(self) -> str:
+        """The address of a picture."""
+        asked = {"model": IMAGE_MODEL, "prompt": "a red circle", "steps": 2, "response_format": "url"}
+        body = HttpBody(content_type="application/json", data=json.dumps(asked).encode())
+        with grpc.insecure_channel(self._socket) as channel:
+            pieces = image_service_pb2_grpc.ImagesServiceStub(channel).CreateImage(body, timeout=PATIENCE_SECONDS)
+            url: str = json.loads(b"".join(piece.data for piece in pieces))["data"][0]["url"]
+        return url
+
+    def read(self, url: str) -> bytes:
+        """The picture behind an address."""
+        request = image_service_pb2.GetImageFileRequest(name=urlsplit(url).path.rpartition("/")[2])
+        with grpc.insecure_channel(self._socket) as channel:
+            pieces = image_service_pb2_grpc.ImagesServiceStub(channel).GetImageFile(request, timeout=PATIENCE_SECONDS)
+            return b"".join(piece.data for piece in pieces)
+
+
+def fetched(url: str) -> set[bytes]:
+    """All that comes when the picture is fetched again and again."""
+    found = set()
+    for _ in range(FETCHES):
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as reply:
+            found.add(reply.read())
+    return found
+
+
+def test_a_picture_outlives_the_replica_that_made_it(two: Stack) -> None:
+    maker, other = Replica(two, 1), Replica(two, 2)
+    url = maker.draw()
+    assert url.startswith(f"{two.base_url}/images/files/")
+    (picture,) = fetched(url)
+    assert picture.startswith(b"\x89PNG")
+    assert maker.read(url) == other.read(url) == picture
+    os.kill(maker.pid, signal.SIGKILL)
+    assert fetched(url) == {picture}
+    assert other.read(url) == picture
