@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 from allm.audio.v1 import transcription_service_pb2, transcription_service_pb2_grpc
+from allm.models.v1 import residency_service_pb2_grpc
 from allm.openai.v1 import audio_service_pb2_grpc
 
 from services.audio.api.audio_facade import AudioFacade
@@ -11,11 +12,14 @@ from services.audio.api.transcription_servicer import TranscriptionServicer
 from services.audio.api.uploads import Uploads
 from services.audio.audio_models import AudioModels
 from services.audio.manager import AudioManager
+from services.audio.need import AudioNeed
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.transcription import Transcriptions
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
 from services.provision.provision import Provision
+from services.residency.residency import Residency
+from services.residency.residency_servicer import ResidencyServicer
 from services.rpc.server import Application, run
 from services.rpc.settings import Settings
 
@@ -26,7 +30,10 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     device = resolve_device(audio.device)
     registry = EngineRegistry(device, forced=audio.device != "auto")
     manager = AudioManager(audio, device)
-    provision = Provision(settings.model, "audio", registry, manager)
+    residency = await Residency.open(settings, manager, AudioNeed(audio, device, manager.options))
+    residents = ResidencyServicer(residency)
+    residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
+    provision = Provision(settings.model, "audio", registry, manager, settings.residency.preload)
     decoders = SoundDecoders(
         decoders=audio.decoders,
         folder=audio.upload_folder,
@@ -40,15 +47,21 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     transcription_service_pb2_grpc.add_TranscriptionServiceServicer_to_server(servicer, server)
     audio_service_pb2_grpc.add_AudioServiceServicer_to_server(AudioFacade(transcriptions, uploads), server)
     await decoders.start()
+    await residency.start()
     await provision.start()
+
+    async def leave() -> None:
+        residents.end_watches()
+        await provision.leave()
 
     async def close() -> None:
         await provision.close()
         await manager.close()
+        await residency.close()
         await decoders.close()
 
     typed = [transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name]
-    return Application(typed, close, leave=provision.leave)
+    return Application(typed, close, leave=leave)
 
 
 if __name__ == "__main__":

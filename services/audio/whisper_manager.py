@@ -29,7 +29,7 @@ class WhisperManager:
             Timeout, Internal: it took too long, or the worker died.
             ModelInvalid, Unsupported, OutOfMemory: as the runtime says.
         """
-        options = self._options(descriptor)
+        options = self.options(descriptor)
 
         def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> LoadedWhisper:
             if not isinstance(ready, Ready):
@@ -46,7 +46,8 @@ class WhisperManager:
         )
         return await start.run(adopt)
 
-    def _options(self, descriptor: ModelDescriptor) -> EngineOptions:
+    def options(self, descriptor: ModelDescriptor) -> EngineOptions:
+        """How a model is run here: what its worker is told, and what its memory is reckoned from."""
         settings = self._settings
         return EngineOptions(
             model_id=descriptor.id,

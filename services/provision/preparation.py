@@ -10,21 +10,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.models.descriptor import describe
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry
 from services.models.status import NextStatus, State, Status
 from services.models.store import ModelStore, Serving, StoredModel
 from services.provision.fetch import FetchProblem, Progress, fetch
+from services.provision.handover import load_beside
 from services.provision.plan import Plan, make_plans
 from services.provision.shelf import Hold, Shelf
-from services.residency.manager import ModelManager, Resident, ResidentKey, resident_key
+from services.residency.manager import ModelManager
+from services.residency.resident import Resident, ResidentKey, resident_key
 from services.rpc.errors import AllmError, ModelInvalid, ModelNotReady, Unsupported
 from services.rpc.settings import ModelSettings
 
@@ -48,6 +49,7 @@ class Means:
     store: ModelStore
     shelf: Shelf
     changed: Callable[[], None]  # called whenever a status may have changed
+    preload: frozenset[str] = frozenset()  # ids and aliases of what is loaded once when it is ready
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +93,8 @@ class Preparation:
         self._loading: asyncio.Task[None] | None = None
         self._load_again = 0.0
         self._gone = False
+        self._preload = bool(means.preload & {desired.id, *desired.aliases})  # not in memory for the first time yet
+        means.manager.pin(desired.id, wanted=desired.keep_loaded)
         self._examined: AllmError | None = None  # why loading last failed, when the files were looked at for it
         self._prepare()
 
@@ -98,11 +102,14 @@ class Preparation:
         """Takes what has changed of the registration."""
         old, self.desired = self.desired, desired
         unload, load = desired.unloads > old.unloads, desired.keep_loaded and not old.keep_loaded
+        self._means.manager.pin(desired.id, wanted=desired.keep_loaded)
         if unload:
+            self._preload = False
             self._beside(self._means.manager.retire(desired.id))
         if load:
             self._load_again = 0.0  # now, not when the next attempt would be due
-        anew = (desired.generation, desired.manifest) != (old.generation, old.manifest)
+            self._means.manager.forgive(desired.id)
+        anew = (desired.generation, desired.manifest, desired.parts) != (old.generation, old.manifest, old.parts)
         # An operator who loads or unloads a model that could not be had wants it tried again.
         anew |= (unload or load) and self._coming is not None and self._task is not None and self._task.done()
         if anew or (desired.runtime, desired.artifacts) != (old.runtime, old.artifacts):
@@ -121,13 +128,14 @@ class Preparation:
             )
         resident: Resident | None = self._means.manager.resident(stand.key)
         problem = self._means.manager.problem(stand.key)
+        reason = problem or self._means.manager.refusal(stand.key)
         following = None
         if coming:
             following = NextStatus(generation=coming.generation, state=coming.state, reason=coming.reason)
         return Status(
             state="loaded" if resident else "failed" if problem else "ready",
             generation=stand.serving.descriptor.generation,
-            reason=problem.message if problem and not resident else "",
+            reason=reason.message if reason and not resident else "",
             runtime=stand.serving.runtime.name,
             device=self._means.registry.device,
             artifact=stand.plan.artifact,
@@ -135,6 +143,7 @@ class Preparation:
             total_bytes=total,
             peak_memory=resident.peak_memory if resident else 0,
             next=following,
+            memory=self._means.manager.memory(stand.key),
         )
 
     def keep(self) -> None:
@@ -146,15 +155,18 @@ class Preparation:
         if problem and problem is not self._examined:
             self._examined = problem
             self._beside(self._examine(stand))
-        if not self.desired.keep_loaded or now < self._load_again:
+        resident = self._means.manager.resident(stand.key)
+        self._preload &= resident is None
+        if not (self.desired.keep_loaded or self._preload) or now < self._load_again:
             return
-        if (self._loading is None or self._loading.done()) and not self._means.manager.resident(stand.key):
+        if (self._loading is None or self._loading.done()) and not resident:
             self._load_again = now + LOAD_AGAIN
             self._loading = asyncio.create_task(self._guarded(self._load(stand.serving)))
 
     def leave(self) -> None:
         """From now on requests find nothing here, whatever still goes on; close it then."""
         self._gone = True
+        self._means.manager.pin(self.desired.id, wanted=False)
         self._means.store.remove(self.desired.id)
 
     async def close(self, *, forget: bool) -> None:
@@ -209,26 +221,27 @@ class Preparation:
             self._tell()
             return
         # Before the files are there: else another replica that has done with them could remove them in between.
-        hold = await self._hold(desired.id, plan.manifest, coming)
+        hold = await self._hold(desired.id, plan.manifests, coming)
         try:
-            await self._take_over(desired, plan, await self._bring(desired, plan, coming), hold)
+            folders = [await self._bring(desired, manifest, coming) for manifest in plan.manifests]
+            await self._take_over(desired, plan, folders, hold)
         except BaseException:
             hold.release()
             raise
 
-    async def _hold(self, model_id: str, manifest: Manifest, coming: _Coming) -> Hold:
+    async def _hold(self, model_id: str, manifests: Sequence[Manifest], coming: _Coming) -> Hold:
         """Takes hold of files, once the disk lets it."""
         while True:
             try:
-                return await self._try_to_hold(model_id, manifest)
+                return await self._try_to_hold(model_id, manifests)
             except OSError as error:
                 where = f"{self._means.settings.folder} (ALLM_MODELS_DIR)"
                 self._come(coming, "failed", ModelInvalid(f"{where} cannot be written: {error.strerror or error}"))
             await asyncio.sleep(LOOK_AGAIN)
 
-    async def _try_to_hold(self, model_id: str, manifest: Manifest) -> Hold:
+    async def _try_to_hold(self, model_id: str, manifests: Sequence[Manifest]) -> Hold:
         """One that is cancelled meanwhile leaves nothing held."""
-        taking = asyncio.create_task(asyncio.to_thread(self._means.shelf.hold, model_id, manifest))
+        taking = asyncio.create_task(asyncio.to_thread(self._means.shelf.hold, model_id, *manifests))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -246,14 +259,14 @@ class Preparation:
         now = (stand.plan.manifest.digest, stand.plan.runtime, stand.serving.descriptor.generation)
         return now == (plan.manifest.digest, plan.runtime, generation)
 
-    async def _bring(self, desired: DesiredModel, plan: Plan, coming: _Coming) -> Path:
+    async def _bring(self, desired: DesiredModel, manifest: Manifest, coming: _Coming) -> Path:
         """The folder with all files, verified; waits as long as that is a matter of time."""
-        if plan.manifest.folder:
-            return await self._look(desired, plan.manifest, coming)
+        if manifest.folder:
+            return await self._look(desired, manifest, coming)
         shelf, pause = self._means.shelf, FIRST_PAUSE
         while True:
             try:
-                return await fetch(shelf, desired.id, plan.manifest, lambda progress: self._progress(coming, progress))
+                return await fetch(shelf, desired.id, manifest, lambda progress: self._progress(coming, progress))
             except FetchProblem as problem:
                 if problem.permanent:
                     raise ModelInvalid(problem.message) from problem
@@ -272,34 +285,49 @@ class Preparation:
             await asyncio.sleep(LOOK_AGAIN)
         return folder
 
-    async def _take_over(self, desired: DesiredModel, plan: Plan, folder: Path, hold: Hold) -> None:
+    async def _take_over(self, desired: DesiredModel, plan: Plan, folders: Sequence[Path], hold: Hold) -> None:
         means, old = self._means, self._stand
-        descriptor = describe(plan.facts, desired.generation, plan.manifest, folder)
+        descriptor = plan.descriptor(desired.generation, folders)
         new = _Stand(serving=Serving(descriptor=descriptor, runtime=plan.runtime), plan=plan, hold=hold)
         if old and means.manager.resident(old.key):
-            async with means.manager.lease(descriptor, plan.runtime):
-                pass  # in memory, before the old one goes
+            await self._load_beside(old, new)
         self._stand, self._coming, self._load_again = new, None, 0.0
         self._tell()
         self.keep()
         log.info("model is ready", extra={"model": desired.id, "generation": desired.generation})
         self._beside(self._tidy(old, new))
 
+    async def _load_beside(self, old: _Stand, new: _Stand) -> None:
+        """In memory, before the old one goes, where there is room for both. If it cannot be had, the old one serves."""
+
+        def step_down(why: str) -> None:
+            self._stand = None
+            if self._coming:
+                self._come(self._coming, "pending", ModelNotReady(why))
+
+        try:
+            await load_beside(self._means.manager, new.serving, step_down)
+        except BaseException:
+            self._stand = old
+            self._tell()
+            raise
+
     async def _tidy(self, old: _Stand | None, new: _Stand) -> None:
         """Gives up what served before, once nobody uses it, and the files of all that is no longer wanted."""
         if old:
             await self._means.manager.retire(self.desired.id, keep=new.key)
             old.hold.release()
-        wanted = [self.desired.manifest, *(artifact.manifest for artifact in self.desired.artifacts)]
+        wanted = [self.desired.manifest, *(part.manifest for part in self.desired.parts)]
+        wanted += [artifact.manifest for artifact in self.desired.artifacts]
         if self._stand:
-            wanted.append(self._stand.plan.manifest)
+            wanted += self._stand.plan.manifests
         await asyncio.to_thread(self._means.shelf.sweep, self.desired.id, wanted)
 
     async def _examine(self, stand: _Stand) -> None:
         """After a load that failed: files that are no longer there, or not as they were, are brought anew."""
-        manifest = stand.plan.manifest
-        folder = self._means.shelf.place(self.desired.id, manifest)
-        wrong = await asyncio.to_thread(self._means.shelf.whole, manifest, folder)
+        shelf, wrong = self._means.shelf, []
+        for manifest in stand.plan.manifests:
+            wrong += await asyncio.to_thread(shelf.whole, manifest, shelf.place(self.desired.id, manifest))
         if wrong and stand is self._stand and not self._gone:
             log.warning("files were lost", extra={"model": self.desired.id, "problem": "; ".join(wrong[:MAX_REASONS])})
             self._stand = None
@@ -309,8 +337,8 @@ class Preparation:
 
     async def _load(self, serving: Serving) -> None:
         with contextlib.suppress(AllmError):  # the manager remembers it, and it is shown as the model's state
-            async with self._means.manager.lease(serving.descriptor, serving.runtime):
-                pass
+            await self._means.manager.load(serving.descriptor, serving.runtime)
+            self._preload = False
 
     # --- what others see of it
 

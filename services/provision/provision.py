@@ -35,8 +35,14 @@ class Provision:
     """A running provision. `store` is what requests look models up in."""
 
     def __init__(
-        self, settings: ModelSettings, modality: Modality, registry: EngineRegistry, manager: ModelManager[Any]
+        self,
+        settings: ModelSettings,
+        modality: Modality,
+        registry: EngineRegistry,
+        manager: ModelManager[Any],
+        preload: tuple[str, ...] = (),
     ) -> None:
+        """`preload`: ids or aliases of models that are loaded once, as soon as they are ready."""
         changed = asyncio.Event()
         manager.on_change = changed.set
         self.store = ModelStore(settings.replica)
@@ -48,6 +54,7 @@ class Provision:
             store=self.store,
             shelf=shelf,
             changed=changed.set,
+            preload=frozenset(preload),
         )
         self._supply = Supply(means)
         self._channel = grpc.aio.insecure_channel(settings.catalog, options=CHANNEL_OPTIONS)

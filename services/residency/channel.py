@@ -109,6 +109,11 @@ class AsyncChannel(Generic[M]):
         reader, writer = await asyncio.open_unix_connection(sock=sock)
         return cls(reader, writer, kind)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the worker is gone and all that it said has been received."""
+        return self._reader.at_eof()
+
     def send(self, message: object) -> None:
         """Queues one message; a dead worker is noticed by `receive`, not here."""
         if not self._writer.is_closing():

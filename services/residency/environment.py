@@ -20,6 +20,7 @@ def worker_environ(threads: int) -> Mapping[str, str]:
     """
     return {
         "HF_HUB_OFFLINE": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts GPUs: what device_memory.py calls `cuda:1` is the worker's
         "OMP_NUM_THREADS": str(threads),
         "GOMP_SPINCOUNT": "1000",
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",  # huge pages: weights are read from end to end for every token

@@ -12,14 +12,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from services.residency.completion_rate import CompletionRate
 from services.residency.messages import Cancel, Refused, Stop
 from services.residency.worker import WorkerDied, WorkerProcess
 from services.rpc import metrics
-from services.rpc.errors import AllmError, Internal, Overloaded, Timeout, from_code
+from services.rpc.deadline import Deadline, caller_deadline
+from services.rpc.errors import AllmError, Internal, ModelNotReady, Overloaded, Timeout, from_code
 
 log = logging.getLogger(__name__)
 
 WATCH_INTERVAL = 1.0  # seconds between two looks of the watchdog
+JUST = 1.0  # seconds within which a worker may have died before it has read a request
+RETRY_SECONDS = 1.0  # what callers are told to wait for a fresh worker
+LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's heed no longer one
+# A request is taken only if its caller waits so many times longer than those before it are likely to need: what is
+# given up shortly before its end has cost as much as an answer.
+MARGIN = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,8 @@ class Pending:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.owed: float | None = self.started  # since when the worker owes something; None: it waits for us
+        self.begun = False  # whether the worker has said anything of it
+        self.late: AllmError | None = None  # what it ends with when its time is over
         self.finished = False
         self._error: AllmError | None = None
         self._news = asyncio.Event()
@@ -49,6 +59,16 @@ class Pending:
         if not self.finished:
             self.finished, self._error = True, error
             self._news.set()
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended it."""
+        return self._error is not None
+
+    def _tell(self) -> None:
+        """The worker has said something of the request: whoever waits for that goes on."""
+        self.begun = True
+        self._news.set()
 
     async def _wait(self) -> None:
         """Waits for news. Raises the error that ended the request."""
@@ -84,8 +104,16 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._ids = itertools.count(1)
         self._progress = time.monotonic()  # when the worker last got something done
         self._stalled = False
-        self.alive = True
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+        self._closed = False
+        self._rate = CompletionRate(limits.running)
+        self.problem: AllmError | None = None  # why it takes no requests any more
+        self._listening = asyncio.create_task(self._listen())
+        self._watching = asyncio.create_task(self._watch())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests. False as soon as its end can be seen, though nobody was told yet."""
+        return not (self._closed or self._stalled or self._worker.ended)
 
     @property
     def pid(self) -> int:
@@ -99,11 +127,13 @@ class ModelInWorker(ABC, Generic[P, M]):
 
     async def close(self) -> None:
         """Ends the worker; requests that still run end with INTERNAL."""
-        self.alive = False
-        for task in self._tasks:
+        self._closed = True
+        if self._worker.ended or self._stalled:  # its requests are to hear how it ended
+            await asyncio.wait([self._listening], timeout=WATCH_INTERVAL)
+        for task in (self._listening, self._watching):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._end(Internal(f"{self._model_id} is being unloaded"))
+        await asyncio.gather(self._listening, self._watching, return_exceptions=True)
+        self._end(f"{self._model_id} is being unloaded")
         await self._worker.close(ask=lambda: self._worker.send(Stop()))
 
     @contextmanager
@@ -111,27 +141,62 @@ class ModelInWorker(ABC, Generic[P, M]):
         """Sends what `message` makes for a request's number; the request runs as long as the block does.
 
         Raises:
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or too long for the caller's deadline.
+            ModelNotReady: the worker has just ended; the next lease gets a fresh one.
+            Timeout: the caller's deadline has passed.
         """
-        limits = self._limits
-        if not self.alive:
-            raise Internal(f"the worker of {self._model_id} has just ended; ask again")
-        if len(self._requests) >= limits.running + limits.queue:
-            raise Overloaded(
-                f"{self._model_id} is busy: {limits.running} requests run and {limits.queue} "
-                f"wait ({limits.queue_variable})"
-            )
+        deadline = caller_deadline()
+        self._admit(deadline)
+        seconds = self._limits.seconds
+        variable = self._limits.seconds_variable
+        pending.late = Timeout(f"the request took longer than {seconds:g} seconds ({variable})")
+        if deadline and deadline.remaining < seconds:
+            seconds, pending.late = deadline.remaining, deadline.error()
+        if seconds <= 0:
+            raise pending.late
         request = next(self._ids)
+        timer = asyncio.get_running_loop().call_later(seconds, self._expire, request)
         self._requests[request] = pending
-        late = Timeout(f"the request took longer than {limits.seconds:g} seconds ({limits.seconds_variable})")
-        timer = asyncio.get_running_loop().call_later(limits.seconds, self._expire, request, late)
-        self._worker.send(message(request))
+        self._rate.count(len(self._requests))
         try:
+            self._worker.send(message(request))
             yield pending
         finally:
             timer.cancel()
             if self._requests.pop(request, None) and self.alive:
                 self._worker.send(Cancel(request))
+            self._rate.count(len(self._requests), ended=pending.finished and not pending.failed)
+
+    def _admit(self, deadline: Deadline | None) -> None:
+        """Raises what a request that comes now is refused with."""
+        limits = self._limits
+        if not self.alive:
+            raise ModelNotReady(f"the worker of {self._model_id} has just ended; ask again", retry_after=RETRY_SECONDS)
+        there = len(self._requests)
+        if there >= limits.running + limits.queue:
+            message = (
+                f"{self._model_id} is busy: {limits.running} requests run and {limits.queue} "
+                f"wait ({limits.queue_variable})"
+            )
+            raise Overloaded(message, retry_after=self._retry_after())
+        if deadline is None or there < limits.running:
+            return
+        wait = self._rate.seconds_for(there + 1)
+        if wait is not None and wait * MARGIN > deadline.remaining:
+            message = (
+                f"{self._model_id} is busy: an answer would take some {wait:.0f} seconds, too long for the request's "
+                f"deadline in {max(0.0, deadline.remaining):.0f}"
+            )
+            raise Overloaded(message, retry_after=self._retry_after())
+
+    def _retry_after(self) -> float:
+        """When to ask again: once half of the requests that are there have ended, at the rate of now. Until there is a
+        rate, they are taken to need as long again as the oldest has needed so far.
+        """
+        wait = self._rate.seconds_for(max(1, len(self._requests) // 2))
+        if wait is None:
+            wait = time.monotonic() - min((each.started for each in self._requests.values()), default=0.0)
+        return min(wait, LONGEST_RETRY_SECONDS)
 
     # --- what the worker says
 
@@ -155,41 +220,78 @@ class ModelInWorker(ABC, Generic[P, M]):
             self._died(f"worker {self.pid} of {self._model_id} sent what cannot be read")
 
     def _take(self, message: M) -> None:
-        if not isinstance(message, self.beside):
+        if self._is_progress(message):
             self._progress = time.monotonic()
         if not isinstance(message, Refused):
             self._heard(message)
         elif pending := self._requests.pop(message.request, None):
-            pending.fail(from_code(message.code, message.message, message.param))
+            error = from_code(message.code, message.message, message.param)
+            if isinstance(error, Overloaded):
+                error.retry_after = self._retry_after()
+            late = pending.late if isinstance(error, Timeout) else None
+            pending.fail(late or error)
+
+    def _is_progress(self, message: M) -> bool:
+        """Whether a message means that the loop which computes has got something done. A refusal does not: others may
+        say it, too."""
+        return not isinstance(message, (*self.beside, Refused))
 
     # --- when it goes wrong
 
     def _died(self, how: str) -> None:
         log.error("worker died", extra={"model": self._model_id, "how": how})
-        self.alive = False
+        self._closed = True
+        self.problem = self.problem or Internal(how)
         metrics.WORKER_DEATHS.labels(self._model_id).inc()
         self._emptied()
-        self._end(Timeout(f"{self._model_id} made no progress and was ended") if self._stalled else Internal(how))
+        self._end(how)
 
-    def _expire(self, request: int, error: AllmError) -> None:
+    def _expire(self, request: int) -> None:
         """Ends a request whose time is over, and frees its place even while its caller does not read."""
         if pending := self._requests.pop(request, None):
-            pending.fail(error)
+            pending.fail(pending.late or Timeout("the request took too long"))
             self._worker.send(Cancel(request))
 
-    def _end(self, error: AllmError) -> None:
+    def _end(self, how: str) -> None:
+        """Ends all requests. One that the worker can hardly have read was not begun: asking again is all it takes."""
         requests, self._requests = self._requests, {}
+        now = time.monotonic()
         for pending in requests.values():
-            pending.fail(error)
+            if pending.begun or now - pending.started > JUST:
+                pending.fail(Internal(how))
+            else:
+                pending.fail(ModelNotReady(f"{how}, before it began; ask again", retry_after=RETRY_SECONDS))
+
+    # --- the watchdog: takes no lock, waits for nobody, and no fault ends it
 
     async def _watch(self) -> None:
-        """Kills a worker that owes answers and says nothing: that is the one sure way out of hung native code."""
+        """Kills a worker that owes answers and completes nothing: that is the one sure way out of hung native code."""
         limit = self._limits.stall_seconds
+        interval = min(WATCH_INTERVAL, limit / 2)
+        looked = time.monotonic()
         while self.alive:
-            await asyncio.sleep(min(WATCH_INTERVAL, limit / 2))
-            owed = min((each.owed for each in self._requests.values() if each.owed is not None), default=None)
-            if owed is not None and time.monotonic() - max(self._progress, owed) > limit:
-                log.error("worker stalled", extra={"model": self._model_id, "seconds": limit})
-                self._stalled = True
-                self._worker.kill()
-                return
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            try:
+                if now - looked > interval + limit / 2:
+                    # This process itself stood still, as when it was stopped: what was said meanwhile is still unread.
+                    self._progress = now
+                if self._stalls(now, limit):
+                    self._stall(limit)
+            except Exception:
+                log.exception("the watchdog goes on after a fault", extra={"model": self._model_id})
+            looked = now
+
+    def _stalls(self, now: float, limit: float) -> bool:
+        owed = min((each.owed for each in self._requests.values() if each.owed is not None), default=None)
+        return owed is not None and now - max(self._progress, owed) > limit
+
+    def _stall(self, limit: float) -> None:
+        """Ends the worker, and at once its requests: a process that waits in the kernel may never be gone."""
+        log.error("worker stalled", extra={"model": self._model_id, "seconds": limit, "pid": self.pid})
+        how = f"{self._model_id} made no progress for {limit:g} seconds (ALLM_STALL_SECONDS) and was ended"
+        self._stalled, self.problem = True, Timeout(how)
+        self._worker.kill()
+        requests, self._requests = self._requests, {}
+        for pending in requests.values():
+            pending.fail(Timeout(how))

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
 
 from services.models.store import ModelStore, StoredModel
-from services.residency.manager import ModelManager, Resident
+from services.residency.manager import ModelManager
+from services.residency.resident import Resident
 from services.rpc.errors import AllmError, Unsupported
 
 R = TypeVar("R", bound=Resident)

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +26,10 @@ M = TypeVar("M")
 log = logging.getLogger(__name__)
 
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)  # proc_pid_status(5)
+# Process ids of the workers that a task starts, for whoever set a list before: what a load takes is measured meanwhile.
+started_pids: ContextVar[list[int] | None] = ContextVar("started_pids", default=None)
+
+GONE_SECONDS = 30.0  # how long a killed process may take to be gone; one that waits for a broken device never is
 EXIT_SECONDS = 0.5  # how long a worker that closed its channel may take to end by itself and tell its own exit code
 
 
@@ -39,6 +44,7 @@ class WorkerProcess(Generic[M]):
         self._process = process
         self._channel = channel
         self._name = name
+        self._killed = False
         self._log_task = asyncio.create_task(self._forward_log())
 
     @classmethod
@@ -62,6 +68,8 @@ class WorkerProcess(Generic[M]):
             raise
         finally:
             theirs.close()
+        if (pids := started_pids.get()) is not None:
+            pids.append(process.pid)
         channel: AsyncChannel[M] = await AsyncChannel.open(ours, kind)
         return cls(process, channel, name)
 
@@ -69,6 +77,11 @@ class WorkerProcess(Generic[M]):
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is known to be gone, or to have closed its channel: it takes nothing any more."""
+        return self._process.returncode is not None or self._channel.ended
 
     @property
     def peak_memory(self) -> int:
@@ -91,7 +104,7 @@ class WorkerProcess(Generic[M]):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
             self.kill()
-            code = await self._process.wait()
+            code = await self._gone()
             raise WorkerDied(f"worker {self.pid} of {self._name} ended: {describe_exit(code)}") from None
 
     async def messages(self) -> AsyncIterator[M]:
@@ -100,7 +113,13 @@ class WorkerProcess(Generic[M]):
             yield await self.receive()
 
     def kill(self) -> None:
-        """Ends the process at once, whatever it is doing; safe to repeat."""
+        """Ends the process at once, whatever it is doing, and all that it has started; safe to repeat."""
+        if self._killed:
+            return
+        self._killed = True
+        # It leads a group of its own; the group is there as long as anybody is in it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
@@ -113,9 +132,18 @@ class WorkerProcess(Generic[M]):
                     await asyncio.wait_for(self._process.wait(), grace)
         finally:
             self.kill()
-            await self._process.wait()
+            await self._gone()
             self._channel.close()
-            await self._log_task
+            await asyncio.gather(self._log_task, return_exceptions=True)
+
+    async def _gone(self) -> int | None:
+        """Waits until the killed process is gone, for a while at the most; its exit code."""
+        try:
+            return await asyncio.wait_for(self._process.wait(), GONE_SECONDS)
+        except TimeoutError:
+            log.exception("a killed worker does not end", extra={"model": self._name, "pid": self.pid})
+            self._log_task.cancel()
+            return None
 
     async def _forward_log(self) -> None:
         """Puts what the worker writes to stderr into the service's log, bounded per line."""
@@ -130,8 +158,10 @@ class WorkerProcess(Generic[M]):
             log.warning("worker: %s", line.decode(errors="replace").rstrip(), extra={"model": self._name})
 
 
-def describe_exit(code: int) -> str:
-    """An exit code in words."""
+def describe_exit(code: int | None) -> str:
+    """An exit code in words; None: it could not be ended."""
+    if code is None:
+        return "it cannot be ended: it waits in the kernel, as for a broken device or disk"
     if code >= 0:
         return f"exit code {code}"
     try:

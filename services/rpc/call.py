@@ -15,7 +15,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import grpc
 from allm.openai.v1 import error_pb2
@@ -23,6 +23,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from services.rpc import logs, metrics
+from services.rpc.deadline import Deadline, keep_deadline, read_deadline
 from services.rpc.errors import AllmError, Cancelled, Internal, Timeout
 from services.rpc.openai import sse
 
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 SERVER_FAULT = 500
 IN_BAND_SECONDS = 5.0  # how long a caller that does not read may hold up the news of an error
+# A worker ends its request at the caller's deadline itself, so that the answer's own format can tell of it; what is
+# done elsewhere ends so much later.
+GRACE_SECONDS = 0.25
 DETAILS = "grpc-status-details-bin"
 TRANSCODED = "x-envoy-original-path"  # the gateway sets it on what it transcoded, and takes it from everybody else
 Q = TypeVar("Q")
@@ -42,9 +46,12 @@ Handler = Callable[[S, Q, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[R]]
 class Call:
     """One running RPC."""
 
+    slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for its reader; `serve` sets it
+
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:
         metadata = dict(context.invocation_metadata() or ())
         self._context = context
+        self._metadata = metadata
         self.rpc = rpc
         self.request_id = str(metadata.get("x-request-id") or uuid.uuid4())
         self.client = str(metadata.get("x-client-id") or "anonymous")
@@ -53,18 +60,39 @@ class Call:
         self.model = ""  # for logs and metrics: set once it is known to exist
         self.facts: dict[str, Any] = {}  # what the log line of this request tells besides
         self.answering = False  # whether the first message is out: from then on errors must go in band
+        self.stuck = False  # whether a message is on its way that nobody takes: no other can follow it
+
+    def deadline(self) -> Deadline | None:
+        """Until when the caller waits. Raises InvalidRequest for a header that is no number of seconds."""
+        return read_deadline(self._metadata, self._context.time_remaining())
 
     async def send(self, message: Any) -> None:
-        """Sends one message of a stream; waits when the caller reads slowly."""
-        self.answering = True
-        await self._context.write(message)
+        """Sends one message of a stream; waits when the caller reads slowly.
+
+        Raises:
+            Timeout: the caller has taken nothing for `slow_client_seconds`.
+        """
+        self.answering = self.stuck = True
+        seconds = self.slow_client_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._context.write(message)
+            self.stuck = False
+        except TimeoutError:
+            unread = f"nothing of the answer was read for {seconds:g} seconds (ALLM_SLOW_CLIENT_SECONDS)"
+            raise Timeout(unread) from None
 
     async def abort(self, error: AllmError, details: bytes, *, rest: bool) -> NoReturn:
         """Ends the RPC with an error. Before the first message its metadata become HTTP headers at the gateway."""
         metadata: list[tuple[str, str | bytes]] = [(DETAILS, details), *error.headers().items()]
         if rest:
             metadata.append(("x-http-status", str(error.http_status)))
-        await self._context.abort(error.grpc_status, error.message, tuple(metadata))
+        try:
+            async with asyncio.timeout(IN_BAND_SECONDS if self.answering else None):
+                await self._context.abort(error.grpc_status, error.message, tuple(metadata))
+        except TimeoutError:
+            # Behind what nobody reads the status may wait for ever: gRPC has it, and nothing else is left to do.
+            raise asyncio.CancelledError from None
         raise AssertionError("abort returned")
 
 
@@ -91,27 +119,22 @@ def _wrap(
     async def handle(servicer: S, request: Q, context: grpc.aio.ServicerContext[Any, Any]) -> R:
         call = Call(context, f"{type(servicer).__name__}.{method.__name__}")
         logs.request_id.set(call.request_id)
-        limit = asyncio.timeout(seconds)
         error: AllmError
         try:
-            async with limit:
-                result = await method(servicer, request, call)
+            result = await _limited(method, servicer, request, call, seconds)
         except AllmError as known:
             error = known
         except asyncio.CancelledError:
             _finish(call, Cancelled("the caller gave up"))
             raise
-        except Exception as unexpected:
-            if limit.expired() and isinstance(unexpected, TimeoutError):
-                error = Timeout(f"the request took longer than {seconds:g} seconds")
-            else:
-                log.exception("unexpected error in %s", call.rpc)
-                error = Internal(f"internal error; the service's log has it under request id {call.request_id}")
+        except Exception:
+            log.exception("unexpected error in %s", call.rpc)
+            error = Internal(f"internal error; the service's log has it under request id {call.request_id}")
         else:
             _finish(call, None, quiet)
             return result
         _finish(call, error)
-        if rest and call.answering:
+        if rest and call.answering and not call.stuck:
             # To a REST client an error status after the first message looks like a clean end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(call.send(sse.error(error)), IN_BAND_SECONDS)
@@ -120,6 +143,24 @@ def _wrap(
         return await call.abort(error, _typed_details(error, call), rest=False)
 
     return handle
+
+
+async def _limited(method: Method[S, Q, R], servicer: S, request: Q, call: Call, seconds: float | None) -> R:
+    """Runs a method within its own time limit and its caller's. Raises Timeout when one of them passes."""
+    asked = call.deadline()
+    keep_deadline(asked)
+    left = asked.remaining + GRACE_SECONDS if asked else None
+    error = asked.error() if asked else None
+    if seconds is not None and (left is None or seconds < left):
+        left, error = seconds, Timeout(f"the request took longer than {seconds:g} seconds")
+    limit = asyncio.timeout(left)
+    try:
+        async with limit:
+            return await method(servicer, request, call)
+    except TimeoutError:
+        if error and limit.expired():
+            raise error from None
+        raise
 
 
 def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:

@@ -57,6 +57,26 @@ FIRST_IMAGE = Histogram(
 )
 LOAD_SECONDS = Histogram("allm_model_load_seconds", "Time to load a model.", ("model",), buckets=_LATENCY)
 WORKER_DEATHS = Counter("allm_worker_deaths", "Worker processes that ended by themselves or were killed.", ("model",))
+HOST_MEMORY = Gauge("allm_host_memory_bytes", "Of the machine or container: total, used.", ("kind",))
+DEVICE_MEMORY = Gauge(
+    "allm_device_memory_bytes",
+    "Of a GPU: total, used, and used by this service's models (ours).",
+    ("device", "kind"),
+)
+MEMORY_PRESSURE = Gauge("allm_memory_pressure", "1 while a place is above ALLM_MEMORY_THRESHOLD.", ("place",))
+WORKER_MEMORY = Gauge(
+    "allm_worker_memory_bytes", "What the model's worker holds on the host, mapped files included.", ("model",)
+)
+EVICTIONS = Counter(
+    "allm_model_evictions",
+    "Models that were unloaded, by reason: pressure, admission, peer, idle, budget, max_models.",
+    ("model", "reason"),
+)
+OVERRUNS = Counter(
+    "allm_memory_overruns", "Loads that came to take over 15% more memory than was reserved for them.", ("model",)
+)
+
+TASKS = Gauge("allm_tasks", "Tasks of the event loop; grows without end where something is never ended.")
 
 
 def serve_metrics(host: str, port: int) -> tuple[int, Callable[[], None]]:

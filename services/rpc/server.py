@@ -19,10 +19,12 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.rpc.call import Call
 from services.rpc.errors import AllmError
 from services.rpc.logs import setup_logs
-from services.rpc.metrics import serve_metrics
-from services.rpc.settings import MIB, ServiceSettings, SettingError, Settings, load_settings
+from services.rpc.metrics import TASKS, serve_metrics
+from services.rpc.setting_reader import SettingError
+from services.rpc.settings import MIB, ServiceSettings, Settings, load_settings
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ def run(build: Build) -> None:
 async def serve(build: Build, settings: Settings) -> None:
     """Starts a service, serves until SIGTERM, SIGINT or the end of the supervisor, and drains."""
     stop = _stop_event(settings.service)
+    Call.slow_client_seconds = settings.service.slow_client_seconds
     server = grpc.aio.server(options=_options(settings.service))
     application = await build(server, settings)
     try:
@@ -69,6 +72,8 @@ async def serve(build: Build, settings: Settings) -> None:
         reflection.enable_server_reflection(names, server)
         _bind(server, settings.service.listen)
         port, stop_metrics = serve_metrics(settings.service.metrics_host, settings.service.metrics_port)
+        loop = asyncio.get_running_loop()
+        TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
         await server.start()
         for name in ("", *application.services):
             await status.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -95,8 +100,9 @@ def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
         # Above the gateway's body limit: what it lets through must not come back as RESOURCE_EXHAUSTED.
         ("grpc.max_receive_message_length", settings.max_body_bytes + MIB),
         ("grpc.max_send_message_length", -1),
-        # The gateway pings idle connections; with the defaults gRPC would take that for abuse and cut silent streams.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+        # The gateway pings silent connections. gRPC takes several such pings for abuse, by default, and cuts everything
+        # that runs on the connection: whatever says nothing for 40 seconds, as while a model loads. 0: however many.
+        ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.so_reuseport", 0),
     ]

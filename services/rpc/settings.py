@@ -1,33 +1,23 @@
 """Every setting that allm reads from its environment: read once, checked, and frozen.
 
 Nothing else in the code base looks at `os.environ`. A wrong value stops the start with the variable's name and what is
-allowed there (`SettingError`).
+allowed there (`SettingError` of setting_reader.py).
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlsplit
 
-T = TypeVar("T")
+from services.rpc.setting_reader import SettingReader
 
 MIB = 1024 * 1024
+MAX_BYTES = 1024 * 1024 * 1024 * MIB
 # Of audio models, as CTranslate2 names them; int8 ones keep the rest in what follows the underscore.
 COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
-
-
-class SettingError(Exception):
-    """A variable of the environment holds what is not allowed there."""
-
-    def __init__(self, variable: str, value: str, allowed: str) -> None:
-        super().__init__(f"{variable}={value!r} is not allowed: it must be {allowed}")
-        self.variable = variable
-        self.allowed = allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +43,7 @@ class ServiceSettings:
     drain_delay_seconds: float  # ALLM_DRAIN_DELAY_SECONDS: after SIGTERM, how long balancers get to look elsewhere
     drain_seconds: float  # ALLM_DRAIN_SECONDS: how long running requests may then go on
     max_body_bytes: int  # ALLM_MAX_BODY_BYTES: the gateway's limit; gRPC messages get a little more
+    slow_client_seconds: float  # ALLM_SLOW_CLIENT_SECONDS: a caller who takes nothing of its answer for so long is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +58,7 @@ class TextSettings:
     batch_tokens: int  # ALLM_BATCH_TOKENS: most tokens computed in one step
     chunk_tokens: int  # ALLM_CHUNK_TOKENS: most prompt tokens in one step while other requests decode
     queue_limit: int  # ALLM_QUEUE_LIMIT: requests that may wait for a place; more are refused as OVERLOADED
+    queue_tokens: int  # ALLM_QUEUE_TOKENS: tokens of their prompts together; 0: derived
     prefix_cache: bool  # ALLM_PREFIX_CACHE: whether ended requests leave their prefix to later ones of the same client
     dtype: str  # ALLM_DTYPE: precision of safetensors models: auto, bfloat16, float16 or float32
     tensor_parallel: int  # ALLM_TENSOR_PARALLEL: GPUs of this machine that compute a safetensors model together
@@ -118,6 +110,21 @@ class ImageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidencySettings:
+    """What is kept in memory, and how much of it. Zero bytes mean: all that there is."""
+
+    folder: Path  # under ALLM_HOME: the ledger that the services of a host share
+    threshold: float  # ALLM_MEMORY_THRESHOLD: share of host or device memory above which idle models are unloaded
+    host_bytes: int  # ALLM_HOST_MEMORY_BYTES: what all models of this host may take together
+    device_bytes: int  # ALLM_DEVICE_MEMORY_BYTES: what they may take of each device
+    model_bytes: int  # ALLM_MODEL_MEMORY_BYTES: what one model may take
+    idle_seconds: float  # ALLM_IDLE_SECONDS: a model that nobody used for so long is unloaded; 0: never
+    max_models: int  # ALLM_MAX_LOADED_MODELS: how many a service keeps in memory; 0: as many as fit
+    preload: tuple[str, ...]  # ALLM_PRELOAD: ids or aliases of models that are loaded at the start
+    visible_devices: str = ""  # CUDA_VISIBLE_DEVICES, which is CUDA's and says which GPUs workers see; empty: all
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSettings:
     """Whether and how long responses are kept, so that they can be read again and continued."""
 
@@ -156,6 +163,7 @@ class Settings:
     text: TextSettings
     audio: AudioSettings
     image: ImageSettings
+    residency: ResidencySettings
     store: StoreSettings
 
 
@@ -165,7 +173,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     Raises:
         SettingError: a variable holds what is not allowed there.
     """
-    read = _Reader(os.environ if environ is None else environ)
+    read = SettingReader(os.environ if environ is None else environ)
     home = read.path("ALLM_HOME", Path.home() / ".allm")
     max_body_bytes = read.integer("ALLM_MAX_BODY_BYTES", 32 * MIB, 1024, 1024 * MIB)
     return Settings(
@@ -181,6 +189,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         text=_text(read),
         audio=_audio(read, home),
         image=_image(read, home),
+        residency=_residency(read, home),
         store=StoreSettings(
             enabled=read.switch("ALLM_STORE", True),
             days=read.number("ALLM_STORE_DAYS", 30.0, 0.001, 3650.0),
@@ -189,7 +198,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-def _gateway(read: _Reader, max_body_bytes: int) -> GatewaySettings:
+def _gateway(read: SettingReader, max_body_bytes: int) -> GatewaySettings:
     return GatewaySettings(
         host=read.text("ALLM_HOST", "127.0.0.1"),
         port=read.integer("ALLM_PORT", 8080, 0, 65535),
@@ -199,7 +208,7 @@ def _gateway(read: _Reader, max_body_bytes: int) -> GatewaySettings:
     )
 
 
-def _service(read: _Reader, max_body_bytes: int) -> ServiceSettings:
+def _service(read: SettingReader, max_body_bytes: int) -> ServiceSettings:
     return ServiceSettings(
         listen=read.text("ALLM_LISTEN", "127.0.0.1:50051"),
         metrics_host=read.text("ALLM_METRICS_HOST", "127.0.0.1"),
@@ -209,10 +218,11 @@ def _service(read: _Reader, max_body_bytes: int) -> ServiceSettings:
         drain_delay_seconds=read.seconds("ALLM_DRAIN_DELAY_SECONDS", 3.0, 0.0, 600.0),
         drain_seconds=read.seconds("ALLM_DRAIN_SECONDS", 30.0, 0.0, 3600.0),
         max_body_bytes=max_body_bytes,
+        slow_client_seconds=read.seconds("ALLM_SLOW_CLIENT_SECONDS", 60.0, 0.1, 3600.0),
     )
 
 
-def _model(read: _Reader, home: Path) -> ModelSettings:
+def _model(read: SettingReader, home: Path) -> ModelSettings:
     folder = read.path("ALLM_MODELS_DIR", home / "models")
     roots = tuple(Path(part).expanduser().absolute() for part in read.names("ALLM_MODEL_ROOTS"))
     supported = read.text("ALLM_SUPPORTED_MODELS", "")
@@ -227,7 +237,7 @@ def _model(read: _Reader, home: Path) -> ModelSettings:
     )
 
 
-def _text(read: _Reader) -> TextSettings:
+def _text(read: SettingReader) -> TextSettings:
     return TextSettings(
         device=read.choice("ALLM_DEVICE", "auto", ("auto", "cuda", "mps", "cpu")),
         threads=read.integer("ALLM_THREADS", 0, 0, 512),
@@ -237,16 +247,17 @@ def _text(read: _Reader) -> TextSettings:
         batch_tokens=read.integer("ALLM_BATCH_TOKENS", 2048, 32, 65536),
         chunk_tokens=read.integer("ALLM_CHUNK_TOKENS", 512, 16, 65536),
         queue_limit=read.integer("ALLM_QUEUE_LIMIT", 256, 0, 100_000),
+        queue_tokens=read.integer("ALLM_QUEUE_TOKENS", 0, 0, 1_000_000_000),
         prefix_cache=read.switch("ALLM_PREFIX_CACHE", True),
         dtype=read.choice("ALLM_DTYPE", "auto", ("auto", "bfloat16", "float16", "float32")),
         tensor_parallel=read.integer("ALLM_TENSOR_PARALLEL", 1, 1, 64),
         request_seconds=read.seconds("ALLM_REQUEST_SECONDS", 600.0, 0.1, 86_400.0),
-        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 120.0, 1.0, 86_400.0),
+        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 30.0, 1.0, 86_400.0),
         load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
     )
 
 
-def _audio(read: _Reader, home: Path) -> AudioSettings:
+def _audio(read: SettingReader, home: Path) -> AudioSettings:
     return AudioSettings(
         device=read.choice("ALLM_DEVICE", "auto", ("auto", "cuda", "mps", "cpu")),
         threads=read.integer("ALLM_THREADS", 0, 0, 512),
@@ -259,14 +270,14 @@ def _audio(read: _Reader, home: Path) -> AudioSettings:
         decoders=read.integer("ALLM_AUDIO_DECODERS", 16, 1, 256),
         queue_limit=read.integer("ALLM_AUDIO_QUEUE", 64, 0, 10_000),
         request_seconds=read.seconds("ALLM_AUDIO_REQUEST_SECONDS", 3600.0, 0.1, 864_000.0),
-        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 120.0, 1.0, 86_400.0),
+        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 30.0, 1.0, 86_400.0),
         load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
         cache_folder=home / "cache" / "audio",
         upload_folder=home / "uploads",
     )
 
 
-def _image(read: _Reader, home: Path) -> ImageSettings:
+def _image(read: SettingReader, home: Path) -> ImageSettings:
     return ImageSettings(
         device=read.choice("ALLM_DEVICE", "auto", ("auto", "cuda", "mps", "cpu")),
         threads=read.integer("ALLM_THREADS", 0, 0, 512),
@@ -274,111 +285,38 @@ def _image(read: _Reader, home: Path) -> ImageSettings:
         batch_images=read.integer("ALLM_IMAGE_BATCH", 0, 0, 256),
         queue_limit=read.integer("ALLM_IMAGE_QUEUE", 64, 0, 10_000),
         request_seconds=read.seconds("ALLM_IMAGE_REQUEST_SECONDS", 600.0, 0.1, 86_400.0),
-        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 120.0, 1.0, 86_400.0),
+        stall_seconds=read.seconds("ALLM_STALL_SECONDS", 30.0, 1.0, 86_400.0),
         load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
         max_image_bytes=read.integer("ALLM_MAX_IMAGE_BYTES", 25 * MIB, 1024, 128 * MIB),
         max_image_pixels=read.integer("ALLM_MAX_IMAGE_PIXELS", 16 * MIB, 4096, 64 * MIB),
         codecs=read.integer("ALLM_IMAGE_CODECS", 4, 1, 64),
         metadata=read.switch("ALLM_IMAGE_METADATA", True),
         folder=read.path("ALLM_IMAGE_FOLDER", home / "images"),
-        folder_bytes=read.integer("ALLM_IMAGE_FOLDER_BYTES", 10 * 1024 * MIB, MIB, 1024 * 1024 * 1024 * MIB),
+        folder_bytes=read.integer("ALLM_IMAGE_FOLDER_BYTES", 10 * 1024 * MIB, MIB, MAX_BYTES),
         public_url=read.address("ALLM_PUBLIC_URL", _gateway_url(read)),
     )
 
 
-def _gateway_url(read: _Reader) -> str:
+def _residency(read: SettingReader, home: Path) -> ResidencySettings:
+    return ResidencySettings(
+        folder=home / "ledger",
+        threshold=read.number("ALLM_MEMORY_THRESHOLD", 0.9, 0.1, 1.0),
+        host_bytes=read.integer("ALLM_HOST_MEMORY_BYTES", 0, 0, MAX_BYTES),
+        device_bytes=read.integer("ALLM_DEVICE_MEMORY_BYTES", 0, 0, MAX_BYTES),
+        model_bytes=read.integer("ALLM_MODEL_MEMORY_BYTES", 0, 0, MAX_BYTES),
+        idle_seconds=read.seconds("ALLM_IDLE_SECONDS", 0.0, 0.0, 31_536_000.0),
+        max_models=read.integer("ALLM_MAX_LOADED_MODELS", 0, 0, 10_000),
+        preload=read.names("ALLM_PRELOAD"),
+        visible_devices=read.text("CUDA_VISIBLE_DEVICES", ""),
+    )
+
+
+def _gateway_url(read: SettingReader) -> str:
     """How the gateway is reached on this machine."""
     host = read.text("ALLM_HOST", "127.0.0.1")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (nothing is bound here)
     return f"http://{f'[{host}]' if ':' in host else host}:{read.integer('ALLM_PORT', 8080, 0, 65535)}"
 
 
-def _max_audio_bytes(read: _Reader) -> int:
+def _max_audio_bytes(read: SettingReader) -> int:
     return read.integer("ALLM_MAX_AUDIO_BYTES", 25 * MIB, 1024, 64 * 1024 * MIB)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Takes single variables out of an environment; an empty one counts as unset."""
-
-    environ: Mapping[str, str]
-
-    def text(self, name: str, default: str) -> str:
-        return self.environ.get(name, "").strip() or default
-
-    def path(self, name: str, default: Path) -> Path:
-        return Path(self.text(name, str(default))).expanduser().absolute()
-
-    def integer(self, name: str, default: int, low: int, high: int) -> int:
-        return self._parsed(name, default, int, low, high, "a whole number")
-
-    def seconds(self, name: str, default: float, low: float, high: float) -> float:
-        return self._parsed(name, default, float, low, high, "a number of seconds")
-
-    def number(self, name: str, default: float, low: float, high: float) -> float:
-        return self._parsed(name, default, float, low, high, "a number")
-
-    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        value = self.text(name, default).lower()
-        if value not in allowed:
-            raise SettingError(name, value, f"one of {', '.join(allowed)}")
-        return value
-
-    def switch(self, name: str, default: bool) -> bool:
-        return self.choice(name, "on" if default else "off", ("on", "off")) == "on"
-
-    def names(self, name: str) -> tuple[str, ...]:
-        return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
-
-    def origins(self, name: str) -> tuple[str, ...]:
-        found = self.names(name)
-        for origin in found:
-            scheme, separator, host = origin.partition("://")
-            if scheme not in ("http", "https") or not separator or not host or "/" in host or "*" in host:
-                raise SettingError(name, origin, "a comma-separated list of origins such as https://app.example.org")
-        return found
-
-    def address(self, name: str, default: str) -> str:
-        url = self.text(name, default).rstrip("/")
-        try:
-            parts = urlsplit(url)
-            there = bool(parts.hostname) and parts.port != -1 and parts.username is None
-        except ValueError:  # a port that is none
-            there = False
-        if not there or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
-            raise SettingError(name, url, "an address such as https://ai.example.org, without user and query")
-        return url
-
-    def redis(self, name: str) -> str:
-        url = self.text(name, "")
-        try:
-            parts = urlsplit(url)
-            there = parts.path if parts.scheme == "unix" else parts.hostname and parts.port != 0
-        except ValueError:  # a port that is none
-            there = None
-        if url and not (parts.scheme in ("redis", "rediss", "unix") and there):
-            # Not the value itself: it may hold a password.
-            raise SettingError(name, "...", "redis://host:port/0, rediss://user:password@host:port/0 or unix:///path")
-        return url
-
-    def pairs(self, name: str, shape: str) -> tuple[tuple[str, str], ...]:
-        found = []
-        for part in self.names(name):
-            key, _, value = part.partition("=")
-            if not key.strip() or not value.strip():
-                raise SettingError(name, part, f"a comma-separated list of {shape}")
-            found.append((key.strip(), value.strip()))
-        return tuple(found)
-
-    def _parsed(self, name: str, default: T, parse: Callable[[str], T], low: T, high: T, what: str) -> T:
-        value = self.environ.get(name, "").strip()
-        if not value:
-            return default
-        allowed = f"{what} from {low} to {high}"
-        try:
-            parsed = parse(value)
-        except ValueError:
-            raise SettingError(name, value, allowed) from None
-        if not low <= parsed <= high:  # type: ignore[operator]
-            raise SettingError(name, value, allowed)
-        return parsed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
-from allm.models.v1 import model_service_pb2
+from allm.models.v1 import model_service_pb2, residency_service_pb2_grpc
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import (
     chat_service_pb2,
@@ -19,8 +19,11 @@ from allm.text.v1 import (
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
 from services.provision.provision import Provision
+from services.residency.residency import Residency
+from services.residency.residency_servicer import ResidencyServicer
 from services.rpc.server import Application, run
-from services.rpc.settings import SettingError, Settings
+from services.rpc.setting_reader import SettingError
+from services.rpc.settings import Settings
 from services.text.api.chat_facade import TextFacade
 from services.text.api.chat_servicer import ChatServicer
 from services.text.api.embedding_servicer import EmbeddingServicer
@@ -30,6 +33,7 @@ from services.text.chat import Chat
 from services.text.completions import Completions
 from services.text.embeddings import Embeddings
 from services.text.manager import TextManager
+from services.text.need import TextNeed
 from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
@@ -43,7 +47,10 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     device = resolve_device(settings.text.device)
     registry = EngineRegistry(device, forced=settings.text.device != "auto")
     manager = TextManager(settings.text, device)
-    provision = Provision(settings.model, "text", registry, manager)
+    residency = await Residency.open(settings, manager, TextNeed(settings.text, device, manager.options))
+    residents = ResidencyServicer(residency)
+    residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
+    provision = Provision(settings.model, "text", registry, manager, settings.residency.preload)
     models = TextModels(provision.store, manager)
     chat = Chat(models)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(chat), server)
@@ -54,12 +61,18 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     responses = Responses(chat, await _store(settings))
     response_service_pb2_grpc.add_ResponseServiceServicer_to_server(ResponseServicer(responses), server)
     responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
+    await residency.start()
     await provision.start()
+
+    async def leave() -> None:
+        residents.end_watches()
+        await provision.leave()
 
     async def close() -> None:
         await responses.close()
         await provision.close()
         await manager.close()
+        await residency.close()
 
     typed = [
         chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name,
@@ -72,7 +85,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name,
         image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name,
     ]
-    return Application(typed, close, leave=provision.leave, described=others)
+    return Application(typed, close, leave=leave, described=others)
 
 
 async def _store(settings: Settings) -> ResponseStore | None:

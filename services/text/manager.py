@@ -15,6 +15,7 @@ from services.rpc.settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
+from services.text.template_process import TemplateProcess
 
 WORKER_MODULE = "services.text.engine"
 
@@ -31,7 +32,7 @@ class TextManager(ModelManager[TextResident]):
         self._device = device
 
     async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> TextResident:
-        options = self._options(descriptor)
+        options = self.options(descriptor)
         capability: Capability = "embeddings" if "embeddings" in descriptor.capabilities else "chat"
 
         def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> TextResident:
@@ -39,7 +40,9 @@ class TextManager(ModelManager[TextResident]):
                 return LoadedEncoder(descriptor.id, worker, ready, self._settings)
             if not isinstance(ready, Ready):
                 raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
-            return LoadedTextModel(descriptor.id, descriptor.architecture, worker, ready, self._settings)
+            if template is None:
+                raise Internal(f"the worker of {descriptor.id} loaded it to write, not to embed")
+            return LoadedTextModel(descriptor.id, descriptor.architecture, worker, ready, self._settings, template)
 
         start: WorkerStart[FromWorker] = WorkerStart(
             module=WORKER_MODULE,
@@ -49,9 +52,21 @@ class TextManager(ModelManager[TextResident]):
             load=Load(runtime.name, options, capability),
             seconds=self._settings.load_seconds,
         )
-        return await start.run(adopt)
+        template = TemplateProcess(descriptor.id, self._settings.queue_limit) if capability == "chat" else None
+        if template is not None:
+            template.start()  # while the worker loads
+        try:
+            model = await start.run(adopt)
+        except BaseException:
+            if template is not None:
+                await template.close()
+            raise
+        if isinstance(model, LoadedTextModel):
+            await model.open()
+        return model
 
-    def _options(self, descriptor: ModelDescriptor) -> EngineOptions:
+    def options(self, descriptor: ModelDescriptor) -> EngineOptions:
+        """How a model is run here: what its worker is told, and what its memory is reckoned from."""
         settings = self._settings
         return EngineOptions(
             model_id=descriptor.id,
@@ -64,6 +79,7 @@ class TextManager(ModelManager[TextResident]):
             batch_tokens=settings.batch_tokens,
             chunk_tokens=settings.chunk_tokens,
             prefix_cache=settings.prefix_cache,
+            queue_tokens=settings.queue_tokens,
             dtype=settings.dtype,
             tensor_parallel=settings.tensor_parallel,
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from desired_models import facts, registration
 
-from services.models.desired import Artifact
+from services.models.descriptor import LoraFile
+from services.models.desired import Artifact, Part
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision.plan import make_plans
@@ -83,3 +85,17 @@ def test_caches_can_be_switched_off_or_taken_from_others() -> None:
 def test_an_operator_who_asks_for_another_runtime_gets_no_cache() -> None:
     with pytest.raises(Unsupported):
         make_plans(with_safetensors(artifact(), runtime="torch"), REGISTRY, settings())
+
+
+def test_what_a_model_is_made_of_comes_before_it_and_is_described_with_it() -> None:
+    base = Part(kind="base", source="", manifest=dataclasses.replace(OWN, repository="someone/base"))
+    lora = Part(kind="lora", source="hf://nvidia/m", manifest=CACHE, scale=0.5)
+    wanted = dataclasses.replace(registration(OWN), parts=(base, lora))
+    (plan,) = make_plans(wanted, REGISTRY, settings())
+    assert plan.manifests == (base.manifest, CACHE, OWN)
+    found = plan.descriptor(3, [Path("/base"), Path("/lora"), Path("/own")])
+    assert (found.generation, found.primary, found.base) == (3, Path("/own"), Path("/base"))
+    assert found.loras == (LoraFile(path=Path("/lora/m.gguf"), scale=0.5),)
+    (alone,) = make_plans(registration(OWN), REGISTRY, settings())
+    plain = alone.descriptor(1, [Path("/own")])
+    assert (plain.base, plain.loras) == (None, ())

@@ -241,3 +241,11 @@ def test_the_names_of_ids_do_not_mix_up_their_holds(shelf: Shelf) -> None:
     put(shelf.place("a/b", MANIFEST))
     with shelf.hold("a", MANIFEST), shelf.hold("a%2Fb", MANIFEST):
         assert shelf.discard("a/b", MANIFEST) is True
+
+
+def test_several_sets_of_files_are_held_and_released_together(shelf: Shelf) -> None:
+    with shelf.hold("m", MANIFEST, NEWER):
+        assert not shelf.discard("m", MANIFEST)
+        assert not shelf.discard("m", NEWER)
+    assert shelf.discard("m", MANIFEST)
+    assert shelf.discard("m", NEWER)

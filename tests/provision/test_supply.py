@@ -29,7 +29,7 @@ POLL_SECONDS = 0.05
 class Service:
     """What a service has of its models, without catalog and wire."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *preload: str) -> None:
         self.loader = Loader()
         self.manager = Manager(self.loader)
         self.store = ModelStore("me")
@@ -42,6 +42,7 @@ class Service:
             store=self.store,
             shelf=Shelf(folder / "models"),
             changed=self.changed.set,
+            preload=frozenset(preload),
         )
         self.supply = Supply(means)
 

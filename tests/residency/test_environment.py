@@ -17,6 +17,10 @@ def test_cores_are_those_that_this_process_may_use() -> None:
         os.sched_setaffinity(0, allowed)
 
 
+def test_workers_count_gpus_as_nvml_does() -> None:
+    assert worker_environ(1)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 def test_native_thread_pools_get_no_more_threads_than_the_engine() -> None:
     environ = worker_environ(3)
     assert environ["OMP_NUM_THREADS"] == "3"

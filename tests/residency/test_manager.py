@@ -10,8 +10,9 @@ from prometheus_client import REGISTRY
 
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import RUNTIMES, Runtime
-from services.residency.manager import ModelManager, ResidentKey, resident_key
-from services.rpc.errors import Internal, ModelInvalid, ModelNotReady
+from services.residency.manager import ModelManager
+from services.residency.resident import ResidentKey, resident_key
+from services.rpc.errors import AllmError, Internal, ModelInvalid, ModelNotReady
 
 RUNTIME = RUNTIMES[0]
 
@@ -42,6 +43,8 @@ class Loaded:
         self.id = model_id
         self.alive = True
         self.closed = 0
+        self.pid = 0
+        self.problem: AllmError | None = None
         self.peak_memory = 0
 
     async def close(self) -> None:
@@ -356,3 +359,84 @@ async def test_a_load_that_fails_unexpectedly_is_told_and_remembered(
     assert "no more processes" in str(manager.problem(key()))
     loader.failure = None
     assert await use(manager) is loader.made[0]
+
+
+async def test_a_model_that_nobody_uses_can_be_evicted_and_comes_back_when_it_is_asked_for(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    loader.gate.set()
+    first = await use(manager)
+    changes = []
+    manager.on_change = lambda: changes.append(manager.resident(key()))
+    assert await manager.evict(key(), "test") == 0, "nothing was reserved for it"
+    assert (first.closed, manager.resident(key()), changes) == (1, None, [None])
+    assert REGISTRY.get_sample_value("allm_model_evictions_total", {"model": "m", "reason": "test"}) == 1
+    assert await use(manager) is not first
+
+
+async def test_what_is_in_use_loading_pinned_or_not_there_is_not_evicted(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    asking = asyncio.create_task(use(manager))
+    await turns()
+    assert await manager.evict(key(), "test") is None, "loading"
+    loader.gate.set()
+    loaded = await asking
+    async with manager.lease(model(), RUNTIME):
+        assert await manager.evict(key(), "test") is None, "in use"
+    manager.pin("m", wanted=True)
+    assert await manager.evict(key(), "test") is None, "pinned"
+    assert await manager.evict(key(generation=2), "test") is None, "not there"
+    assert loaded.closed == 0
+    manager.pin("m", wanted=False)
+    loaded.alive = False
+    assert await manager.evict(key(), "test") is None, "dead: it is swept, and its reservation with it"
+
+
+async def test_who_asks_for_a_model_that_is_being_evicted_waits_for_its_memory(
+    manager: ModelManager[Loaded], loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader.gate.set()
+    first = await use(manager)
+    gone = asyncio.Event()
+    monkeypatch.setattr(first, "close", gone.wait)
+    evicting = asyncio.create_task(manager.evict(key(), "test"))
+    await turns()
+    asking = asyncio.create_task(use(manager))
+    await turns()
+    assert loader.begun == ["m"], "both together may not fit"
+    evicting.cancel()  # who asked for it does not wait: it goes on all the same
+    await asyncio.gather(evicting, return_exceptions=True)
+    gone.set()
+    assert await asking is not first
+    assert loader.begun == ["m", "m"]
+
+
+async def test_a_model_that_fails_again_and_again_is_left_alone_until_it_is_forgiven(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    loader.gate.set()
+    loader.failure = ModelInvalid("broken")
+    for _ in range(5):
+        with pytest.raises(ModelInvalid, match="broken"):
+            await use(manager)
+    assert len(loader.begun) == 3, "the last ones were told at once"
+    loader.failure = None
+    with pytest.raises(ModelInvalid, match="broken"):
+        await use(manager)
+    manager.forgive("m")
+    assert await use(manager) is loader.made[0]
+
+
+async def test_loading_ahead_is_no_use_that_clears_a_worker_of_its_deaths(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    loader.gate.set()
+    for _ in range(3):
+        await manager.load(model(), RUNTIME)
+        loader.made[-1].alive = False
+        manager.sweep()
+    with pytest.raises(ModelNotReady, match="3 times in a row"):
+        await manager.load(model(), RUNTIME)
+    await turns()
+    assert [loaded.closed for loaded in loader.made] == [1, 1, 1]

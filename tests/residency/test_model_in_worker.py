@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,17 @@ from typing import Any
 import pytest
 
 from services.residency.messages import Cancel, Refused, Stop
-from services.residency.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.residency.model_in_worker import (
+    LONGEST_RETRY_SECONDS,
+    MARGIN,
+    RETRY_SECONDS,
+    ModelInWorker,
+    Pending,
+    RequestLimits,
+)
 from services.residency.worker import WorkerDied
-from services.rpc.errors import Internal, InvalidRequest, Overloaded, Timeout
+from services.rpc.deadline import Deadline, keep_deadline
+from services.rpc.errors import Internal, InvalidRequest, ModelNotReady, Overloaded, Timeout
 
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.01
@@ -39,6 +48,7 @@ class Scripted:
     """A worker that says what the test wants."""
 
     pid = 1
+    ended = False
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -76,19 +86,25 @@ class Question(Pending):
         return True
 
     def push(self) -> None:
-        self.answered = True
-        self._news.set()
+        self.answered = self.finished = True
+        self._tell()
 
 
 class Model(ModelInWorker[Question, Any]):
     beside = (Noted,)
     emptied = 0
 
+    last = 0  # number of the newest request
+
     def ask(self, question: Question | None = None) -> Any:
-        return self._open(question or Question(), Ask)
+        return self._open(question or Question(), self._asked)
+
+    def _asked(self, request: int) -> Ask:
+        self.last = request
+        return Ask(request)
 
     def _heard(self, message: Any) -> None:
-        if isinstance(message, Answered) and (question := self._requests.get(message.request)):
+        if isinstance(message, Answered) and (question := self._requests.pop(message.request, None)):
             question.push()
 
     def _emptied(self) -> None:
@@ -118,7 +134,9 @@ async def test_a_request_lasts_as_long_as_its_block() -> None:
             assert worker.sent == [Ask(1)]
             worker.say(Answered(1))
             assert await question.answer()
-        assert worker.sent == [Ask(1), Cancel(1)]
+        with model.ask():
+            pass
+        assert worker.sent == [Ask(1), Ask(2), Cancel(2)], "what is answered need not be cancelled"
     assert worker.sent[-1] == Stop()
 
 
@@ -158,23 +176,76 @@ async def test_a_dead_worker_ends_its_requests_and_takes_no_more() -> None:
     worker = Scripted()
     async with running(worker) as model:
         with model.ask() as question:
+            question.begun = True
             worker.kill()
             with pytest.raises(Internal, match="it was killed"):
                 await question.answer()
         assert not model.alive
+        assert isinstance(model.problem, Internal)
         assert model.emptied == 1
-        with pytest.raises(Internal, match="ask again"), model.ask():
+        with pytest.raises(ModelNotReady, match="ask again"), model.ask():
             pass
+
+
+async def test_what_a_worker_can_hardly_have_read_before_it_died_may_be_asked_again() -> None:
+    worker = Scripted()
+    async with running(worker) as model:
+        with model.ask() as question:
+            worker.kill()
+            with pytest.raises(ModelNotReady, match="before it began") as caught:
+                await question.answer()
+    assert caught.value.retry_after == RETRY_SECONDS
+
+
+async def test_a_worker_takes_no_more_as_soon_as_its_end_can_be_seen() -> None:
+    """Some time passes until it is known how it ended."""
+    worker = Scripted()
+    async with running(worker) as model:
+        worker.ended = True
+        assert not model.alive
+        with pytest.raises(ModelNotReady), model.ask():
+            pass
+    assert worker.sent == [Stop()]
+
+
+async def test_requests_of_a_worker_that_ended_hear_how_though_it_is_replaced_at_once() -> None:
+    worker = Scripted()
+    model = Model("m", worker, RequestLimits(running=1, queue=1, seconds=600.0, stall_seconds=600.0))  # type: ignore[arg-type]
+    with model.ask() as question:
+        question.begun, worker.ended = True, True
+        worker.kill()
+        await model.close()
+        with pytest.raises(Internal, match="it was killed"):
+            await question.answer()
+
+
+async def test_what_cannot_be_sent_leaves_no_request_behind() -> None:
+    class Full(Scripted):
+        def send(self, message: Any) -> None:
+            raise ValueError("a message of 9 bytes is over the limit")
+
+    worker = Full()
+    model = Model("m", worker, RequestLimits(running=1, queue=0, seconds=600.0, stall_seconds=600.0))  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="over the limit"), model.ask():
+            pass
+    worker.ended = True
+    worker.kill()
+    await until(lambda: model.emptied)
 
 
 async def test_what_cannot_be_read_is_the_end_of_the_worker() -> None:
     worker = Scripted()
     async with running(worker) as model:
         with model.ask() as question:
+            question.begun = True
             worker.say(ValueError("no message"))
             with pytest.raises(Internal, match="cannot be read"):
                 await question.answer()
     assert worker.killed
+
+
+# --- the watchdog
 
 
 async def test_a_worker_that_owes_and_says_nothing_is_killed_whatever_runs_beside() -> None:
@@ -200,3 +271,173 @@ async def test_a_worker_that_waits_for_its_caller_is_not_killed() -> None:
             assert not worker.killed
             with model.ask(owed):
                 await until(lambda: worker.killed)
+
+
+@pytest.mark.parametrize("code", ["INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED"])
+async def test_refusals_do_not_hide_that_nothing_is_done(code: str) -> None:
+    """They come from the thread that reads, which runs on when the loop hangs."""
+    worker = Scripted()
+    async with running(worker, stall_seconds=0.2, queue=5) as model:
+        with model.ask() as question:
+            while not worker.killed:
+                with contextlib.suppress(InvalidRequest, ModelNotReady, Timeout), model.ask() as other:
+                    worker.say(Refused(request=model.last, code=code, message="no"))
+                    await other.answer()
+            with pytest.raises(Timeout, match="no progress"):
+                await question.answer()
+
+
+async def test_requests_of_a_hung_worker_end_though_the_process_does_not() -> None:
+    class Undead(Scripted):
+        def kill(self) -> None:
+            self.killed = True
+
+    worker = Undead()
+    async with running(worker, stall_seconds=0.2) as model:
+        with model.ask() as question, pytest.raises(Timeout, match=r"0.2 seconds \(ALLM_STALL_SECONDS\)"):
+            await question.answer()
+        assert worker.killed
+        assert not model.alive
+        assert isinstance(model.problem, Timeout)
+
+
+async def test_no_fault_ends_the_watchdog() -> None:
+    class Faulty(Question):
+        faults = 3
+
+        @property
+        def owed(self) -> float | None:
+            self.faults -= 1
+            if self.faults >= 0:
+                raise RuntimeError("a fault")
+            return self.started
+
+        @owed.setter
+        def owed(self, value: float | None) -> None:
+            """It is always owed."""
+
+    worker = Scripted()
+    async with running(worker, stall_seconds=0.1) as model:
+        question = Faulty()
+        with model.ask(question), pytest.raises(Timeout, match="no progress"):
+            await question.answer()
+    assert question.faults < 0
+
+
+async def test_a_service_that_stood_still_itself_blames_no_worker() -> None:
+    worker = Scripted()
+    async with running(worker, stall_seconds=0.4) as model:
+        with model.ask() as question:
+            await asyncio.sleep(0)
+            still = time.monotonic()
+            while time.monotonic() - still < 1.5:
+                pass  # stopped, or its machine asleep
+            for _ in range(50):  # what was due meanwhile is done first, and only then what the worker said is read
+                await asyncio.sleep(0)
+            assert not worker.killed
+            worker.say(Answered(1))
+            assert await question.answer()
+
+
+# --- deadlines
+
+
+@pytest.fixture
+def due() -> Iterator[Callable[[float], None]]:
+    """Gives what is done from then on a deadline in so many seconds."""
+
+    def within(seconds: float) -> None:
+        keep_deadline(Deadline(time.monotonic() + seconds, "the caller has waited long enough"))
+
+    yield within
+    keep_deadline(None)
+
+
+async def test_a_callers_deadline_ends_a_request_in_the_callers_words(due: Callable[[float], None]) -> None:
+    worker = Scripted()
+    async with running(worker) as model:
+        due(0.05)
+        with model.ask() as question, pytest.raises(Timeout, match="long enough"):
+            await question.answer()
+        assert worker.sent == [Ask(1), Cancel(1)]
+
+
+async def test_so_it_does_where_the_worker_has_noticed_first(due: Callable[[float], None]) -> None:
+    worker = Scripted()
+    async with running(worker) as model:
+        due(500)
+        with model.ask() as question:
+            worker.say(Refused(request=1, code="TIMEOUT", message="late"))
+            with pytest.raises(Timeout, match="long enough"):
+                await question.answer()
+
+
+async def test_the_limit_of_the_service_holds_all_the_same(due: Callable[[float], None]) -> None:
+    async with running(Scripted(), seconds=0.05) as model:
+        due(500)
+        with model.ask() as question, pytest.raises(Timeout, match="ALLM_REQUEST_SECONDS"):
+            await question.answer()
+
+
+async def test_what_is_late_already_is_never_sent(due: Callable[[float], None]) -> None:
+    worker = Scripted()
+    async with running(worker) as model:
+        due(-0.001)
+        with pytest.raises(Timeout, match="long enough"), model.ask():
+            pass
+        assert worker.sent == []
+
+
+# --- overload
+
+
+async def answered(model: Model, worker: Scripted, times: int) -> None:
+    """Has so many requests answered one by one."""
+    for _ in range(times):
+        with model.ask() as question:
+            worker.say(Answered(model.last))
+            await question.answer()
+
+
+async def test_who_is_refused_is_told_when_half_of_the_requests_will_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Scripted()
+    async with running(worker, running=1, queue=7) as model:
+        await answered(model, worker, 4)
+        monkeypatch.setattr(model._rate, "seconds_for", lambda requests: 2.5 * requests)
+        with ExitStack() as asked:
+            for _ in range(8):
+                asked.enter_context(model.ask())
+            with pytest.raises(Overloaded) as caught, model.ask():
+                pass
+            assert caught.value.retry_after == 4 * 2.5
+            worker.say(Refused(request=model.last, code="OVERLOADED", message="too many tokens"))
+            last = model._requests[model.last]
+            with pytest.raises(Overloaded) as caught:
+                await last.answer()
+            assert caught.value.retry_after == 3 * 2.5
+            monkeypatch.setattr(model._rate, "seconds_for", lambda requests: 900.0)
+            with model.ask(), pytest.raises(Overloaded) as caught, model.ask():
+                pass
+            assert caught.value.retry_after == LONGEST_RETRY_SECONDS
+
+
+async def test_who_could_not_be_answered_in_time_is_refused_at_once(
+    due: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Scripted()
+    async with running(worker, running=1, queue=9) as model:
+        monkeypatch.setattr(model._rate, "seconds_for", lambda requests: 10.0 * requests)
+        due(5)
+        with model.ask():  # nobody is before it
+            due(20 * MARGIN + 5)
+            with model.ask():
+                with (
+                    pytest.raises(Overloaded, match="some 30 seconds, too long for the request's deadline"),
+                    model.ask(),
+                ):
+                    pass
+                keep_deadline(None)
+                with model.ask():  # who waits for ever is welcome
+                    pass

@@ -17,6 +17,7 @@ import pytest
 
 from services.residency.worker import WorkerDied, WorkerProcess, describe_exit
 from tests.residency.toy_worker import (
+    Breed,
     Deafen,
     Echo,
     Environ,
@@ -245,3 +246,18 @@ def test_no_orphan_is_left_when_the_owner_is_killed() -> None:
 )
 def test_an_exit_code_in_words(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+async def test_what_a_worker_has_started_ends_with_it_though_it_hangs(worker: Toy) -> None:
+    """As the ranks of a divided model do: they would notice by themselves, if they could."""
+    worker.send(Breed())
+    child = psutil.Process(int((await worker.receive()).text))
+    async with asyncio.timeout(60):
+        while child.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 (of another process)
+            await asyncio.sleep(0.01)
+        assert not worker.ended
+        worker.kill()
+        await died(worker)
+        assert worker.ended
+        while psutil.pid_exists(child.pid) and child.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

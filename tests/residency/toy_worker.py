@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -53,6 +54,11 @@ class Deafen:
 
 
 @dataclass(frozen=True)
+class Breed:
+    """Starts a child that stops itself, and wants its process id in an Echo."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """Ends in peace, with code 0."""
 
@@ -71,7 +77,7 @@ class Echo:
     text: str
 
 
-ToToy = Say | Environ | Log | Exit | Hang | Deafen | Stop | Garbage
+ToToy = Say | Environ | Log | Exit | Hang | Deafen | Breed | Stop | Garbage
 FromToy = Echo
 
 
@@ -107,6 +113,9 @@ def obey(message: ToToy, channel: BlockingChannel[ToToy], sock: socket.socket) -
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             channel.send(Echo("deaf"))
             threading.Event().wait()
+        case Breed():
+            code = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+            channel.send(Echo(str(subprocess.Popen([sys.executable, "-c", code]).pid)))
         case Stop():
             os._exit(0)
         case Garbage(data):

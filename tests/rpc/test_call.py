@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY
 
 from services.rpc import call as call_module
 from services.rpc.call import Call, facade, typed
+from services.rpc.deadline import Deadline, caller_deadline
 from services.rpc.errors import (
     Internal,
     InvalidRequest,
@@ -445,3 +446,124 @@ async def test_every_end_is_counted_and_timed(stack: Stack) -> None:
     assert counted("allm_requests_total", **labels) == 2
     assert counted("allm_request_duration_seconds_count", **labels) == 2
     assert counted("allm_errors_total", code="OVERLOADED", **labels) == 1
+
+
+# --- the caller's deadline
+
+
+@pytest.mark.parametrize(
+    ("metadata", "seconds", "message"),
+    [
+        ({}, 900, "the call's deadline has passed"),
+        ({"x-request-timeout": "700.5"}, 700.5, "the request took longer than the 700.5 seconds of x-request-timeout"),
+        ({"x-request-timeout": "950"}, 900, "the call's deadline has passed"),
+    ],
+)
+async def test_what_is_done_for_a_call_knows_when_its_caller_waits_no_longer(
+    stack: Stack, metadata: dict[str, str], seconds: float, message: str
+) -> None:
+    seen: list[Deadline | None] = []
+
+    async def script(_: Call) -> None:
+        seen.append(caller_deadline())
+        await asyncio.create_task(note())
+
+    async def note() -> None:
+        seen.append(caller_deadline())
+
+    stack.play(script)
+    await stack.models.GetModel(model_service_pb2.GetModelRequest(id="a"), metadata=(*metadata.items(),), timeout=900)
+    deadline, inside = seen
+    assert deadline
+    assert inside is deadline
+    assert seconds - 60 < deadline.remaining < seconds + 10, "gRPC rounds up"
+    assert (deadline.error().message, deadline.error().code) == (message, "TIMEOUT")
+
+
+async def test_a_call_without_a_deadline_has_none(stack: Stack) -> None:
+    seen: list[Deadline | None] = []
+
+    async def script(_: Call) -> None:
+        seen.append(caller_deadline())
+
+    stack.play(script)
+    await stack.models.GetModel(model_service_pb2.GetModelRequest(id="a"))
+    assert seen == [None]
+
+
+async def test_the_header_ends_what_no_worker_ends(stack: Stack) -> None:
+    ended = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        try:
+            await call.send(sse.body([sse.data("one")]))
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    stack.play(script)
+    got, error = await stack.rest_error(**{"x-request-timeout": "0.05"})
+    assert ended.is_set()
+    assert trailers(error)["x-http-status"] == "504"
+    told = json.loads(got[1].removeprefix(b"data: "))["error"]
+    assert (told["type"], told["code"]) == ("server_error", "timeout")
+    assert told["message"] == "the request took longer than the 0.05 seconds of x-request-timeout"
+
+
+@pytest.mark.parametrize("value", ["", "soon", "0", "-1", "nan", "inf", "1s", "9" * 5000])
+async def test_a_header_that_is_no_number_of_seconds_is_refused_by_name(stack: Stack, value: str) -> None:
+    async def script(_: Call) -> None:
+        raise AssertionError("it must not run")
+
+    stack.play(script)
+    _, error = await stack.rest_error(**{"x-request-timeout": value})
+    found = openai_error(error)
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert found.param.string_value == "x-request-timeout"
+    assert "'x-request-timeout' must be a number of seconds above 0" in found.message
+    assert len(found.message) < 200
+
+
+# --- callers who do not read
+
+
+@pytest.mark.parametrize("kind", ["rest", "chat"])
+async def test_a_caller_who_reads_nothing_is_left(stack: Stack, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Call, "slow_client_seconds", 0.2)
+    monkeypatch.setattr(call_module, "IN_BAND_SECONDS", 0.1)
+    sent, ended = [0], asyncio.Event()
+
+    async def script(call: Call) -> None:
+        try:
+            while True:
+                text = "x" * 100_000
+                started = chat_service_pb2.ChatStarted(id=text)
+                whole = chat_service_pb2.StreamChatCompletionResponse(started=started)
+                await call.send(sse.body([sse.data(text)]) if kind == "rest" else whole)
+                sent[0] += 1
+        finally:
+            ended.set()
+
+    stack.play(script)
+    labels = {
+        "rpc": "Scripted.CreateChatCompletion" if kind == "rest" else "Scripted.StreamChatCompletion",
+        "code": "TIMEOUT",
+        "model": "",
+    }
+    before = counted("allm_errors_total", **labels)
+    if kind == "rest":
+        stream = stack.rest.CreateChatCompletion(httpbody_pb2.HttpBody())
+    else:
+        stream = stack.chat.StreamChatCompletion(chat_service_pb2.StreamChatCompletionRequest())
+    await stream.read()
+    await until(ended.is_set)
+    assert sent[0] < 200, "what nobody reads is not kept"
+    await until(lambda: counted("allm_errors_total", **labels) == before + 1)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async with asyncio.timeout(30):
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, "told behind what was sent before"
+    (line,) = [line for line in stack.lines() if line.get("code") == "TIMEOUT"]
+    assert "ALLM_SLOW_CLIENT_SECONDS" in line["error"]
+    assert not [line for line in stack.lines() if line["level"] == "error"]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from services.rpc.settings import MIB, SettingError, Settings, load_settings
+from services.rpc.setting_reader import SettingError
+from services.rpc.settings import MIB, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
-# Set by the supervisor for its children, never by a person: not in the documentation.
-INTERNAL = {"ALLM_LIFELINE_FD"}
+# Set by the supervisor for its children, or not ours: not in the documentation.
+INTERNAL = {"ALLM_LIFELINE_FD", "CUDA_VISIBLE_DEVICES"}
 
 
 class Recorded(dict):
@@ -32,7 +33,8 @@ def flat(settings: Settings) -> dict[str, object]:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         values = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {field.name: value}
-        prefix = f"{field.name}." if field.name in ("audio", "image") else ""  # they have fields that text has, too
+        # They have fields that others have, too.
+        prefix = f"{field.name}." if field.name in ("audio", "image", "residency") else ""
         found |= {prefix + name: each for name, each in values.items()}
     return found
 
@@ -82,6 +84,8 @@ def test_the_defaults_of_an_empty_environment() -> None:
     assert settings.audio.max_audio_bytes == 25 * MIB
     assert settings.audio.cache_folder.is_relative_to(settings.home)
     assert settings.audio.upload_folder.is_relative_to(settings.home)
+    assert settings.residency.folder.is_relative_to(settings.home)
+    assert settings.residency.threshold == 0.9
 
 
 def test_settings_cannot_be_changed_later() -> None:
@@ -94,6 +98,7 @@ def test_settings_cannot_be_changed_later() -> None:
         settings.text,
         settings.audio,
         settings.image,
+        settings.residency,
         settings.store,
     ):
         name = dataclasses.fields(holder)[0].name
@@ -140,6 +145,8 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_BATCH_TOKENS": ("64", "batch_tokens", 64),
         "ALLM_CHUNK_TOKENS": ("32", "chunk_tokens", 32),
         "ALLM_QUEUE_LIMIT": ("0", "queue_limit", 0),
+        "ALLM_QUEUE_TOKENS": ("1000", "queue_tokens", 1000),
+        "ALLM_SLOW_CLIENT_SECONDS": ("5", "slow_client_seconds", 5.0),
         "ALLM_PREFIX_CACHE": ("off", "prefix_cache", False),
         "ALLM_DTYPE": ("float32", "dtype", "float32"),
         "ALLM_TENSOR_PARALLEL": ("2", "tensor_parallel", 2),
@@ -168,6 +175,14 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_IMAGE_FOLDER": ("/i", "image.folder", Path("/i")),
         "ALLM_IMAGE_FOLDER_BYTES": ("1048576", "image.folder_bytes", 1048576),
         "ALLM_PUBLIC_URL": ("https://ai.example.org/", "image.public_url", "https://ai.example.org"),
+        "ALLM_MEMORY_THRESHOLD": ("0.5", "residency.threshold", 0.5),
+        "ALLM_HOST_MEMORY_BYTES": ("1073741824", "residency.host_bytes", 1024 * MIB),
+        "ALLM_DEVICE_MEMORY_BYTES": ("2147483648", "residency.device_bytes", 2048 * MIB),
+        "ALLM_MODEL_MEMORY_BYTES": ("536870912", "residency.model_bytes", 512 * MIB),
+        "ALLM_IDLE_SECONDS": ("600", "residency.idle_seconds", 600.0),
+        "ALLM_MAX_LOADED_MODELS": ("2", "residency.max_models", 2),
+        "ALLM_PRELOAD": ("a, b", "residency.preload", ("a", "b")),
+        "CUDA_VISIBLE_DEVICES": ("1,0", "residency.visible_devices", "1,0"),
         "ALLM_STORE": ("off", "enabled", False),
         "ALLM_STORE_DAYS": ("0.5", "days", 0.5),
         "ALLM_REDIS_URL": ("redis://h/0", "redis_url", "redis://h/0"),

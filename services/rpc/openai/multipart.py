@@ -30,6 +30,7 @@ MAX_FILE_NAME = 255
 SLICE_BYTES = 16 * 1024  # parsed at once; between two slices other requests get their turn
 # The parser is fast as long as a form has few boundaries, with hardly any space behind: there it goes byte by byte.
 MAX_BOUNDARIES = 2 * MAX_PARTS
+MAX_PADDING = SLICE_BYTES  # spaces behind one
 # What is still taken of a request that has failed, so that its caller comes to read the answer.
 DISCARD_BYTES = 512 * 1024 * 1024
 DISCARD_SECONDS = 60.0
@@ -129,7 +130,8 @@ class _FormReader:
         self._ended = False
         self._delimiter = b"\r\n--" + boundary
         self._boundaries = 0
-        self._padding = False  # whether the last slice ended in the space behind a boundary
+        self._tail = b""  # of the last slice: a boundary may be cut
+        self._padding = 0  # bytes of space behind a boundary in which the last slice ended
         self._begin()
         try:
             self._parser = MultipartParser(
@@ -150,17 +152,19 @@ class _FormReader:
 
     def write(self, data: bytes) -> None:
         """Takes the next bytes of the form, at most a slice."""
-        self._boundaries += data.count(self._delimiter)
+        seen = self._tail + data
+        self._boundaries += seen.count(self._delimiter)
         if self._boundaries > MAX_BOUNDARIES:
             raise self._malformed()
+        self._tail = seen[1 - len(self._delimiter) :]
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise self._malformed() from error
-        padding = self._parser.state == MultipartState.BOUNDARY_PADDING
-        if padding and self._padding:
+        space = len(data) - len(data.rstrip(b" \t")) if self._parser.state == MultipartState.BOUNDARY_PADDING else 0
+        self._padding = space + self._padding if space == len(data) else space
+        if self._padding > MAX_PADDING:
             raise self._malformed()
-        self._padding = padding
 
     def end(self) -> Form:
         """The whole form. Raises InvalidRequest where its end is missing."""

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.residency.messages import EngineError
+from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import OutOfCells, Sampled, Span, check_bias, kept_states
@@ -36,8 +37,6 @@ from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.sampling import SamplingParams
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache; llama.cpp has 256 in all
-DEFAULT_CONTEXT = 32_768  # what `context_tokens=0` takes at the most: a longer context must be asked for
-CELLS_PER_SEQUENCE = 512  # what `kv_tokens=0` gives each concurrent request
 MICRO_BATCH = 512  # tokens that llama.cpp computes in one graph
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 _NO_SPACE = 1  # llama_decode: no cells for the batch, nothing was changed
@@ -221,10 +220,8 @@ class LlamaEngine:
 
     def _sizes(self, options: EngineOptions) -> tuple[int, int]:
         """Tokens of a context, and cells of the whole cache."""
-        trained = llama_cpp.llama_model_n_ctx_train(self._model)
-        context = min(options.context_tokens or DEFAULT_CONTEXT, trained)
-        cells = max(options.kv_tokens or CELLS_PER_SEQUENCE * options.max_sequences, context)
-        return context, min(cells, context * options.max_sequences)
+        context = context_size(options, llama_cpp.llama_model_n_ctx_train(self._model))
+        return context, cache_cells(options, context)
 
     def _new_context(self, options: EngineOptions, cells: int) -> Any:
         params = llama_cpp.llama_context_default_params()

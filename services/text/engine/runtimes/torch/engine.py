@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.residency.messages import EngineError
+from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.cells import BLOCK
 from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
@@ -28,8 +29,6 @@ from services.text.engine.runtimes.torch.weights import read_config
 from services.text.engine.sampling import SamplingParams
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache
-DEFAULT_CONTEXT = 32_768  # what `context_tokens=0` takes at the most: a longer context must be asked for
-CELLS_PER_SEQUENCE = 512  # what `kv_tokens=0` gives each concurrent request on a CPU
 GPU_CACHE_SHARE = 0.85  # of the memory that the weights leave free: what `kv_tokens=0` takes on a GPU
 
 
@@ -60,8 +59,7 @@ class SafetensorsEngine:
         except EngineError:
             self.close()
             raise
-        trained = int(getattr(text, "max_position_embeddings", 0) or DEFAULT_CONTEXT)
-        context = min(options.context_tokens or DEFAULT_CONTEXT, trained)
+        context = context_size(options, int(getattr(text, "max_position_embeddings", 0) or 0))
         self.reuses_prefixes = not self.executor.is_recurrent
         self.reuses_states = self.executor.is_recurrent and options.prefix_cache
         kept = kept_states(options.max_sequences) if self.reuses_states else 0
@@ -199,10 +197,10 @@ class SafetensorsEngine:
 
     def _cells(self, options: EngineOptions, context: int) -> int:
         """Cells of the cache, for all requests together."""
-        cells = options.kv_tokens or CELLS_PER_SEQUENCE * options.max_sequences
+        derived = 0
         if not options.kv_tokens and self.executor.device.type == "cuda":
-            cells = int(self.executor.free_bytes() * GPU_CACHE_SHARE) // max(1, self.executor.cell_bytes)
-        return min(max(cells, context), context * options.max_sequences)
+            derived = int(self.executor.free_bytes() * GPU_CACHE_SHARE) // max(1, self.executor.cell_bytes)
+        return cache_cells(options, context, derived)
 
     def _warm_up(self) -> None:
         """A prompt and a token through the whole model, so that the first request pays for no page fault."""

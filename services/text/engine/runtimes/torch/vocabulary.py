@@ -119,8 +119,8 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
         raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise EngineError("MODEL_INVALID", f"{path} holds no JSON object")
@@ -131,6 +131,13 @@ def end_tokens(settings: Mapping[str, Any]) -> set[int]:
     """`eos_token_id` of a configuration: a number, a list of them or nothing."""
     found = settings.get("eos_token_id")
     return {int(token) for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error}") from error
 
 
 def _named_templates(folder: Path) -> dict[str, str]:
@@ -146,7 +153,7 @@ def _named_templates(folder: Path) -> dict[str, str]:
     files["tool_use"] = folder / "additional_chat_templates" / "tool_use.jinja"
     for name, path in files.items():
         if path.is_file():
-            templates[name] = path.read_text(encoding="utf-8")
+            templates[name] = _read_text(path)
     return templates
 
 
@@ -160,12 +167,24 @@ def _read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     tokenizer.no_padding()
     # Older checkpoints name some of their tokens only in the configuration.
     known = tokenizer.get_added_tokens_decoder()
-    for token, entry in sorted((settings.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
+    for token, entry in _added(settings, folder):
         name = str(entry.get("content", ""))
-        if int(token) not in known and tokenizer.token_to_id(name) in (None, int(token)):
+        if token not in known and tokenizer.token_to_id(name) in (None, token):
             added = AddedToken(name, special=bool(entry.get("special")), normalized=bool(entry.get("normalized")))
             (tokenizer.add_special_tokens if added.special else tokenizer.add_tokens)([added])
     return tokenizer
+
+
+def _added(settings: Mapping[str, Any], folder: Path) -> list[tuple[int, Mapping[str, Any]]]:
+    """The added tokens that the configuration names, in the order of their ids."""
+    found = settings.get("added_tokens_decoder") or {}
+    try:
+        entries = sorted(((int(token), entry) for token, entry in found.items()), key=lambda item: item[0])
+        if all(isinstance(entry, dict) for _, entry in entries):
+            return entries
+    except (AttributeError, ValueError):
+        pass
+    raise EngineError("MODEL_INVALID", f"{folder.name}: added_tokens_decoder in tokenizer_config.json names no tokens")
 
 
 def _check_size(tokenizer: Tokenizer, folder: Path, size: int) -> None:

@@ -1,0 +1,37 @@
+"""How much memory a model takes, place by place. What it is computed from is each service's to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.rpc.byte_count import bytes_word
+
+HOST = "host"  # the place of what is no device's own memory
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that a loaded model takes above an idle worker, at its peak.
+
+    A place is `host`, or a device as `DeviceMemory.name` calls it: `cuda:0`. What a place does not hold is not named.
+    """
+
+    places: Mapping[str, int]
+    parts: Mapping[str, int] = field(default_factory=dict)  # what it is made of, for messages: `weights`, `cache`
+
+    @property
+    def total(self) -> int:
+        """Bytes of all places together."""
+        return sum(self.places.values())
+
+    def __str__(self) -> str:
+        """As `1.2 GiB on cuda:0 and 200 MiB on the host (weights 1.0 GiB, cache 400 MiB)`."""
+        where = " and ".join(f"{bytes_word(count)} on {place_word(place)}" for place, count in self.places.items())
+        made = ", ".join(f"{name} {bytes_word(count)}" for name, count in self.parts.items())
+        return f"{where or 'nothing'} ({made})" if made else where or "nothing"
+
+
+def place_word(place: str) -> str:
+    """A place in a sentence."""
+    return "the host" if place == HOST else place

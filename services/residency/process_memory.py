@@ -1,0 +1,80 @@
+"""Memory of one worker and the processes that it has started.
+
+By /proc/PID/status, which costs the worker nothing: it is resident memory, not the proportional share (PSS), for which
+the kernel would walk all pages of a large model and hold up its allocations meanwhile. So libraries that a worker and
+its children both have in memory count for each. Elsewhere than on Linux psutil tells, where nothing is told apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_LINE = re.compile(r"^(RssAnon|RssShmem|RssFile|VmHWM):\s+(\d+) kB$", re.MULTILINE)  # proc_pid_status(5)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes of a process and its children."""
+
+    held: int = 0  # its own for good: what HostMemory.used sees of it
+    mapped: int = 0  # pages of files, such as a GGUF, that are in memory: the kernel may drop and read them again
+    peak: int = 0  # the most that each has held and mapped so far, added up
+
+    @property
+    def total(self) -> int:
+        """Held and mapped."""
+        return self.held + self.mapped
+
+
+def read_process_memory(pid: int, root: Path = Path("/")) -> ProcessMemory:
+    """Reads it now, which takes a millisecond or some: call it in a thread. Zeros for a process that is gone.
+
+    `root`: where `proc` is.
+    """
+    found = [_read(each, root) for each in _family(pid, root)]
+    return ProcessMemory(
+        sum(each.held for each in found), sum(each.mapped for each in found), sum(each.peak for each in found)
+    )
+
+
+def _family(pid: int, root: Path) -> list[int]:
+    """A process, its children, and theirs. What ends meanwhile is left out."""
+    if not (root / f"proc/{pid}/task/{pid}/children").exists():  # not every kernel tells: then all are looked through
+        with contextlib.suppress(psutil.Error):
+            return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+        return [pid]
+    found = [pid]
+    for parent in found:  # grows meanwhile
+        with contextlib.suppress(psutil.Error):
+            for thread in psutil.Process(parent).threads():
+                with contextlib.suppress(OSError):
+                    started = (root / f"proc/{parent}/task/{thread.id}/children").read_text(encoding="ascii")
+                    found += [int(child) for child in started.split()]
+    return found
+
+
+def _read(pid: int, root: Path) -> ProcessMemory:
+    try:
+        text = (root / f"proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return _elsewhere(pid) if not (root / "proc/self").exists() else ProcessMemory()
+    found = {name: int(kib) * 1024 for name, kib in _LINE.findall(text)}
+    return ProcessMemory(
+        held=found.get("RssAnon", 0) + found.get("RssShmem", 0),
+        mapped=found.get("RssFile", 0),
+        peak=found.get("VmHWM", 0),
+    )
+
+
+def _elsewhere(pid: int) -> ProcessMemory:
+    """Where there is no /proc."""
+    try:
+        size = psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return ProcessMemory()
+    return ProcessMemory(held=size, peak=size)

@@ -1,0 +1,71 @@
+"""What a service starts to manage its memory: ledger, admission and monitor, put together around its manager."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from services.residency.admission import Admission, Needed
+from services.residency.books import Books
+from services.residency.device_memory import read_devices
+from services.residency.ledger import Ledger
+from services.residency.manager import ModelManager
+from services.residency.monitor import Monitor
+from services.residency.peer import peer_address
+from services.residency.pools import Pools
+from services.residency.readings import Readings
+from services.residency.resident import ResidentKey
+from services.residency.snapshot import Snapshot
+from services.rpc.settings import Settings
+
+
+class Residency:
+    """The memory of a service's models. It is what ResidencyService answers from, too."""
+
+    def __init__(self, manager: ModelManager[Any], ledger: Ledger, monitor: Monitor) -> None:
+        self._manager = manager
+        self._ledger = ledger
+        self._monitor = monitor
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        settings: Settings,
+        manager: ModelManager[Any],
+        needed: Needed,
+        readings: Readings | None = None,
+    ) -> Residency:
+        """Opens the ledger of this host, and stands at the manager's gate. `needed`: what a model takes here.
+
+        Raises:
+            DatabaseUnusable: the ledger cannot be used; the message says what to do about it.
+        """
+        kept, replica = settings.residency, settings.model.replica
+        readings = readings or Readings(devices=lambda: read_devices(kept.visible_devices))
+        pools = await asyncio.to_thread(Pools.read, kept.visible_devices)
+        ledger = await Ledger.open(kept.folder, peer_address(settings.service.listen), replica, pools)
+        books = Books(manager, ledger, readings)
+        admission = Admission(manager, ledger, books, needed, kept, readings, replica)
+        manager.gate = admission
+        return cls(manager, ledger, Monitor(manager, ledger, books, admission, kept, readings))
+
+    async def start(self) -> None:
+        """Begins to watch; returns after the first look, so that there is a snapshot."""
+        await self._monitor.look()
+        self._watching = asyncio.create_task(self._monitor.run())
+
+    async def close(self) -> None:
+        """Ends the watching and leaves the ledger; called when the manager has been closed."""
+        if self._watching:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._ledger.close()
+
+    async def evict(self, key: ResidentKey, reason: str) -> int | None:
+        """Unloads a model and returns how many bytes that has freed, once they are free; None: nothing was done."""
+        return await self._manager.evict(key, reason)
+
+    def snapshot(self) -> Snapshot:
+        """Memory and residents as they were last seen."""
+        return self._monitor.snapshot

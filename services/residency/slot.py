@@ -1,0 +1,99 @@
+"""A place of the manager: a loaded model, or one on its way, and who uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import Runtime
+from services.residency.reservation import Reservation
+from services.residency.resident import Resident, ResidentKey, resident_key
+
+R = TypeVar("R", bound=Resident)
+
+
+class Slot(Generic[R]):
+    """A resident, or one on its way, and how many use it."""
+
+    task: asyncio.Task[R]  # the load; set by whoever starts it
+
+    def __init__(self, descriptor: ModelDescriptor, runtime: Runtime, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: seconds since the epoch, because the services of a host compare them."""
+        self.descriptor = descriptor
+        self.runtime = runtime
+        self.key: ResidentKey = resident_key(descriptor, runtime)
+        self.reservation: Reservation | None = None  # what admission has set aside for it
+        self.started: list[int] = []  # process ids of the workers that its load has started
+        self.memory = 0  # bytes of the host that its worker was last seen to take; 0: not seen yet
+        self.leases = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.last_used = clock()
+        self._clock = clock
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def loading(self) -> bool:
+        """On its way into memory, or waiting for room there."""
+        return not self.task.done()
+
+    @property
+    def usable(self) -> bool:
+        """Loading, or loaded and alive."""
+        if not self.task.done():
+            return True
+        return not self.task.cancelled() and self.task.exception() is None and self.task.result().alive
+
+    @property
+    def resident(self) -> R | None:
+        """The loaded model, if it takes requests."""
+        return self.task.result() if self.task.done() and self.usable else None
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of its worker; while it loads, of everything that the load has started."""
+        if self.loading:
+            return self.started
+        resident = self.resident
+        return [resident.pid] if resident else []
+
+    @property
+    def died(self) -> bool:
+        """It was loaded, and its worker has ended since."""
+        return self.task.done() and not self.task.cancelled() and not self.task.exception() and not self.usable
+
+    @property
+    def busy(self) -> bool:
+        """Somebody uses it, or it is loading."""
+        return self.leases > 0 or self.loading
+
+    def take(self) -> None:
+        """One more uses it."""
+        self.leases += 1
+        self.last_used = self._clock()
+        self.idle.clear()
+
+    def give_back(self) -> None:
+        """One of them has done with it."""
+        self.leases -= 1
+        self.last_used = self._clock()
+        if not self.leases:
+            self.idle.set()
+
+    def end(self, leave: Callable[[Slot[R]], Awaitable[None]]) -> asyncio.Task[None]:
+        """Ends the resident, or its loading, and then leaves its place, once however often this is called. Who waits
+        for it shields it: what is half ended would still hold memory that nobody counts.
+        """
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(leave))
+        return self._ending
+
+    async def _end(self, leave: Callable[[Slot[R]], Awaitable[None]]) -> None:
+        self.task.cancel()  # nothing happens to one that is loaded
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await (await self.task).close()
+        await leave(self)

@@ -1,0 +1,119 @@
+"""Single variables of an environment: parsed, checked, and refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+T = TypeVar("T")
+
+
+class SettingError(Exception):
+    """A variable of the environment holds what is not allowed there."""
+
+    def __init__(self, variable: str, value: str, allowed: str) -> None:
+        super().__init__(f"{variable}={value!r} is not allowed: it must be {allowed}")
+        self.variable = variable
+        self.allowed = allowed
+
+
+@dataclass(frozen=True, slots=True)
+class SettingReader:
+    """Takes single variables out of an environment; an empty one counts as unset. All raise SettingError."""
+
+    environ: Mapping[str, str]
+
+    def text(self, name: str, default: str) -> str:
+        """A text without spaces around it."""
+        return self.environ.get(name, "").strip() or default
+
+    def path(self, name: str, default: Path) -> Path:
+        """An absolute path; `~` is the home folder."""
+        return Path(self.text(name, str(default))).expanduser().absolute()
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number within bounds."""
+        return self._parsed(name, default, int, low, high, "a whole number")
+
+    def seconds(self, name: str, default: float, low: float, high: float) -> float:
+        """A number of seconds within bounds."""
+        return self._parsed(name, default, float, low, high, "a number of seconds")
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        """A number within bounds."""
+        return self._parsed(name, default, float, low, high, "a number")
+
+    def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        """One of the words that are allowed, in lower case."""
+        value = self.text(name, default).lower()
+        if value not in allowed:
+            raise SettingError(name, value, f"one of {', '.join(allowed)}")
+        return value
+
+    def switch(self, name: str, default: bool) -> bool:
+        """`on` or `off`."""
+        return self.choice(name, "on" if default else "off", ("on", "off")) == "on"
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """What commas separate."""
+        return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
+
+    def origins(self, name: str) -> tuple[str, ...]:
+        """Origins of web pages, which commas separate."""
+        found = self.names(name)
+        for origin in found:
+            scheme, separator, host = origin.partition("://")
+            if scheme not in ("http", "https") or not separator or not host or "/" in host or "*" in host:
+                raise SettingError(name, origin, "a comma-separated list of origins such as https://app.example.org")
+        return found
+
+    def address(self, name: str, default: str) -> str:
+        """Where an HTTP server is reached, without a slash at the end."""
+        url = self.text(name, default).rstrip("/")
+        try:
+            parts = urlsplit(url)
+            there = bool(parts.hostname) and parts.port != -1 and parts.username is None
+        except ValueError:  # a port that is none
+            there = False
+        if not there or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
+            raise SettingError(name, url, "an address such as https://ai.example.org, without user and query")
+        return url
+
+    def redis(self, name: str) -> str:
+        """Where a Redis is reached; empty: nowhere."""
+        url = self.text(name, "")
+        try:
+            parts = urlsplit(url)
+            there = parts.path if parts.scheme == "unix" else parts.hostname and parts.port != 0
+        except ValueError:  # a port that is none
+            there = None
+        if url and not (parts.scheme in ("redis", "rediss", "unix") and there):
+            # Not the value itself: it may hold a password.
+            raise SettingError(name, "...", "redis://host:port/0, rediss://user:password@host:port/0 or unix:///path")
+        return url
+
+    def pairs(self, name: str, shape: str) -> tuple[tuple[str, str], ...]:
+        """`key=value` pairs, which commas separate; `shape` shows one."""
+        found = []
+        for part in self.names(name):
+            key, _, value = part.partition("=")
+            if not key.strip() or not value.strip():
+                raise SettingError(name, part, f"a comma-separated list of {shape}")
+            found.append((key.strip(), value.strip()))
+        return tuple(found)
+
+    def _parsed(self, name: str, default: T, parse: Callable[[str], T], low: T, high: T, what: str) -> T:
+        value = self.environ.get(name, "").strip()
+        if not value:
+            return default
+        allowed = f"{what} from {low} to {high}"
+        try:
+            parsed = parse(value)
+        except ValueError:
+            raise SettingError(name, value, allowed) from None
+        if not low <= parsed <= high:  # type: ignore[operator]
+            raise SettingError(name, value, allowed)
+        return parsed

@@ -1,0 +1,77 @@
+"""What config.json tells of the memory that a safetensors model takes beside its weights.
+
+Keys are those of transformers' configurations (`PreTrainedConfig`), under the names of the families that run here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+from services.models.inspection.document import CONFIG_BYTES
+
+_FLOAT = 4
+_ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})  # layers of hybrids, by their kinds
+_RECURRENT = frozenset({"mamba", "linear_attention"})
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class ConfigShape:
+    """Sizes of a model's layers. What a configuration does not say counts as none."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError and ValueError for a file that cannot be read."""
+        with (folder / "config.json").open("rb") as file:
+            document = json.loads(file.read(CONFIG_BYTES))
+        document = document if isinstance(document, dict) else {}
+        inner = document.get("text_config")
+        self._config: Mapping[str, Any] = inner if isinstance(inner, dict) else document
+        stored = self._config.get("dtype") or self._config.get("torch_dtype") or document.get("dtype")
+        self.stored = _BYTES.get(str(stored).removeprefix("torch."), _FLOAT)  # bytes of a number in its files
+        self.layers = self._number("num_hidden_layers", "n_layers", "n_layer")
+        self.width = self._number("hidden_size", "dim", "n_embd")
+        self.inner = self._number("intermediate_size", "hidden_dim", "n_inner") or 4 * self.width
+        self.vocabulary = self._number("vocab_size")
+        self.context_tokens = self._number("max_position_embeddings", "n_positions")
+
+    @property
+    def embedding(self) -> int:
+        """Numbers of the embedding of all tokens."""
+        return self.vocabulary * self.width
+
+    @property
+    def cell_numbers(self) -> int:
+        """Numbers that one token's keys and values are, in all layers that attend."""
+        heads = self._number("num_attention_heads", "n_heads", "n_head")
+        head = self._number("head_dim") or (self.width // heads if heads else 0)
+        return 2 * (self._number("num_key_value_heads") or heads) * head * self._attending
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what recurrent layers (Mamba 2) remember of one sequence."""
+        if not (heads := self._number("mamba_num_heads")):
+            return 0
+        inner, size = heads * self._number("mamba_head_dim"), self._number("ssm_state_size")
+        inputs = (inner + 2 * self._number("n_groups") * size) * self._number("conv_kernel")
+        return (inner * size * _FLOAT + inputs * self.stored) * self._count(_RECURRENT, "M")
+
+    @property
+    def _attending(self) -> int:
+        return self._count(_ATTENDING, "*") if self._number("mamba_num_heads") else self.layers
+
+    def _count(self, words: Set[str], sign: str) -> int:
+        """Layers of a hybrid model that are of one kind: in a list of words, or a pattern of signs."""
+        listed = self._config.get("layers_block_type") or self._config.get("layer_types")
+        if isinstance(listed, list):
+            return sum(kind in words for kind in listed if isinstance(kind, str))
+        pattern = self._config.get("hybrid_override_pattern")
+        return pattern.count(sign) if isinstance(pattern, str) else self.layers
+
+    def _number(self, *names: str) -> int:
+        for name in names:
+            value = self._config.get(name)
+            if type(value) is int and value > 0:
+                return value
+        return 0

@@ -1,0 +1,81 @@
+"""Memory over the real stack: two models of which only one fits take turns, and what never fits is refused by name."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from demo_model import demo_model
+from minilm import ENCODER, write_gguf
+from stack import MODEL, Stack, running_stack
+
+SECONDS = 120.0
+POLL_SECONDS = 0.1
+ENCODER_BYTES = 80_000_000
+
+pytestmark = pytest.mark.slow
+
+
+def chat(stack: Stack) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    return httpx.post(f"{stack.base_url}/chat/completions", json=body, timeout=SECONDS)
+
+
+def embed(stack: Stack) -> httpx.Response:
+    return httpx.post(f"{stack.base_url}/embeddings", json={"model": ENCODER, "input": "Hi"}, timeout=SECONDS)
+
+
+def status(stack: Stack, model_id: str) -> model_pb2.ReplicaStatus:
+    """What the text service reports of a model."""
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        request = model_service_pb2.GetModelRequest(id=model_id)
+        (replica,) = model_service_pb2_grpc.ModelServiceStub(channel).GetModel(request, timeout=SECONDS).model.replicas
+        return replica
+
+
+def until(stack: Stack, model_id: str, state: model_pb2.ModelState.ValueType) -> model_pb2.ReplicaStatus:
+    """Waits until the catalog knows of a state."""
+    deadline = time.monotonic() + SECONDS
+    while (told := status(stack, model_id)).state != state:
+        assert time.monotonic() < deadline, (told, stack.output())
+        time.sleep(POLL_SECONDS)
+    return told
+
+
+def test_two_models_of_which_one_fits_take_turns(stack: Stack, tmp_path: Path) -> None:
+    assert chat(stack).status_code == 200
+    # Enough for either of them, which is as much as the encoder's weights are: they are not all that it needs.
+    budget = until(stack, MODEL, model_pb2.MODEL_STATE_LOADED).memory.reserved_bytes + ENCODER_BYTES
+    encoder = tmp_path / "encoder.gguf"
+    write_gguf(encoder)  # under llama.cpp, which is there sooner than torch
+    assert encoder.stat().st_size > ENCODER_BYTES
+    models = f"{MODEL}={demo_model()},{ENCODER}={encoder}"
+    with running_stack(tmp_path / "home", ALLM_MODELS=models, ALLM_HOST_MEMORY_BYTES=str(budget)) as small:
+        for ask, here, gone in ((chat, MODEL, ENCODER), (embed, ENCODER, MODEL), (chat, MODEL, ENCODER)):
+            answer = ask(small)
+            assert answer.status_code == 200, (answer.text, small.output())
+            assert until(small, here, model_pb2.MODEL_STATE_LOADED).memory.reserved_bytes <= budget
+            assert not until(small, gone, model_pb2.MODEL_STATE_READY).HasField("memory")
+
+
+def test_what_never_fits_is_refused_and_nobody_need_ask_again(tmp_path: Path) -> None:
+    with running_stack(tmp_path / "home", ALLM_MODEL_MEMORY_BYTES="1000000") as stack:
+        answer = chat(stack)
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("server_error", "out_of_memory")
+        assert f"{MODEL} needs " in error["message"]
+        assert "one model may take 977 KiB (ALLM_MODEL_MEMORY_BYTES)" in error["message"]
+        with grpc.insecure_channel(stack.grpc_address) as channel:
+            message = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text="Hi")])
+            request = chat_service_pb2.CreateChatCompletionRequest(model=MODEL, messages=[message])
+            with pytest.raises(grpc.RpcError) as refused:
+                chat_service_pb2_grpc.ChatServiceStub(channel).CreateChatCompletion(request, timeout=SECONDS)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        assert "ALLM_MODEL_MEMORY_BYTES" in refused.value.details()  # type: ignore[attr-defined]
+        assert "ALLM_MODEL_MEMORY_BYTES" in until(stack, MODEL, model_pb2.MODEL_STATE_FAILED).reason

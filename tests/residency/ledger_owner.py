@@ -1,0 +1,51 @@
+"""A process with a ledger of its own, which tests/residency/test_ledger.py starts: it answers each command with a line.
+
+`reserve BYTES OF`: reserves bytes of a host that has so many: `reserved` or `full`. `release`: gives that back:
+`released`. `hold`: keeps a transaction open for good: `held`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from copy import copy
+from functools import partial
+from pathlib import Path
+
+from services.residency.capacity import Capacity, Room
+from services.residency.ledger import NAME, Ledger
+from services.residency.need import HOST, Need
+from services.residency.pools import Pools
+from services.residency.reservation import Full, Reservation
+from services.residency.resident import ResidentKey
+
+
+async def main(folder: Path, replica: str) -> None:
+    """Obeys until its input ends."""
+    ledger = await Ledger.open(folder, f"unix:/{replica}", replica, Pools({}))
+    held: list[Reservation | sqlite3.Connection] = []
+    print("open", flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        command, *numbers = line.split()
+        if command == "reserve":
+            count, size = map(int, numbers)
+            room = Capacity({HOST: Room(limit=size, free=size)})
+            key = ResidentKey(replica, 1, "toy")
+            try:
+                held.append(await ledger.reserve(key, Need({HOST: count}), partial(copy, room)))
+                print("reserved", flush=True)
+            except Full:
+                print("full", flush=True)
+        elif command == "release":
+            await ledger.release(held.pop())
+            print("released", flush=True)
+        else:
+            held.append(connection := sqlite3.connect(folder / NAME, isolation_level=None))
+            connection.execute("BEGIN IMMEDIATE")
+            print("held", flush=True)
+    await ledger.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

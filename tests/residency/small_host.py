@@ -1,0 +1,242 @@
+"""A host that is small enough to be full: made-up figures of memory, and services on it that load nothing real.
+
+Ledger, admission, monitor and the calls between services are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+from allm.models.v1 import residency_service_pb2_grpc
+
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import RUNTIMES, Runtime
+from services.residency.admission import Admission
+from services.residency.books import Books
+from services.residency.device_memory import DeviceMemory
+from services.residency.host_memory import HostMemory
+from services.residency.ledger import Ledger
+from services.residency.manager import ModelManager
+from services.residency.monitor import Monitor
+from services.residency.need import HOST, Need
+from services.residency.process_memory import ProcessMemory
+from services.residency.readings import Readings
+from services.residency.residency import Residency
+from services.residency.residency_servicer import ResidencyServicer
+from services.residency.resident import ResidentKey, resident_key
+from services.residency.slot import Slot
+from services.rpc.errors import AllmError
+from services.rpc.settings import MIB, ResidencySettings
+
+RUNTIME = RUNTIMES[0]
+TOTAL = 1000 * MIB
+_pids = itertools.count(1)
+
+
+def model(model_id: str, generation: int = 1) -> ModelDescriptor:
+    """`a-300` needs 300 MiB."""
+    return ModelDescriptor(
+        id=model_id,
+        modality="text",
+        format="gguf",
+        architecture="llama",
+        capabilities=frozenset({"chat"}),
+        files=(Path("/m.gguf"),),
+        primary=Path("/m.gguf"),
+        size=1,
+        context_tokens=1,
+        generation=generation,
+    )
+
+
+def needed(descriptor: ModelDescriptor, _runtime: Runtime) -> Need:
+    """What the model's name says, in MiB; after a `+`, on a GPU."""
+    host, _, device = descriptor.id.partition("-")[2].partition("+")
+    places = {HOST: int(host) * MIB} | ({"cuda:0": int(device) * MIB} if device else {})
+    return Need(places, {"weights": sum(places.values())})
+
+
+def key(model_id: str, generation: int = 1) -> ResidentKey:
+    return resident_key(model(model_id, generation), RUNTIME)
+
+
+@dataclass
+class Figures:
+    """What there is to read. Tests change it; what is loaded adds to it by itself."""
+
+    total: int = TOTAL
+    foreign: int = 0  # bytes of the host that somebody else uses
+    workers: dict[int, int] = field(default_factory=dict)  # process id -> bytes of the host
+    on_device: dict[int, int] = field(default_factory=dict)  # process id -> bytes of cuda:0
+    device_total: int = 0  # 0: there is no GPU
+    anonymous: bool = False  # whether the driver does not tell whose a GPU's memory is, as in containers
+
+    def readings(self) -> Readings:
+        return Readings(host=self._host, devices=self._devices, process=self._process)
+
+    def _host(self) -> HostMemory:
+        return HostMemory(total=self.total, used=self.foreign + sum(self.workers.values()), source="a test")
+
+    def _devices(self) -> list[DeviceMemory]:
+        used = sum(self.on_device.values())
+        whose = {} if self.anonymous else dict(self.on_device)
+        gpu = DeviceMemory(name="cuda:0", total=self.device_total, used=used, processes=whose)
+        return [gpu] if self.device_total else []
+
+    def _process(self, pid: int) -> ProcessMemory:
+        held = self.workers.get(pid, 0)
+        return ProcessMemory(held=held, mapped=0, peak=held)
+
+
+class Loaded:
+    """A resident that takes the memory it needs, or as much as it is told."""
+
+    def __init__(self, descriptor: ModelDescriptor, figures: Figures) -> None:
+        self.id = descriptor.id
+        self.pid = next(_pids)
+        self.alive = True
+        self.problem: AllmError | None = None
+        self.peak_memory = 0
+        self._figures = figures
+        need = needed(descriptor, RUNTIME).places
+        figures.workers[self.pid] = need[HOST]
+        if device := need.get("cuda:0"):
+            figures.on_device[self.pid] = device
+
+    def take(self, count: int) -> None:
+        """From now on it takes so many bytes of the host."""
+        self._figures.workers[self.pid] = count
+
+    def die(self, problem: AllmError) -> None:
+        """Its worker ends by itself."""
+        self.alive, self.problem = False, problem
+        self._figures.workers.pop(self.pid, None)
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.alive = False
+        self._figures.workers.pop(self.pid, None)
+        self._figures.on_device.pop(self.pid, None)
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001  # no two uses at the same moment: which was last is never left open
+        return self.now
+
+
+class Service:
+    """A service on the host. `failures`: what its next loads raise; `gate`: loads wait while it is closed."""
+
+    def __init__(self, figures: Figures, clock: Clock, monotonic: Clock) -> None:
+        self.failures: list[Exception] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.begun: list[str] = []
+        self._figures = figures
+        self.manager: ModelManager[Loaded] = ModelManager(self._load, clock=clock, monotonic=monotonic)
+        self.admission: Admission
+        self.monitor: Monitor
+        self.ledger: Ledger
+
+    async def use(self, model_id: str, generation: int = 1) -> Loaded:
+        """A request that ends at once."""
+        async with self.manager.lease(model(model_id, generation), RUNTIME) as loaded:
+            return loaded
+
+    async def arrival(self, model_id: str) -> Slot[Loaded]:
+        """The place of a model whose load has begun; waits for it."""
+        async with asyncio.timeout(30):
+            while model_id not in self.begun:  # noqa: ASYNC110 (there is no event)
+                await asyncio.sleep(0.01)
+        slot = self.manager.slot(key(model_id))
+        assert slot
+        return slot
+
+    def loaded(self) -> set[str]:
+        """Ids of what is in memory here."""
+        return {model_id for model_id, _ in self.manager.residents()}
+
+    async def turn(self) -> None:
+        """What the monitor does every second."""
+        await self.monitor.look()
+        await self.monitor.act()
+
+    async def _load(self, descriptor: ModelDescriptor, _runtime: Runtime) -> Loaded:
+        self.begun.append(descriptor.id)
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        return Loaded(descriptor, self._figures)
+
+
+@dataclass
+class SmallHost:
+    """A host with one ledger. Times stand still but for what a test lets pass."""
+
+    folder: Path
+    figures: Figures = field(default_factory=Figures)
+    clock: Clock = field(default_factory=Clock)
+    monotonic: Clock = field(default_factory=Clock)
+    _names: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    @asynccontextmanager
+    async def service(self, patience: float = 0.0, **settings: float) -> AsyncIterator[Service]:
+        """One more service, which answers its neighbours at a socket of its own."""
+        kept = residency_settings(self.folder / "ledger", **settings)
+        name = f"s{next(self._names)}"
+        address = f"unix:{self.folder / name}.sock"
+        made = Service(self.figures, self.clock, self.monotonic)
+        readings = self.figures.readings()
+        made.ledger = await Ledger.open(kept.folder, address, name)
+        books = Books(made.manager, made.ledger, readings)
+        made.admission = Admission(made.manager, made.ledger, books, needed, kept, readings, name, patience)
+        made.manager.gate = made.admission
+        made.monitor = Monitor(
+            made.manager,
+            made.ledger,
+            books,
+            made.admission,
+            kept,
+            readings,
+            clock=self.clock,
+            monotonic=self.monotonic,
+        )
+        server = grpc.aio.server()
+        residency = Residency(made.manager, made.ledger, made.monitor)
+        residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(ResidencyServicer(residency), server)
+        server.add_insecure_port(address)
+        await server.start()
+        try:
+            yield made
+        finally:
+            made.gate.set()
+            await server.stop(None)
+            await made.manager.close()
+            await made.ledger.close()
+
+
+def residency_settings(folder: Path, **settings: float) -> ResidencySettings:
+    """The defaults, and what is named."""
+    values = {
+        "threshold": 0.9,
+        "host_bytes": 0,
+        "device_bytes": 0,
+        "model_bytes": 0,
+        "idle_seconds": 0.0,
+        "max_models": 0,
+        "preload": (),
+        **settings,
+    }
+    return ResidencySettings(folder=folder, **values)  # type: ignore[arg-type]

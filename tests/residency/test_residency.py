@@ -1,0 +1,137 @@
+"""Two service processes with real workers on one host: memory that only one of them can have is never had by both."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+FOLDER = Path(__file__).parent
+SECONDS = 60.0
+POLL_SECONDS = 0.02
+
+
+class Rival:
+    """A running tests/residency/rival.py."""
+
+    def __init__(self, folder: Path, replica: str, patience: float) -> None:
+        paths = os.pathsep.join(map(str, (FOLDER, FOLDER.parent, FOLDER.parent.parent, FOLDER.parent.parent / "gen")))
+        self.process = subprocess.Popen(
+            [sys.executable, str(FOLDER / "rival.py"), str(folder), replica, str(patience)],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, command: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def ask(self, command: str) -> str:
+        self.say(command)
+        return self.hear()
+
+    def workers(self) -> list[int]:
+        """Process ids of its live workers."""
+        if self.process.poll() is not None:
+            return []
+        return [child.pid for child in psutil.Process(self.process.pid).children() if lives(child.pid)]
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that only waits for somebody to take its exit code does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def rivals(folder: Path, patience: float) -> Iterator[tuple[Rival, Rival]]:
+    """A text and an image service, so to speak."""
+    text, image = Rival(folder, "text", patience), Rival(folder, "image", patience)
+    try:
+        assert (text.hear(), image.hear()) == ("open", "open")
+        yield text, image
+        for rival in (text, image):
+            if rival.process.poll() is None:
+                assert rival.process.stdin
+                rival.process.stdin.close()
+                assert rival.process.wait(SECONDS) == 0
+    finally:
+        for rival in (text, image):
+            if rival.process.poll() is None:
+                rival.process.kill()
+            rival.process.wait()
+            for pipe in (rival.process.stdin, rival.process.stdout):
+                if pipe:
+                    pipe.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Rival, Rival]]:
+    """Two that soon give up waiting for room."""
+    with rivals(tmp_path, patience=0.2) as running:
+        yield running
+
+
+def test_both_load_at_the_same_moment_and_use_it_only_one_gets_it(pair: tuple[Rival, Rival]) -> None:
+    text, image = pair
+    text.say("hold text-600")
+    image.say("hold image-600")
+    answers = [text.hear(), image.hear()]
+    assert sorted(answers) == ["held", "refused OUT_OF_MEMORY"]
+    assert len(text.workers() + image.workers()) == 1
+    loser = image if answers[0] == "held" else text
+    assert loser.ask("use small-200") == "used", "what fits beside it is loaded"
+    assert len(text.workers() + image.workers()) == 2
+
+
+def test_both_load_at_the_same_moment_one_has_the_other_go(tmp_path: Path) -> None:
+    with rivals(tmp_path, patience=SECONDS) as (text, image):
+        for _ in range(3):
+            text.say("use text-600")
+            image.say("use image-600")
+            assert [text.hear(), image.hear()] == ["used", "used"]
+            assert len(text.workers() + image.workers()) == 1
+
+
+def test_what_a_killed_service_had_is_free(pair: tuple[Rival, Rival]) -> None:
+    text, image = pair
+    assert image.ask("hold image-600") == "held"
+    (worker,) = image.workers()
+    assert text.ask("use text-600") == "refused OUT_OF_MEMORY"
+    image.process.send_signal(signal.SIGKILL)
+    image.process.wait()
+    assert text.ask("use text-600") == "used"
+    deadline = time.monotonic() + SECONDS
+    while lives(worker):
+        assert time.monotonic() < deadline, "its worker has outlived it"
+        time.sleep(POLL_SECONDS)
+
+
+def test_a_neighbour_that_is_stopped_holds_nobody_up_for_long(pair: tuple[Rival, Rival]) -> None:
+    """It still has its memory: what does not fit beside it is refused, and the rest is served."""
+    text, image = pair
+    assert image.ask("use image-600") == "used"
+    image.process.send_signal(signal.SIGSTOP)
+    try:
+        assert text.ask("use text-600") == "refused OUT_OF_MEMORY"
+        assert text.ask("use text-200") == "used"
+    finally:
+        image.process.send_signal(signal.SIGCONT)
+    assert text.ask("use text-601") == "used", "it answers again, and its idle model goes"
