@@ -40,7 +40,7 @@ class Chat:
         stored = await self._models.find(request.model)
         async with self._models.loaded(stored) as model:
             sampling = dataclasses.replace(request.sampling, max_tokens=1)
-            async with model.generate(client, _prompt(model, request), sampling) as answer:
+            async with model.generate(client, await _prompt(model, request), sampling) as answer:
                 return await answer.accepted()
 
     @asynccontextmanager
@@ -54,7 +54,7 @@ class Chat:
         """
         stored = await self._models.find(request.model)
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
-            prompt = _prompt(model, request)
+            prompt = await _prompt(model, request)
             reasoning_open = bool(_OPEN_THOUGHT.search(prompt))
             grammar = grammar_of(request, model.dialect, reasoning_open=reasoning_open)
             tools = [ToolShape(tool.name, tool.parameters) for tool in request.callable_tools]
@@ -70,7 +70,7 @@ class Chat:
             yield completion
 
 
-def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
+async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
     if request.reasoning_effort not in ("", "none") and not model.template.thinks:
         raise Unsupported(f"{request.model} does not reason.", param="reasoning_effort")
     if request.reasoning_effort == "none" and model.dialect.name == HARMONY.name:
@@ -83,5 +83,5 @@ def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
         tools or any(message.tool_calls or message.role == "tool" for message in request.messages)
     )
     if spelled_out:
-        return model.template.render(with_tools(request.messages, tools), effort=request.reasoning_effort)
-    return model.template.render(request.messages, tools, request.reasoning_effort)
+        return await model.template.render(with_tools(request.messages, tools), effort=request.reasoning_effort)
+    return await model.template.render(request.messages, tools, request.reasoning_effort)

@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from services.residency.worker import WorkerProcess
 from services.rpc import metrics
+from services.rpc.deadline import caller_deadline
 from services.rpc.settings import TextSettings
-from services.text.engine.messages import Encoded, FromWorker, Piece, Ready, Stepped, Submit
+from services.text.engine.messages import Encoded, FromWorker, Hold, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.parsers.dialect import choose
-from services.text.prompt import ChatTemplate
 from services.text.resident import PendingText, TextModelInWorker
+from services.text.template_process import TemplateProcess
+
+# Of an answer that nobody reads; then the worker is told to hold it. Some thousand tokens, or a hundred with logprobs.
+UNREAD_BYTES = 256 * 1024
+_PIECE_BYTES = 64  # what a piece takes beside its text
 
 
 class Answer(PendingText):
     """The pieces of one request, in order. Pieces that come while nobody waits are handed over together."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Callable[[bool], None] = lambda _: None) -> None:
+        """`hold` tells the worker that nobody reads, and that somebody does again."""
         super().__init__()
         self._pieces: list[Piece] = []
+        self._hold = hold
+        self._unread = 0  # bytes
+        self._held = False
 
     async def ready(self) -> list[Piece]:
         """Waits for the next pieces; at least one. Raises the error that ended the request."""
         while not self._pieces:
             await self._wait()
         pieces, self._pieces = self._pieces, []
+        self._unread = 0
+        if self._held and not self.finished:
+            self._held, self.owed = False, time.monotonic()
+            self._hold(False)
         return pieces
 
     def push(self, piece: Piece) -> None:
         """Takes a piece from the worker."""
         self._pieces.append(piece)
         self.finished = piece.finish is not None
-        self._news.set()
+        self._unread += _size(piece)
+        if self._unread > UNREAD_BYTES and not self._held and not self.finished:
+            self._held, self.owed = True, None
+            self._hold(True)
+        self._tell()
 
 
 class LoadedTextModel(TextModelInWorker[Answer]):
@@ -46,12 +64,27 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         worker: WorkerProcess[FromWorker],
         ready: Ready,
         settings: TextSettings,
+        template: TemplateProcess,
     ) -> None:
-        """Takes over a worker that said Ready. Raises ModelInvalid when the chat template does not compile."""
+        """Takes over a worker that said Ready, and the process that will have its chat template once `open` is done."""
         self.ready = ready
         self.dialect = choose(ready.chat_template, architecture)
-        self.template = ChatTemplate(ready.chat_template, bos=ready.bos, eos=ready.eos, add_bos=ready.add_bos)
+        self.template = template
         super().__init__(model_id, worker, ready.max_sequences, settings)
+
+    async def open(self) -> None:
+        """Compiles the chat template. Raises ModelInvalid where it does not compile; the model is closed then."""
+        ready = self.ready
+        try:
+            await self.template.prepare(ready.chat_template, bos=ready.bos, eos=ready.eos, add_bos=ready.add_bos)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Ends the worker, and the process with the template; requests that still run end with INTERNAL."""
+        await super().close()
+        await self.template.close()
 
     @asynccontextmanager
     async def generate(
@@ -72,7 +105,13 @@ class LoadedTextModel(TextModelInWorker[Answer]):
             Overloaded: the queue is full.
         """
 
+        deadline = caller_deadline()
+        answer = Answer(lambda held: self._worker.send(Hold(number, held)))
+        number = 0
+
         def submit(request: int) -> Submit:
+            nonlocal number
+            number = request
             special = self.dialect.special
             return Submit(
                 request,
@@ -83,9 +122,10 @@ class LoadedTextModel(TextModelInWorker[Answer]):
                 logprobs=logprobs,
                 special=special,
                 cache_key=cache_key,
+                deadline=deadline.at if deadline else None,
             )
 
-        with self._open(Answer(), submit) as answer:
+        with self._open(answer, submit):
             yield answer
 
     def _step(self, message: Stepped | Encoded) -> None:
@@ -105,3 +145,9 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         metrics.PROMPT_TOKENS.labels(self._model_id).inc(answer.prompt_tokens)
         metrics.CACHED_TOKENS.labels(self._model_id).inc(piece.cached_tokens)
         metrics.GENERATED_TOKENS.labels(self._model_id).inc(piece.completion_tokens)
+
+
+def _size(piece: Piece) -> int:
+    """About how many bytes a piece takes here."""
+    logprobs = sum(1 + len(each.top) for each in piece.logprobs or ())
+    return (1 + logprobs) * _PIECE_BYTES + len(piece.text)

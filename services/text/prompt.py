@@ -12,6 +12,10 @@ import json
 from typing import Any, NoReturn
 
 import jinja2
+
+# Jinja imports these two when a template needs them: a renderer can import nothing then.
+import jinja2.constants
+import jinja2.debug
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -43,8 +47,14 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+def thinks(source: str) -> bool:
+    """Whether a template knows how much to think; one that does not cannot be asked for it."""
+    return any(word in source for word in ("enable_thinking", "reasoning_effort", "thinking_budget"))
+
+
 class ChatTemplate:
-    """A model's chat template, compiled once."""
+    """A model's chat template, compiled once. It is a program of the model's makers, and may run for ever: a service
+    has it rendered in a process of its own (`services.text.template_process`)."""
 
     def __init__(self, source: str, *, bos: str, eos: str, add_bos: bool) -> None:
         """Compiles `source`; an empty one stands for the default template.
@@ -55,8 +65,7 @@ class ChatTemplate:
             ModelInvalid: the template does not compile.
         """
         self._bos, self._eos, self._add_bos = bos, eos, add_bos
-        # Whether the template knows how much to think; one that does not cannot be asked for it.
-        self.thinks = any(word in source for word in ("enable_thinking", "reasoning_effort", "thinking_budget"))
+        self.thinks = thinks(source)
         self._single_calls = "tool_calls[0]" in source
         self._harmony = "<|channel|>" in source and "<|message|>" in source
         environment = ImmutableSandboxedEnvironment(
@@ -92,8 +101,9 @@ class ChatTemplate:
                 f"the model's chat template refuses the conversation: {refusal}", param="messages"
             ) from refusal
         except Exception as error:
+            why = str(error) or type(error).__name__
             raise InvalidRequest(
-                f"the model's chat template fails on this conversation: {error}", param="messages"
+                f"the model's chat template fails on this conversation: {why}", param="messages"
             ) from error
         return text.removeprefix(self._bos) if self._add_bos and self._bos else text
 

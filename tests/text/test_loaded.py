@@ -6,7 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +52,13 @@ from services.residency.messages import Cancel
 from services.residency.worker import WorkerDied
 from services.rpc.errors import Timeout
 from services.rpc.settings import load_settings
-from services.text.engine.messages import Accepted, FromWorker, Piece, Ready, Stepped, Submit
+from services.text.engine.messages import Accepted, FromWorker, Hold, Piece, Ready, Stepped, Submit, TokenLogprob
 from services.text.engine.sampling import SamplingParams
-from services.text.loaded import LoadedTextModel
+from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
+from services.text.template_process import TemplateProcess
 
 STREAMS = 3
+COMING = 12
 STALL_SECONDS, REQUEST_SECONDS = 2, 6
 TYPED_LONG = typed_chat("Count.", max_tokens=8000, ignore_eos=True)
 BROKEN, STRANGE, HOLLOW = "broken", "strange", "hollow"
@@ -66,6 +71,7 @@ class Scripted:
     """A worker whose reader accepts every request, and whose batch loop does nothing by itself."""
 
     pid = 1
+    ended = False
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -105,7 +111,8 @@ async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedTextModel]
         eos="",
         add_bos=False,
     )
-    model = LoadedTextModel(MODEL, "llama", worker, ready, replace(load_settings({}).text, **limits))
+    settings = replace(load_settings({}).text, **limits)
+    model = LoadedTextModel(MODEL, "llama", worker, ready, settings, TemplateProcess(MODEL, 1))
     try:
         yield model
     finally:
@@ -139,6 +146,39 @@ async def test_a_request_out_of_time_is_cancelled_though_its_caller_does_not_rea
             with pytest.raises(Timeout, match="ALLM_REQUEST_SECONDS"):
                 await answer.ready()
         assert sum(isinstance(message, Cancel) for message in worker.sent) == 1
+
+
+async def test_an_answer_that_nobody_reads_is_held_until_somebody_does() -> None:
+    worker = Scripted()
+    async with asyncio.timeout(PATIENCE_SECONDS), loaded(worker, stall_seconds=0.5) as model:  # noqa: SIM117 (too long)
+        async with model.generate("me", "Hello.", SamplingParams()) as answer:
+            words = 0
+            while Hold(1, held=True) not in worker.sent:
+                worker.say(Stepped([Piece(1, "word " * 100, None, 1, 0)], model.counters))
+                words += 1
+                await asyncio.sleep(0)
+            assert words * 500 <= UNREAD_BYTES + 2000
+            begun = time.monotonic()
+            while time.monotonic() - begun < 1.0:  # noqa: ASYNC110 (nothing shall happen)
+                await asyncio.sleep(POLL_SECONDS)
+            assert not worker.killed, "it does what it was told: nothing"
+            assert len("".join(piece.text for piece in await answer.ready())) == words * 500
+            assert worker.sent[-1] == Hold(1, held=False)
+            with pytest.raises(Timeout, match="no progress"):
+                await answer.ready()
+
+
+@pytest.mark.parametrize(("logprobs", "most"), [(0, 4000), (20, 200)])
+async def test_logprobs_that_nobody_reads_are_counted(logprobs: int, most: int) -> None:
+    held: list[bool] = []
+    answer = Answer(held.append)
+    top = [(b"token", -1.0)] * logprobs
+    for _ in range(most):
+        answer.push(Piece(1, "token", None, 1, 0, [TokenLogprob(b"token", -1.0, top)] if logprobs else None))
+    assert held == [True]
+    answer.push(Piece(1, "", "stop", 1, 0))
+    assert len(await answer.ready()) == most + 1
+    assert held == [True], "it has ended"
 
 
 # --- in a stack
@@ -245,6 +285,27 @@ def test_a_killed_worker_ends_its_requests_with_internal_and_the_next_gets_a_fre
     assert psutil.Process(service).is_running()
 
 
+def test_requests_that_come_while_a_worker_dies_are_answered_or_told_to_ask_again(own: Stack) -> None:
+    """Whoever comes just then has done nothing wrong, and nothing was lost: no 500 for them."""
+    worker = only_worker(own)
+    begin = threading.Barrier(COMING + 1)
+
+    def ask_now(number: int) -> Reply:
+        begin.wait()
+        return post(own, chat(temperature=0, max_tokens=4))
+
+    with ThreadPoolExecutor(COMING) as callers:
+        replies = [callers.submit(ask_now, number) for number in range(COMING)]
+        worker.kill()  # first: what it had begun would have to end with an error
+        begin.wait()
+        for reply in (each.result() for each in replies):
+            assert reply.status in (200, 503), reply.body
+            if reply.status == 503:
+                assert reply.error["code"] == "model_not_ready"
+                assert int(reply.headers["retry-after"]) >= 1
+    wait_replaced(own, worker)
+
+
 def test_a_killed_service_takes_its_worker_with_it_and_comes_back(own: Stack) -> None:
     worker, service = only_worker(own), own.note["children"]["text"]
     with streaming(own, long_chat(stream=True)):
@@ -289,6 +350,7 @@ def test_a_request_that_takes_too_long_ends_with_timeout_and_frees_its_place(has
 # --- the queue
 
 
+@pytest.mark.slow
 def test_beyond_the_queue_requests_are_refused_and_those_in_it_complete(tmp_path: Path) -> None:
     with running_stack(tmp_path, ALLM_MAX_SEQUENCES="1", ALLM_QUEUE_LIMIT="1") as stack:
         warm(stack)
@@ -310,6 +372,7 @@ def test_beyond_the_queue_requests_are_refused_and_those_in_it_complete(tmp_path
 # --- the end
 
 
+@pytest.mark.slow
 def test_a_stop_lets_streams_of_both_kinds_complete_and_leaves_no_process(tmp_path: Path) -> None:
     with running_stack(tmp_path, ALLM_DRAIN_SECONDS=str(PATIENCE_SECONDS)) as stack:
         only_worker(stack)

@@ -201,7 +201,7 @@ def tokenizer_vocabulary(folder: Path, size: int) -> WhisperVocabulary:
         ids: dict[str, int] = dict(document["model"]["vocab"])
         ids |= {added["content"]: added["id"] for added in document.get("added_tokens", [])}
         end = ids[_END]
-        names = dict.fromkeys(range(end), "")
+        names = dict.fromkeys(range(min(end, size)), "")
         names |= {token: name for name, token in ids.items() if token < end}
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError("MODEL_INVALID", f"{path} is no tokenizer of a Whisper model: {error!r}") from error
@@ -230,7 +230,7 @@ def package_vocabulary(assets: Path, size: int) -> WhisperVocabulary:
 def _pieces(names: list[str], path: Path) -> list[bytes]:
     try:
         return [bytes(map(_BYTES.__getitem__, name)) for name in names]
-    except KeyError as error:
+    except (KeyError, TypeError) as error:  # a name may be no text
         raise EngineError("MODEL_INVALID", f"{path}: {error.args[0]!r} stands for no byte") from None
 
 
@@ -247,7 +247,7 @@ _BYTES = _byte_alphabet()
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(_read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError("MODEL_INVALID", f"{path} is no JSON: {error}") from error
 
 

@@ -1,0 +1,71 @@
+"""JSON bodies of the OpenAI facades, and what the core makes of them before a model sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from google.api import httpbody_pb2
+
+from services.image.api import openai_images_request as images
+from services.rpc.errors import AllmError
+from services.rpc.openai.body import json_body
+from services.text import limits
+from services.text.api import openai_chat_request as chat
+from services.text.api import openai_completions as completions
+from services.text.api import openai_embeddings as embeddings
+from services.text.api import openai_responses_request as responses
+from services.text.grammar import grammar_of
+from services.text.parsers import dialect as dialects
+from tests.fuzz.fuzz_target import FuzzTarget
+
+WORDS = tuple(
+    f'"{word}"'.encode()
+    for word in (
+        *("model", "messages", "role", "user", "system", "assistant", "tool", "content", "text", "type", "tools"),
+        *("function", "name", "parameters", "strict", "tool_choice", "required", "none", "tool_calls", "arguments"),
+        *("response_format", "json_schema", "schema", "n", "stop", "logit_bias", "logprobs", "top_logprobs", "seed"),
+        *("max_tokens", "temperature", "top_p", "stream", "stream_options", "metadata", "input", "instructions"),
+        *("function_call_output", "call_id", "previous_response_id", "reasoning", "effort", "prompt", "suffix", "echo"),
+        *("best_of", "dimensions", "encoding_format", "base64", "size", "1x1", "quality", "output_format", "steps"),
+    )
+)
+
+
+def _told(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
+    """Runs a reader. Its error must be tellable: as the body of an answer, and within a header."""
+
+    def run(case: bytes) -> None:
+        try:
+            read(case)
+        except AllmError as error:
+            msgspec.json.decode(json_body({"error": error.openai_object()}).data)
+            assert len(error.message.encode()) <= 1100, "an error fits a header"
+            raise
+
+    return run
+
+
+def _body(case: bytes) -> httpbody_pb2.HttpBody:
+    return httpbody_pb2.HttpBody(content_type="application/json", data=case)
+
+
+def _chat(case: bytes) -> None:
+    _, request = chat.read_request(_body(case))
+    for dialect in (dialects.HERMES, dialects.HARMONY, dialects.QWEN_XML):
+        for reasoning_open in (False, True):
+            assert isinstance(grammar_of(request, dialect, reasoning_open=reasoning_open), str)
+    limits.check(request)
+
+
+def _read(reader: Callable[[httpbody_pb2.HttpBody], object]) -> Callable[[bytes], None]:
+    return _told(lambda case: reader(_body(case)))
+
+
+BODY_TARGETS = (
+    FuzzTarget("chat-json", _told(_chat), words=WORDS, cases=1000),
+    FuzzTarget("responses-json", _read(responses.read_request), words=WORDS, cases=1000),
+    FuzzTarget("completions-json", _read(completions.read_request), words=WORDS, cases=1000),
+    FuzzTarget("embeddings-json", _read(embeddings.read_request), words=WORDS, cases=1000),
+    FuzzTarget("images-json", _read(images.read_generation), words=WORDS, cases=1000),
+)

@@ -1,0 +1,24 @@
+"""Replays a target's corpus and mutates it: `python -m tests.fuzz.cases_child NOW COUNT SEED TARGET...`.
+
+A process of its own, because a case may end it. NOW is the file with the case that runs; COUNT replaces a target's own
+number of mutations unless it is 0; SEED is any text.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.fuzz.all_targets import TARGETS
+from tests.fuzz.case_guard import CaseGuard
+from tests.fuzz.case_loop import go_through
+
+
+def main() -> None:
+    """Goes through the targets that are named."""
+    now, count, seed, *names = sys.argv[1:]
+    go_through([TARGETS[name] for name in names], CaseGuard(Path(now)), int(count), seed)
+
+
+if __name__ == "__main__":
+    main()

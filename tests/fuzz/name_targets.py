@@ -1,0 +1,118 @@
+"""What hubs list, what operators and callers call models, and the typed API's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import httpx2
+import huggingface_hub
+from allm.audio.v1 import transcription_service_pb2
+from allm.image.v1 import image_service_pb2
+from allm.models.v1 import manifest_pb2, model_service_pb2
+from allm.text.v1 import chat_service_pb2, response_pb2
+from google.protobuf.message import DecodeError, Message
+
+from services.audio.api import transcription_messages
+from services.catalog import names
+from services.catalog.api import messages as catalog_messages
+from services.image.api import image_messages
+from services.models import hub
+from services.models.source import HubSource, parse_source
+from services.models.wire import read_manifest
+from services.rpc.errors import AllmError
+from services.text.api import chat_servicer, response_messages
+from tests.fuzz.fuzz_target import FuzzTarget
+
+# One answer is enough: a target runs one case at a time.
+_ANSWER: list[tuple[int, list[tuple[bytes, ...]], bytes]] = []
+LISTING_WORDS = tuple(
+    f'"{word}"'.encode()
+    for word in ("sha", "siblings", "rfilename", "size", "lfs", "sha256", "../x", "a/b", "C:", "a" * 64)
+)
+
+
+def _hub(case: bytes) -> None:
+    """The case is a status, headers and a body, which the hub answers to everything that is asked of it."""
+    head, _, body = case.partition(b"\n\n")
+    status, *lines = head.split(b"\n")
+    code = int(status) if status.isdigit() and len(status) == 3 and status >= b"200" else 200
+    headers = [tuple(line.split(b": ", 1)) for line in lines if b": " in line]
+    _ANSWER[:] = [(code, headers, body)]
+    tree = hub.HubTree.open_repository(_session())
+    for path, file in list(tree.files.items())[:3]:
+        assert file.size >= 0
+        assert ".." not in path.split("/")
+        with tree.open(path) as opened:
+            opened.read(100)
+            opened.seek(max(0, file.size - 50))
+            opened.read(100)
+
+
+def _answer(request: httpx2.Request) -> httpx2.Response:
+    code, headers, body = _ANSWER[0]
+    try:
+        return httpx2.Response(code, headers=headers, content=body, request=request)
+    except (ValueError, LookupError) as error:  # what the network's own reader would refuse
+        raise httpx2.RemoteProtocolError("no HTTP") from error
+
+
+@cache
+def _session() -> HubSource:
+    """The library's connections end here. Returns what is asked for."""
+    transport = httpx2.MockTransport(_answer)
+    huggingface_hub.set_client_factory(lambda: httpx2.Client(transport=transport, follow_redirects=True))
+    return HubSource("org/model", "main", "")
+
+
+def _names(case: bytes) -> None:
+    """The case is lines: an id, a source, aliases."""
+    lines = case.decode(errors="replace").split("\n")
+    try:
+        source = parse_source(lines[1] if len(lines) > 1 else "", [])
+    except AllmError:
+        pass
+    else:
+        assert isinstance(source, HubSource), "no folder is below no root"
+    names.check_id(lines[0])
+    assert "//" not in lines[0]
+    names.check_aliases(lines[2:], lines[0])
+
+
+MESSAGES: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (
+    (chat_service_pb2.CreateChatCompletionRequest, chat_servicer.read_request),
+    (image_service_pb2.GenerateImageRequest, image_messages.read_generate),
+    (image_service_pb2.EditImageRequest, lambda message: image_messages.read_edit(message, 100)),
+    (transcription_service_pb2.TranscriptionConfig, lambda message: transcription(message, live=False)),
+    (transcription_service_pb2.TranscriptionConfig, lambda message: transcription(message, live=True)),
+    (model_service_pb2.ReportModelStatusRequest, catalog_messages.read_report),
+    (response_pb2.Item, lambda message: response_messages.read_item(message, "items")),
+    (manifest_pb2.Manifest, read_manifest),
+)
+
+
+def transcription(config: transcription_service_pb2.TranscriptionConfig, *, live: bool) -> None:
+    """A configuration, read as the servicer does."""
+    transcription_messages.read_config(config, "transcribe", live=live)
+    transcription_messages.read_raw(config)
+
+
+def _typed(case: bytes) -> None:
+    """The case is a byte that says which message it is, and the message."""
+    if not case:
+        return
+    kind, read = MESSAGES[case[0] % len(MESSAGES)]
+    message = kind()
+    try:
+        message.ParseFromString(case[1:])
+    except DecodeError:
+        return
+    read(message)
+
+
+NAME_TARGETS = (
+    FuzzTarget("hub", _hub, words=LISTING_WORDS, cases=600),
+    FuzzTarget("names", _names, words=(b"hf://a/b@main#c.gguf", b"file:///", b"%2e%2e", b"@", b"#"), longest=4096),
+    FuzzTarget("typed-message", _typed, cases=2000),
+)
