@@ -15,4 +15,6 @@ class AudioManager(ModelManager[LoadedWhisper]):
 
     def __init__(self, settings: AudioSettings, device: str) -> None:
         """`device` is where models run: cuda, mps or cpu."""
-        super().__init__(WhisperManager(settings, device).start)
+        family = WhisperManager(settings, device)
+        super().__init__(family.start)
+        self.options = family.options  # how a model is run here

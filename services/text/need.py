@@ -11,8 +11,9 @@
 
 `cells` is the cache of all requests (services/text/engine/cache_size.py); `cell bytes` are keys and values of a token
 in all layers; `width` and `inner` the hidden and the feed-forward size. The factors of compute are fitted to the peaks
-of the demo models above a worker that has only imported its runtime; that one is `worker`. On a GPU weights, cache and
-compute are there, and the host keeps the worker. tests/text/test_need_measured.py holds all that against real workers.
+of the demo models above a worker that has only imported its runtime; that one is `worker`, and `templates` the process
+beside it. On a GPU weights, cache and compute are there, and the host keeps the processes. tests/memory holds all that
+against real workers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from services.text.gguf_shape import GgufShape
 
 # A worker that has imported its runtime, on x86-64.
 WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB}
+TEMPLATE_BYTES = 36 * MIB  # the process that renders a chat model's template
 GPU_CONTEXT = 600 * MIB  # of CUDA and its kernels, on the device
 DEVICE = "cuda:0"
 _MICRO_BATCH = 512
@@ -65,7 +67,8 @@ class TextNeed:
             parts = _gguf(descriptor, options, writes=writes)
         else:
             parts = self._safetensors(descriptor, options, writes=writes)
-        return _placed(parts, WORKER_BYTES.get(runtime.name, WORKER_BYTES["torch"]), self._device)
+        worker = WORKER_BYTES.get(runtime.name, WORKER_BYTES["torch"])
+        return _placed(parts, worker, TEMPLATE_BYTES if writes else 0, self._device)
 
     def _safetensors(self, descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) -> Parts:
         shape = ConfigShape(descriptor.primary)
@@ -109,9 +112,11 @@ def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) 
     }
 
 
-def _placed(parts: Parts, worker: int, device: str) -> Need:
-    """Everything on the host, or on the GPU with the worker left on the host."""
+def _placed(parts: Parts, worker: int, templates: int, device: str) -> Need:
+    """Everything on the host, or on the GPU with the processes left on the host."""
+    processes = {"worker": worker, **({"templates": templates} if templates else {})}
+    aside = sum(processes.values())
     if device != "cuda":
-        return Need({HOST: sum(parts.values()) + worker}, {**parts, "worker": worker})
+        return Need({HOST: sum(parts.values()) + aside}, {**parts, **processes})
     parts["compute"] += GPU_CONTEXT
-    return Need({HOST: worker, DEVICE: sum(parts.values())}, {**parts, "worker": worker})
+    return Need({HOST: aside, DEVICE: sum(parts.values())}, {**parts, **processes})

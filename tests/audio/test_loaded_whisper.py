@@ -43,6 +43,7 @@ class Scripted:
     """A worker that does nothing by itself."""
 
     pid = 1
+    ended = False
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -203,6 +204,7 @@ async def test_whatever_ends_a_request_ends_the_wait_of_its_sound(end: str) -> N
     async with loaded(worker) as model:
         with model.hear("me", Decoding()) as hearing:
             await hearing.feed(bytes(2 * SOUND_AHEAD))
+            hearing.begun = True
             pump = asyncio.create_task(hearing.feed(SECOND))
             await asyncio.sleep(0)
             if end == "dies":

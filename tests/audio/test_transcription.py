@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +18,7 @@ from services.audio.engine.messages import TEMPERATURES, Decoding, VadOptions
 from services.audio.loaded import SOUND_AHEAD, Hearing, LoadedWhisper
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, RawSound
 from services.audio.transcription import PROMPT_END, Event, Finished, LanguageFound, SegmentDone, Started
+from services.residency.model_in_worker import JUST
 from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, Overloaded, Timeout, Unsupported
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
 
@@ -248,6 +250,8 @@ async def test_a_killed_worker_ends_its_requests_and_the_next_gets_another(audio
     async with audio.transcriptions.transcribe(asked(), feed, PLAIN, "me") as events:
         assert await anext(events) == Started("tiny")
         await feed.put(bytes(SECOND))
+        (hearing,) = audio.residents[0]._requests.values()
+        await until(lambda: time.monotonic() - hearing.started > JUST)  # else it might not have been read
         before.kill()
         with pytest.raises(Internal, match="SIGKILL"):
             async for _ in events:

@@ -19,6 +19,7 @@ class Opened:
     client: str
     decoding: Decoding
     prompt: list[int]  # tokens of the caller's prompt
+    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,10 @@
 """The batch loop: windows of all requests share encoder and decoder batches, step by step.
 
 A step is one call of the runtime: windows are encoded, decoded, or, where a result looks wrong, decoded again at a
-higher temperature. Between two steps the loop takes messages, so a cancelled request costs at most the step that runs,
-and a window that has just arrived joins the batch that is being filled. Time limits are the service's.
+higher temperature. A runtime may have lanes: then as many steps are computed at the same time, beside this loop, which
+alone decides what is next and alone knows the requests. Between two steps the loop takes messages, so a cancelled
+request costs at most the steps that run, and a window that has just arrived joins the batch that is being filled. Time
+limits are the service's.
 """
 
 from __future__ import annotations
@@ -10,40 +12,36 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
-import numpy as np
-
-from services.audio.engine.attempt import Attempt, judged
 from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
 from services.audio.engine.glimpses import Glimpses
+from services.audio.engine.lanes import Lanes, Work
 from services.audio.engine.messages import (
     SAMPLE_RATE,
     Cancel,
     Counters,
     Detected,
     Finished,
+    Partial,
     Refused,
     Stepped,
     Stop,
     Transcribed,
 )
-from services.audio.engine.outcome import Outcome, text_tokens
-from services.audio.engine.phrases import cut
+from services.audio.engine.outcome import Outcome
 from services.audio.engine.row import Row, columns_for
-from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, Runtime
+from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Runtime
+from services.audio.engine.steps import Computed, Steps, Tried
 from services.audio.engine.transcript import Transcript
 from services.audio.engine.turns import Turns
 from services.residency.messages import EngineError
+from services.residency.pace import Pace
 
 # A batch is filled for so long at the most: encoding more windows makes decoding cheaper, but whoever is first waits.
 FILL_SECONDS = 2.0
-# Columns: where a window's text ends with so much of its sound left, the model has stopped in the middle of it.
-SHORTEST_REST = 100
 
-T = TypeVar("T")
-LoopInbox = queue.SimpleQueue[Opened | Chunk | Closed | Cancel | Stop]
+LoopInbox = queue.SimpleQueue[Opened | Chunk | Closed | Cancel | Stop | Work]
 
 
 class BatchLoop:
@@ -70,32 +68,44 @@ class BatchLoop:
         self._failing: list[Row] = []  # to be decoded at a higher temperature
         self._owed = False  # whether the failing ones are next
         self._filling = 0.0  # since when a batch is being filled
+        self._pace = Pace(1, self._batch, start=self._batch)  # windows that are decoded in one step
         self._glimpses = Glimpses(runtime, self._shortest)
+        self._computes = Steps(runtime)
+        # Of one lane a step has ended when it has begun; of several, their threads say so.
+        self._lanes = Lanes(runtime.lanes, inbox.put if runtime.lanes > 1 else self._end)
         self._steps = 0
-        self._windows = 0  # of the last step
+        self._ended: list[int] = []  # windows of the steps that have ended in this turn
         self._reported: Counters | None = None
 
     def run(self) -> None:
         """Serves until a Stop arrives."""
         while self.turn():
             pass
+        self._lanes.close()
 
     def turn(self) -> bool:
-        """One turn of the loop, at most one step; waits for a message when there is nothing to do."""
+        """One turn of the loop, at most one step in each lane; waits for a message when there is nothing to do."""
         if not self._take_messages():
             return False
-        step = self._next_step()
-        if step:
-            step()
-            self._steps += 1
+        self._expire()
+        for _ in range(self._lanes.count):
+            step = self._next_step() if self._lanes.free else None
+            if not step:
+                break
+            self._lanes.start(step())
         self._finish()
-        self._report(step is not None)
+        self._report()
         return True
+
+    def _end(self, work: Work) -> None:
+        """Takes what a step has computed."""
+        work.settle(self._lanes.take(work))
+        self._ended.append(work.windows)
 
     # --- what comes in
 
     def _take_messages(self) -> bool:
-        wait = self._next_step() is None
+        wait = not self._lanes.free or self._next_step() is None
         while True:
             try:
                 message = self._inbox.get(block=wait)
@@ -104,7 +114,10 @@ class BatchLoop:
             wait = False
             if isinstance(message, Stop):
                 return False
-            self._take(message)
+            if isinstance(message, Work):
+                self._end(message)
+            else:
+                self._take(message)
 
     def _take(self, message: Opened | Chunk | Closed | Cancel) -> None:
         if isinstance(message, Opened):
@@ -123,6 +136,12 @@ class BatchLoop:
         else:
             transcript.waiting.append(message)
 
+    def _expire(self) -> None:
+        """Ends the requests whose callers do not wait any more."""
+        now = time.monotonic()
+        for transcript in [one for one in self._transcripts.values() if one.deadline <= now]:
+            self._refuse(transcript, EngineError("TIMEOUT", "the caller's deadline has passed"))
+
     def _forget(self, transcript: Transcript) -> None:
         transcript.gone = True
         del self._transcripts[transcript.request]
@@ -139,7 +158,7 @@ class BatchLoop:
 
     # --- what is next
 
-    def _next_step(self) -> Callable[[], None] | None:
+    def _next_step(self) -> Callable[[], Work] | None:
         if self._failing and (self._owed or not (self._encoded or self._fillable())):
             return self._retry
         if self._again:
@@ -153,9 +172,22 @@ class BatchLoop:
         # Only where nothing final waits.
         return self._glimpse if any(one.glimpse for one in self._transcripts.values()) else None
 
+    def _encoding(self) -> list[Row]:
+        """Rows that are being encoded, in any lane."""
+        return [row for work in self._lanes.under_way for row in work.encoding]
+
+    def _room(self) -> int:
+        """Rows that may still be encoded before the next ones are decoded."""
+        return self._batch - len(self._again) - len(self._encoded) - len(self._failing) - len(self._encoding())
+
     def _fillable(self) -> bool:
-        rows = len(self._again) + len(self._encoded) + len(self._failing)
-        return rows < self._batch and any(self._ready())
+        return self._room() > 0 and any(self._ready())
+
+    def _share(self) -> int:
+        """Rows that one step decodes at the most: its lane's part of all that is there, so that none is left idle."""
+        waiting = sum(len(transcript.waiting) for transcript in self._transcripts.values())
+        rows = sum(transcript.running for transcript in self._transcripts.values())
+        return min(self._pace.limit, max(1, -(-(waiting + rows) // self._lanes.count)))
 
     def _ready(self) -> Iterator[Transcript]:
         """Requests with a window that may be taken now."""
@@ -169,116 +201,84 @@ class BatchLoop:
 
     # --- encoding
 
-    def _encode_next(self) -> None:
+    def _encode_next(self) -> Work:
         rows: list[Row] = []
-        room = self._batch - len(self._again) - len(self._encoded) - len(self._failing)
-        while len(rows) < min(room, self._runtime.encode_windows):
+        room = min(self._room(), self._runtime.encode_windows)
+        others = {row.columns for row in (*self._encoded, *self._encoding())}
+        while len(rows) < room:
             transcript = self._turns.next(self._ready())
             if transcript is None:
                 break
             chunk = transcript.waiting.popleft()
             transcript.running += 1
             self._hand(Taken(transcript.request))
-            others = {row.columns for row in (*self._encoded, *rows)}
             shortest = WINDOW_FRAMES if transcript.sequential else self._shortest
             rows.append(Row(transcript, chunk, columns_for(chunk.frames, shortest, others)))
-        self._encode(rows)
+            others.add(rows[-1].columns)
+        return self._encode(rows)
 
-    def _encode_again(self) -> None:
+    def _encode_again(self) -> Work:
         rows = self._again[: self._runtime.encode_windows]
         del self._again[: len(rows)]
-        self._encode(rows)
+        return self._encode(rows)
 
-    def _encode(self, rows: list[Row]) -> None:
+    def _encode(self, rows: list[Row]) -> Work:
+        unknown = {row for row in rows if not row.transcript.language}
+
+        def compute() -> tuple[Computed[Encoded], Computed[tuple[str, float]]]:
+            encoded = self._computes.encode(rows)
+            return encoded, self._computes.detect([pair for pair in encoded.results if pair[0] in unknown])
+
+        return Work(compute, self._take_encoded, len(rows), encoding=rows)
+
+    def _take_encoded(self, computed: tuple[Computed[Encoded], Computed[tuple[str, float]]]) -> None:
+        encoded, detected = computed
+        self._refuse_all(encoded)
+        self._refuse_all(detected)
+        for row, (language, probability) in detected.results:
+            row.transcript.language, row.transcript.probability = language, probability
         if not self._encoded:
             self._filling = time.monotonic()
-        for columns in sorted({row.columns for row in rows}):
-            same = [row for row in rows if row.columns == columns]
-            for row, window in self._guarded(
-                same, lambda some: self._runtime.encode(np.stack([row.mel for row in some]))
-            ):
-                row.window = window
+        for row, window in encoded.results:
+            if not row.gone:
+                row.window, row.prompt = window, row.transcript.prompt()
                 self._encoded.append(row)
-        self._windows = len(rows)
-        self._detect([row for row in rows if row.window is not None and not row.transcript.language])
-        for row in rows:
-            row.prompt = row.transcript.prompt()
-
-    def _detect(self, rows: list[Row]) -> None:
-        found = self._guarded(rows, lambda some: self._runtime.detect([row.window for row in some]))
-        for row, (language, probability) in found:
-            row.transcript.language, row.transcript.probability = language, probability
 
     # --- decoding
 
-    def _decode_first(self) -> None:
+    def _decode_first(self) -> Work:
         self._owed = bool(self._failing)
-        self._decode(self._encoded)
+        return self._decode(self._encoded)
 
-    def _retry(self) -> None:
+    def _retry(self) -> Work:
         self._owed = False
-        self._decode(self._failing)
+        return self._decode(self._failing)
 
-    def _decode(self, waiting: list[Row]) -> None:
+    def _decode(self, waiting: list[Row]) -> Work:
         """Decodes the oldest of the rows that wait, and all that can be decoded with it."""
         kind = waiting[0].kind()
-        rows = [row for row in waiting if row.kind() == kind]
-        waiting[:] = [row for row in waiting if row.kind() != kind]
-        self._windows = len(rows)
-        settled: list[tuple[Row, Attempt]] = []
-        for row, decoded in self._guarded(rows, self._decoded):
-            attempt = judged(decoded, row.temperature, self._runtime.vocabulary)
-            if not attempt.failed:
-                settled.append((row, attempt))
-            elif not row.failed_again(attempt):
-                settled.append((row, row.best()))
-            elif row.window is None:
-                self._again.append(row)
-            else:
-                self._failing.append(row)
-        self._settle(settled)
+        rows = [row for row in waiting if row.kind() == kind][: self._share()]
+        waiting[:] = [row for row in waiting if row not in rows]
+        return Work(lambda: self._computes.decode(rows), self._take_decoded, len(rows))
 
-    def _decoded(self, rows: Sequence[Row]) -> list[Decoded]:
-        context = self._runtime.context_tokens
-        longest = max(len(row.prompt) for row in rows)
-        step = rows[0].step(min(context // 2, context - longest))
-        return self._runtime.decode([row.window for row in rows], [row.prompt for row in rows], step)
+    def _take_decoded(self, tried: Tried) -> None:
+        self._pace.took(len(tried.results) + len(tried.failed), tried.seconds)
+        self._refuse_all(tried)
+        for row in tried.failed:
+            if not row.gone:
+                (self._again if row.window is None else self._failing).append(row)
+        for row, outcome in tried.results:
+            if not row.gone:
+                self._tell(row.transcript, outcome)
+
+    def _refuse_all(self, computed: Computed[Any]) -> None:
+        """Refuses whose rows could not be computed; batches are smaller once memory has run out."""
+        if computed.too_many:
+            self._batch = max(1, computed.too_many // 2)
+        for row, error in computed.refused:
+            self._refuse(row.transcript, error)
 
     # --- what comes out
-
-    def _settle(self, settled: Sequence[tuple[Row, Attempt]]) -> None:
-        begin = self._runtime.vocabulary.timestamp_begin
-        outcomes: dict[Row, Outcome] = {}
-        for row, attempt in settled:
-            independent, frames = not row.transcript.sequential, row.chunk.frames
-            pieces = None if attempt.silent else cut(attempt.tokens, begin, frames, keep_rest=independent)
-            more = independent and pieces is not None and frames - pieces.advance >= SHORTEST_REST
-            outcomes[row] = Outcome(row.chunk, attempt, row.temperature, pieces, more=more)
-        aligned = self._align(outcomes)
-        for row, outcome in outcomes.items():
-            if not row.gone:
-                self._tell(row.transcript, replace(outcome, aligned=aligned.get(row)))
-
-    def _align(self, outcomes: dict[Row, Outcome]) -> dict[Row, Aligned]:
-        """Where the text of each row is in its sound, where that is wanted and there is text."""
-        texts: dict[Row, list[int]] = {}
-        for row, outcome in outcomes.items():
-            decoding = row.transcript.decoding
-            if outcome.cut and (decoding.words or decoding.logprobs):
-                tokens = [token for phrase in outcome.cut.phrases for token in phrase.tokens]
-                texts[row] = text_tokens(tokens, self._runtime.vocabulary)
-        aligned: dict[Row, Aligned] = {}
-        rows = [row for row, text in texts.items() if text]
-        for columns in sorted({row.columns for row in rows}):
-            same = [row for row in rows if row.columns == columns]
-            aligned.update(self._guarded(same, lambda some: self._aligned(some, [texts[row] for row in some])))
-        return aligned
-
-    def _aligned(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> list[Aligned]:
-        vocabulary = self._runtime.vocabulary
-        starts = [vocabulary.start(row.transcript.language, row.transcript.decoding.task) for row in rows]
-        frames = [row.chunk.frames for row in rows]
-        return self._runtime.align([row.window for row in rows], starts, texts, frames)
 
     def _tell(self, transcript: Transcript, outcome: Outcome) -> None:
         if outcome.more and outcome.cut:
@@ -302,7 +302,7 @@ class BatchLoop:
         transcript.glimpse = None
         self._hand(Taken(transcript.request, partial=True))
 
-    def _glimpse(self) -> None:
+    def _glimpse(self) -> Work:
         """Tells what open speech sounds like so far."""
         transcripts = [one for one in self._transcripts.values() if one.glimpse]
         chosen: list[tuple[Transcript, Chunk]] = []
@@ -311,15 +311,25 @@ class BatchLoop:
             if transcript.glimpse:
                 chosen.append((transcript, transcript.glimpse))
                 self._drop_glimpse(transcript)
-        self._windows = len(chosen)
-        try:
-            partials = self._glimpses.decode(chosen)
-        except EngineError as error:
+
+        def compute() -> list[Partial] | EngineError:
+            try:
+                return self._glimpses.decode(chosen)
+            except EngineError as error:
+                return error
+
+        return Work(compute, lambda found: self._take_partials(chosen, found), len(chosen))
+
+    def _take_partials(self, chosen: Sequence[tuple[Transcript, Chunk]], found: list[Partial] | EngineError) -> None:
+        if isinstance(found, EngineError):
             for transcript, _ in chosen:
-                self._refuse(transcript, error)
+                self._refuse(transcript, found)
             return
-        for partial in partials:
-            self._send(partial)
+        # What is final may have been told meanwhile.
+        open_still = {one.request for one, chunk in chosen if not one.gone and chunk.number >= one.next}
+        for partial in found:
+            if partial.request in open_still:
+                self._send(partial)
 
     def _finish(self) -> None:
         for transcript in [one for one in self._transcripts.values() if one.done]:
@@ -328,25 +338,16 @@ class BatchLoop:
             self._send(Finished(transcript.request, seconds, speech, transcript.tokens))
             self._forget(transcript)
 
-    def _report(self, stepped: bool) -> None:
+    def _report(self) -> None:
         """The heartbeat after every step, and whenever the counters have changed without one."""
         running = sum(one.running > 0 for one in self._transcripts.values())
-        windows = self._windows if stepped else 0
-        counters = Counters(self._steps, running, len(self._transcripts) - running, windows)
-        if stepped or counters != self._reported:
+        waiting = len(self._transcripts) - running
+        for windows in self._ended:
+            self._steps += 1
+            self._reported = Counters(self._steps, running, waiting, windows)
+            self._send(Stepped(self._reported))
+        self._ended.clear()
+        counters = Counters(self._steps, running, waiting, 0)
+        if not self._reported or (self._reported.running, self._reported.waiting) != (running, waiting):
             self._send(Stepped(counters))
             self._reported = counters
-
-    def _guarded(self, rows: Sequence[Row], compute: Callable[[Sequence[Row]], Sequence[T]]) -> list[tuple[Row, T]]:
-        """Computes something for each row. Where that fails for all together, each is tried alone, and refused."""
-        if not rows:
-            return []
-        try:
-            return list(zip(rows, compute(rows), strict=True))
-        except EngineError as error:
-            if len(rows) == 1:
-                self._refuse(rows[0].transcript, error)
-                return []
-            if error.code == "OUT_OF_MEMORY":
-                self._batch = max(1, len(rows) // 2)
-        return [pair for row in rows for pair in self._guarded([row], compute)]

@@ -95,6 +95,7 @@ class Submit:
     request: int
     client: str
     decoding: Decoding
+    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
 
 
 @dataclass(frozen=True, slots=True)

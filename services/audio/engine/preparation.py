@@ -158,7 +158,7 @@ class Preparation:
         self._feeds[submit.request] = _Feed(
             submit.request, submit.client, decoding, planner, LogMel(self._runtime.n_mels)
         )
-        self._hand(Opened(submit.request, submit.client, decoding, prompt))
+        self._hand(Opened(submit.request, submit.client, decoding, prompt, submit.deadline))
 
     def _check(self, decoding: Decoding) -> None:
         ready = self._runtime.ready

@@ -1,7 +1,7 @@
 """What a runtime must do so that the batch loop can drive it: encode windows, decode them, align text with sound.
 
 A runtime knows mel spectrograms, token ids and its own handles of encoded windows; it knows no request, no file and no
-segment. Its methods are called from one thread; its vocabulary from any.
+segment. Its methods are called from as many threads at the same time as it has `lanes`; its vocabulary from any.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Runtime(Protocol):
     n_mels: int  # 80 or 128
     context_tokens: int  # of prompt and text together (Whisper: 448)
     shortest_frames: int  # columns that `encode` needs; WINDOW_FRAMES where it takes only whole windows
+    lanes: int  # calls that it computes at the same time, each as fast as if it were alone
     encode_windows: int  # windows that are worth encoding together: 1 on a CPU, where more are no faster
     vocabulary: Vocabulary
 

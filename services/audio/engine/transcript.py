@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ class Transcript:
         self.request = opened.request
         self.client = opened.client
         self.decoding = opened.decoding
+        self.deadline = math.inf if opened.deadline is None else opened.deadline  # on the monotonic clock
         self.sequential = self.decoding.vad is None  # each window begins where the text of the one before it ends
         self.language = self.decoding.language or ("" if vocabulary.multilingual else vocabulary.languages[0])
         self.detects = not self.language

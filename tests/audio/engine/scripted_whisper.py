@@ -61,6 +61,7 @@ class Scripted:
     prompts: dict[int, list[int]] = field(default_factory=dict)  # the last one of each window
     steps: list[Step] = field(default_factory=list)
     aligned: list[list[int]] = field(default_factory=list)
+    lanes: int = 1
     n_mels = 80
     context_tokens = 448
     shortest_frames = 1000

@@ -11,17 +11,18 @@ from services.audio.engine.row import columns_for
     ("frames", "shortest", "others", "columns"),
     [
         (1, 1, (), 1500),
-        (1000, 1, (), 1500),
-        (1001, 1, (), 2000),
-        (1500, 1, (), 2000),
-        (1501, 1, (), 3000),
+        (1100, 1, (), 1500),
+        (1101, 1, (), 2000),
+        (1600, 1, (), 2000),
+        (1601, 1, (), 2500),
+        (2101, 1, (), 3000),
         (3000, 1, (), 3000),
         (100, 3000, (), 3000),
         (100, 1600, (), 2000),
         (100, 1, {2000}, 2000),  # one length longer, to be decoded with the others
         (100, 1, {1500, 2000}, 1500),
         (100, 1, {3000}, 1500),
-        (1200, 1, {3000}, 2000),  # too much more to encode
+        (1200, 1, {2500}, 2000),  # too much more to encode
     ],
 )
 def test_columns(frames: int, shortest: int, others: set[int], columns: int) -> None:

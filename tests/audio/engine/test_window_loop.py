@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from scripted_whisper import BEGIN, GOOD, LoopSession, Scripted, chunk, spoken
 
-from services.audio.engine.chunk import Closed, Seek, Taken
+from services.audio.engine.chunk import Closed, Opened, Seek, Taken
 from services.audio.engine.messages import (
     Cancel,
     Decoding,
@@ -409,3 +411,28 @@ def test_times_never_go_back() -> None:
     session.put(chunk(1, 0, 11, seconds=1, start=5), chunk(1, 1, 12, start=2), Closed(1, 10 * 16000))
     session.work(1)
     assert [(one.start, one.end) for one in session.segments(1)] == [(5.0, 6.0), (6.0, 6.0)]
+
+
+def test_what_is_late_is_never_encoded_and_ends_before_the_next_step() -> None:
+    session = LoopSession(Scripted(batch=4))
+    now = time.monotonic()
+    session.put(Opened(1, "a", ENGLISH, [], now - 1), chunk(1, 0, 11))
+    session.put(Opened(2, "a", ENGLISH, [], now + 3600), chunk(2, 0, 12), Closed(2, 480_000))
+    session.work(2)
+    (refused,) = session.of(Refused)
+    assert (refused.request, refused.code) == (1, "TIMEOUT")
+    assert Cancel(1) in session.handed, "nor is more of its sound prepared"
+    assert session.runtime.decoded == [[12]]
+    assert session.counters.running == session.counters.waiting == 0
+
+
+def test_after_a_step_that_took_too_long_fewer_windows_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = LoopSession(Scripted(batch=4))
+    pace = session.loop._pace
+    monkeypatch.setattr(pace, "took", lambda windows, _: type(pace).took(pace, windows, 5.0 * windows))
+    for request in (1, 2, 3, 4):
+        session.ask(request, 10 + request, 20 + request)
+    session.work(1, 2, 3, 4)
+    assert len(session.runtime.decoded[0]) == 4
+    assert {len(windows) for windows in session.runtime.decoded[1:]} == {1}
+    assert [session.text(request) for request in (1, 2)] == [" w11 w21", " w12 w22"]

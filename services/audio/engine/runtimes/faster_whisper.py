@@ -12,6 +12,7 @@ from typing import Any
 import ctranslate2
 import numpy as np
 
+from services.audio.engine.lane_count import lane_count
 from services.audio.engine.messages import EngineOptions, Ready
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step
 from services.audio.engine.runtimes.groups import in_groups
@@ -39,7 +40,7 @@ class EncodedWindow:
 
 
 class FasterWhisper:
-    """A loaded model. Not thread-safe but for its vocabulary."""
+    """A loaded model. May be called from any thread; `lanes` calls are computed at the same time, others wait."""
 
     context_tokens = CONTEXT
     shortest_frames = 1
@@ -52,7 +53,8 @@ class FasterWhisper:
         """
         folder = _converted_folder(options, progress)
         self.vocabulary = converted_vocabulary(folder)
-        self._model = _load(folder, options)
+        self.lanes = lane_count((folder / _MODEL).stat().st_size, options.threads, gpu=options.gpu)
+        self._model = _load(folder, options, self.lanes)
         self.n_mels = int(self._model.n_mels)
         self._source = folder
         if self._model.is_multilingual != self.vocabulary.multilingual:
@@ -193,7 +195,7 @@ def _converted_folder(options: EngineOptions, progress: Callable[[float], None])
     return folder
 
 
-def _load(folder: Path, options: EngineOptions) -> Any:
+def _load(folder: Path, options: EngineOptions, calls: int) -> Any:
     device = "cuda" if options.gpu else "cpu"
     compute_type = _compute_type(options, device)
     logging.getLogger("ctranslate2").setLevel(logging.ERROR)
@@ -202,8 +204,8 @@ def _load(folder: Path, options: EngineOptions) -> Any:
             str(folder),
             device=device,
             compute_type=compute_type,
-            inter_threads=1,
-            intra_threads=max(1, options.threads),
+            inter_threads=calls,
+            intra_threads=max(1, options.threads // calls),
         )
     except (MemoryError, RuntimeError, ValueError) as error:
         text = _line(error)

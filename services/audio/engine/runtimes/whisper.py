@@ -31,6 +31,7 @@ class OpenAIWhisper:
     """A loaded model. Not thread-safe but for its vocabulary."""
 
     shortest_frames = 1
+    lanes = 1  # torch's own threads are shared out among the operations of one call
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
         """Loads an OpenAI checkpoint, or a transformers folder of safetensors.

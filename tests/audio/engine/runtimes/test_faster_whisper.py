@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,16 @@ def _refused(folder: Path, code: str, words: str, **others: Any) -> None:
     with pytest.raises(EngineError, match=words) as caught:
         FasterWhisper(options(folder, **others), lambda _: None)
     assert caught.value.code == code
+
+
+def test_small_models_compute_several_calls_at_the_same_time(
+    faster_whisper: FasterWhisper,
+) -> None:
+    two = dataclasses.replace(options(tiny_en_ct2(), compute_type="float32"), threads=2)
+    model = FasterWhisper(two, lambda _: None)
+    assert (faster_whisper.lanes, model.lanes) == (1, 2)
+    window = model.encode(mels()[:1, :, :1500])
+    wanted = model.decode(window, [START], step(beam_size=5))
+    with ThreadPoolExecutor(2) as lanes:
+        found = list(lanes.map(lambda _: model.decode(window, [START], step(beam_size=5)), range(2)))
+    assert all(same(one[0], wanted[0]) for one in found)

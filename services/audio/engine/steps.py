@@ -1,0 +1,144 @@
+"""What the steps of the batch loop compute: windows encoded, decoded, judged, and aligned with their sound.
+
+All of it may run in any thread, several steps at the same time: no two have a row in common, and the loop leaves the
+rows of a step alone until it has ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from services.audio.engine.attempt import Attempt, judged
+from services.audio.engine.outcome import Outcome, text_tokens
+from services.audio.engine.phrases import cut
+from services.audio.engine.row import Row
+from services.audio.engine.runtime import Aligned, Decoded, Encoded, Runtime
+from services.residency.messages import EngineError
+
+# Columns: where a window's text ends with so much of its sound left, the model has stopped in the middle of it.
+SHORTEST_REST = 100
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Computed(Generic[T]):
+    """What was computed for rows, and which of them could not be."""
+
+    results: list[tuple[Row, T]] = field(default_factory=list)
+    refused: list[tuple[Row, EngineError]] = field(default_factory=list)
+    too_many: int = 0  # rows that took more memory together than there is; 0: none did
+
+    def note(self, other: Computed[Any]) -> None:
+        """Takes over who was refused in another computation, and that memory ran out."""
+        self.refused += other.refused
+        self.too_many = self.too_many or other.too_many
+
+
+@dataclass(slots=True)
+class Tried(Computed[Outcome]):
+    """What rows were decoded to."""
+
+    failed: list[Row] = field(default_factory=list)  # to be tried again; those without a window encoded first
+    seconds: float = 0.0  # that decoding took
+
+
+def guarded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], Sequence[T]]) -> Computed[T]:
+    """Computes something for each row. Where that fails for all together, each is tried alone."""
+    if not rows:
+        return Computed()
+    try:
+        return Computed(list(zip(rows, compute(rows), strict=True)))
+    except EngineError as error:
+        if len(rows) == 1:
+            return Computed(refused=[(rows[0], error)])
+        found: Computed[T] = Computed(too_many=len(rows) if error.code == "OUT_OF_MEMORY" else 0)
+    for row in rows:
+        alone = guarded([row], compute)
+        found.results += alone.results
+        found.refused += alone.refused
+    return found
+
+
+class Steps:
+    """Computes steps with a runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def encode(self, rows: Sequence[Row]) -> Computed[Encoded]:
+        """Handles of the rows' windows; those of one length together."""
+        found: Computed[Encoded] = Computed()
+        for columns in sorted({row.columns for row in rows}):
+            same = [row for row in rows if row.columns == columns]
+            encoded = guarded(same, lambda some: self._runtime.encode(np.stack([row.mel for row in some])))
+            found.results += encoded.results
+            found.note(encoded)
+        return found
+
+    def detect(self, windows: Sequence[tuple[Row, Encoded]]) -> Computed[tuple[str, float]]:
+        """The language of each window, and how likely it is."""
+        of = dict(windows)
+        return guarded([row for row, _ in windows], lambda some: self._runtime.detect([of[row] for row in some]))
+
+    def decode(self, rows: Sequence[Row]) -> Tried:
+        """Decodes rows of one kind, judges what came of them, and aligns what is good where that is wanted."""
+        started = time.monotonic()
+        decoded = guarded(rows, self._decoded)
+        tried = Tried(seconds=time.monotonic() - started)
+        tried.note(decoded)
+        outcomes: dict[Row, Outcome] = {}
+        for row, result in decoded.results:
+            attempt = judged(result, row.temperature, self._runtime.vocabulary)
+            if not attempt.failed:
+                outcomes[row] = self._outcome(row, attempt)
+            elif row.failed_again(attempt):
+                tried.failed.append(row)
+            else:
+                outcomes[row] = self._outcome(row, row.best())
+        tried.results = self._align(outcomes, tried)
+        return tried
+
+    def _decoded(self, rows: Sequence[Row]) -> list[Decoded]:
+        context = self._runtime.context_tokens
+        longest = max(len(row.prompt) for row in rows)
+        step = rows[0].step(min(context // 2, context - longest))
+        return self._runtime.decode([row.window for row in rows], [row.prompt for row in rows], step)
+
+    def _outcome(self, row: Row, attempt: Attempt) -> Outcome:
+        independent, frames = not row.transcript.sequential, row.chunk.frames
+        begin = self._runtime.vocabulary.timestamp_begin
+        pieces = None if attempt.silent else cut(attempt.tokens, begin, frames, keep_rest=independent)
+        more = independent and pieces is not None and frames - pieces.advance >= SHORTEST_REST
+        return Outcome(row.chunk, attempt, row.temperature, pieces, more=more)
+
+    def _align(self, outcomes: dict[Row, Outcome], tried: Tried) -> list[tuple[Row, Outcome]]:
+        """The outcomes, with where the text of each is in its sound, where that is wanted and there is text."""
+        texts: dict[Row, list[int]] = {}
+        for row, outcome in outcomes.items():
+            decoding = row.transcript.decoding
+            if outcome.cut and (decoding.words or decoding.logprobs):
+                tokens = [token for phrase in outcome.cut.phrases for token in phrase.tokens]
+                texts[row] = text_tokens(tokens, self._runtime.vocabulary)
+        aligned: dict[Row, Aligned] = {}
+        rows = [row for row, text in texts.items() if text]
+        for columns in sorted({row.columns for row in rows}):
+            same = [row for row in rows if row.columns == columns]
+            found = guarded(same, lambda some: self._aligned(some, [texts[row] for row in some]))
+            aligned.update(found.results)
+            tried.note(found)
+        gone = {row for row, _ in tried.refused}
+        return [
+            (row, replace(outcome, aligned=aligned.get(row))) for row, outcome in outcomes.items() if row not in gone
+        ]
+
+    def _aligned(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> list[Aligned]:
+        vocabulary = self._runtime.vocabulary
+        starts = [vocabulary.start(row.transcript.language, row.transcript.decoding.task) for row in rows]
+        frames = [row.chunk.frames for row in rows]
+        return self._runtime.align([row.window for row in rows], starts, texts, frames)

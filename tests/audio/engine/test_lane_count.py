@@ -1,0 +1,16 @@
+"""How many calls are computed at the same time."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.audio.engine.lane_count import SMALL_BYTES, lane_count
+
+
+@pytest.mark.parametrize(("threads", "lanes"), [(0, 1), (1, 1), (2, 2), (4, 2), (7, 2), (8, 4), (64, 4)])
+def test_calls_of_a_small_model_share_out_the_threads(threads: int, lanes: int) -> None:
+    assert lane_count(SMALL_BYTES, threads, gpu=False) == lanes
+
+
+def test_a_large_model_and_a_gpu_compute_one_call_with_all_they_have() -> None:
+    assert lane_count(SMALL_BYTES + 1, 16, gpu=False) == lane_count(1000, 16, gpu=True) == 1

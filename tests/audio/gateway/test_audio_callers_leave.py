@@ -1,0 +1,79 @@
+"""Callers of the audio service who hang up, or do not wait as long as it takes: nothing is computed for them then."""
+
+from __future__ import annotations
+
+import io
+import wave
+
+import pytest
+from runtime_counters import Runtime, answer, asked
+from speech import librivox
+from stack import SPEECH_MODEL, Stack
+
+PATH = "/v1/audio/transcriptions"
+BOUNDARY = "a-boundary"
+KIND = f"multipart/form-data; boundary={BOUNDARY}"
+SECONDS = 700  # of speech: it takes far longer than what is tested here
+# What the news of a hang-up may take through gateway and service, in steps; the whole takes some hundred.
+FEW_STEPS = 6
+
+
+@pytest.fixture
+def whisper(stack: Stack) -> Runtime:
+    """The model, loaded and idle."""
+    runtime = Runtime(stack, "audio", SPEECH_MODEL)
+    with asked(stack, PATH, upload(librivox()[0].path.read_bytes()), KIND) as connection:
+        status, told = answer(connection)
+    assert status == 200, told
+    runtime.wait_until(lambda: runtime.idle)
+    return runtime
+
+
+def long_speech() -> bytes:
+    """A WAV file of many minutes."""
+    with wave.open(str(librivox()[0].path)) as clip:
+        format = clip.getparams()
+        frames = clip.readframes(clip.getnframes())
+    times = SECONDS * format.framerate // format.nframes
+    file = io.BytesIO()
+    with wave.open(file, "wb") as long:
+        long.setparams(format)
+        long.writeframes(frames * times)
+    return file.getvalue()
+
+
+def upload(sound: bytes, **fields: str) -> bytes:
+    """The form of a request."""
+    parts = {"model": SPEECH_MODEL, **fields}
+    texts = "".join(
+        f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in parts.items()
+    )
+    file = f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    return texts.encode() + file.encode() + sound + f"\r\n--{BOUNDARY}--\r\n".encode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_a_caller_who_hangs_up_frees_the_worker_within_a_step(whisper: Runtime, stream: str) -> None:
+    with asked(whisper.stack, PATH, upload(long_speech(), stream=stream), KIND):
+        whisper.wait_until(lambda: whisper.running == 1)
+        steps = whisper.steps
+    whisper.wait_until(lambda: whisper.idle)
+    assert whisper.steps - steps <= FEW_STEPS
+
+
+@pytest.mark.slow
+def test_a_caller_who_waits_no_longer_is_told_so_and_frees_the_worker(whisper: Runtime) -> None:
+    headers = {"x-request-timeout": "3"}
+    with asked(whisper.stack, PATH, upload(long_speech()), KIND, headers) as connection:
+        status, told = answer(connection)
+    assert (status, told["error"]["code"]) == (504, "timeout")
+    assert "x-request-timeout" in told["error"]["message"]
+    whisper.wait_until(lambda: whisper.idle)
+
+
+def test_a_header_that_is_no_time_is_refused_by_name(stack: Stack) -> None:
+    with asked(stack, PATH, upload(b""), KIND, {"x-request-timeout": "soon"}) as connection:
+        status, told = answer(connection)
+    assert (status, told["error"]["param"]) == (400, "x-request-timeout")
