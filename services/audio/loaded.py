@@ -27,6 +27,7 @@ from services.audio.engine.messages import (
 from services.residency.model_in_worker import ModelInWorker, Pending, RequestLimits
 from services.residency.worker import WorkerProcess
 from services.rpc import metrics
+from services.rpc.deadline import caller_deadline
 from services.rpc.errors import AllmError
 from services.rpc.settings import AudioSettings
 
@@ -90,11 +91,12 @@ class Hearing(Pending):
         if isinstance(news, Finished):
             self.finished = True
             self._room.set()
-        self._news.set()
+        self._tell()
 
     def consumed(self, samples: int) -> None:
         """The worker no longer holds the first so many samples."""
         self._consumed = samples
+        self.begun = True
         self.owed = None  # what it owes, it owes from now on
         self._reckon()
         self._room.set()
@@ -141,10 +143,11 @@ class LoadedWhisper(ModelInWorker[Hearing, FromWorker]):
             Overloaded: the queue is full.
         """
         hearing = Hearing(self._worker.send)
+        deadline = caller_deadline()
 
         def submit(request: int) -> Submit:
             hearing.number = request
-            return Submit(request, client, decoding)
+            return Submit(request, client, decoding, deadline.at if deadline else None)
 
         with self._open(hearing, submit):
             yield hearing

@@ -2,7 +2,7 @@
 
     weights + rows x (1500 x 2 x layers x width x b + 1500 x width x b) + rows x beams x 128 x 2 x layers x width x b
             + 400 x 51864 (tokenizer) + 16 MiB (voice activity detection)
-            + (lanes - 1) x (1500 x 1500 x width / 64 x b (attention of the encoder) + a quarter of the cache)
+            + (lanes - 1) x 1500 x 1500 x width / 64 x b (attention of the encoder)
 
 `rows` are the windows of a batch, which have at most 1500 positions; the terms are the keys and values of cross
 attention, the encoder's output, and the keys and values of each beam's text, of which 128 tokens are reckoned: most
@@ -68,7 +68,7 @@ class AudioNeed:
             "cache": rows * (_POSITIONS + self._settings.beam_size * _TEXT) * layer,
             "compute": rows * _POSITIONS * width * number,
         }
-        parts["compute"] += (lanes - 1) * (_POSITIONS**2 * width // 64 * number + parts["cache"] // 4)
+        parts["compute"] += (lanes - 1) * _POSITIONS**2 * width // 64 * number
         worker = WORKER_BYTES.get(runtime.name, WORKER_BYTES["whisper"])
         aside = 400 * _VOCABULARY + _VAD
         if not options.gpu:

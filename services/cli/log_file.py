@@ -22,8 +22,10 @@ class LogFile:
         self._size = path.stat().st_size
 
     def write(self, lines: list[bytes]) -> None:
-        """Appends whole lines, given without their ends. What a full or broken disk does not take is lost: a child whose
-        output nobody reads any more would stand still."""
+        """Appends whole lines, given without their ends.
+
+        What a full or broken disk does not take is lost: a child whose output nobody reads any more would stand still.
+        """
         self._tail.extend(line.decode("utf-8", "replace") for line in lines)
         data = b"".join(line + b"\n" for line in lines)
         with contextlib.suppress(OSError):

@@ -119,7 +119,7 @@ class _Run:
         (self._stop if self._signals == 1 else self._kill).set()
 
     def _note(self, children: dict[str, int]) -> None:
-        """Tells who runs. Where the disk takes nothing, that is tried again: a child that is back serves all the same."""
+        """Tells who runs. Where the disk takes nothing, that is tried again: whoever is back serves all the same."""
         stack, self._children = self._stack, children
         note = RunNote(
             pid=os.getpid(),

@@ -23,8 +23,8 @@ class Pace:
     def took(self, amount: int, seconds: float) -> None:
         """A step of so much took so long. One that is too long shrinks the limit at once, a short and full one grows
         it."""
-        if amount < self._least:
-            return  # what it takes says little of more
+        if 2 * amount < self._least:
+            return  # what it takes says little of more; a full step of unequal parts may be half empty
         fitting = amount * self._seconds / max(seconds, 1e-6)
         if seconds > 2 * self._seconds or (fitting > 2 * self.limit and 2 * amount >= self.limit):
             self.limit = self._fit(fitting)

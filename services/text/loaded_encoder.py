@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from services.residency.worker import WorkerProcess
 from services.rpc import metrics
+from services.rpc.deadline import caller_deadline
 from services.rpc.errors import InvalidRequest
 from services.rpc.settings import TextSettings
 from services.text.engine.messages import Embed, Embedded, Encoded, EncoderReady, FromWorker, Stepped
@@ -32,7 +33,7 @@ class EmbeddingAnswer(PendingText):
         self._missing -= 1
         self.finished = not self._missing
         if self.finished:
-            self._news.set()
+            self._tell()
 
 
 class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
@@ -63,8 +64,17 @@ class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
                 param="dimensions",
             )
 
+        deadline = caller_deadline()
+
         def embed(request: int) -> Embed:
-            return Embed(request=request, client=client, inputs=list(inputs), dimensions=dimensions, param=param)
+            return Embed(
+                request=request,
+                client=client,
+                inputs=list(inputs),
+                dimensions=dimensions,
+                param=param,
+                deadline=deadline.at if deadline else None,
+            )
 
         with self._open(EmbeddingAnswer(len(inputs)), embed) as answer:
             return await answer.whole(), answer.prompt_tokens

@@ -29,7 +29,7 @@ class PendingText(Pending):
     def accept(self, prompt_tokens: int, prompt: str = "") -> None:
         """What was asked is tokenized and fits."""
         self.prompt_tokens, self.prompt = prompt_tokens, prompt
-        self._news.set()
+        self._tell()
 
 
 P = TypeVar("P", bound=PendingText)

@@ -20,7 +20,8 @@ from gateway.render import (
     render,
     write_config,
 )
-from services.rpc.settings import GatewaySettings, SettingError
+from services.rpc.setting_reader import SettingError
+from services.rpc.settings import GatewaySettings
 
 HOSTILE = '"}} # ${listen_address} \\ \n- evil: {'
 ONE = ("127.0.0.1:1",)

@@ -39,6 +39,12 @@ def test_small_steps_say_nothing_of_large_ones() -> None:
     assert pace.limit == 512
 
 
+def test_full_steps_of_parts_that_leave_room_count_too() -> None:
+    pace = Pace(512, 2048)
+    pace.took(2 * 242, 0.2)  # a third input of that length would not have fitted
+    assert pace.limit == 2048
+
+
 @pytest.mark.parametrize("most", [1, 8, 100])
 def test_bounds_hold_whatever_they_are(most: int) -> None:
     pace = Pace(16, most)

@@ -129,6 +129,7 @@ def test_a_gguf_of_the_same_weights_gives_the_same_vectors(stack: Stack, gguf: s
     assert np.linalg.norm(theirs, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_as_many_inputs_as_are_allowed_beside_small_requests(stack: Stack) -> None:
     many = [f"number {at} " * 2 for at in range(MAX_INPUTS)]
     alone = {at: vectors(post(stack, input=many[at]))[0] for at in (0, 1000, MAX_INPUTS - 1)}

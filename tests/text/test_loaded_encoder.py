@@ -16,7 +16,7 @@ from service import PATIENCE_SECONDS
 
 from services.residency.messages import Cancel, Refused
 from services.residency.worker import WorkerDied
-from services.rpc.errors import ContextLengthExceeded, Internal, InvalidRequest, Overloaded, Timeout
+from services.rpc.errors import ContextLengthExceeded, InvalidRequest, ModelNotReady, Overloaded, Timeout
 from services.rpc.settings import load_settings
 from services.text.engine.messages import Accepted, Counters, Embed, Embedded, Encoded, EncoderReady, FromWorker
 from services.text.loaded_encoder import LoadedEncoder
@@ -28,7 +28,7 @@ READY = EncoderReady(context_tokens=8, dimensions=2, vocabulary=9)
 class Scripted:
     """A worker that says nothing by itself."""
 
-    pid, peak_memory = 1, 0
+    pid, peak_memory, ended = 1, 0, False
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[Any] = asyncio.Queue()
@@ -151,5 +151,5 @@ async def test_a_worker_that_hangs_is_killed_and_its_requests_time_out() -> None
         with pytest.raises(Timeout, match="no progress"):
             await asked
         assert worker.killed.is_set()
-        with pytest.raises(Internal, match="has just ended"):
+        with pytest.raises(ModelNotReady, match="has just ended"):
             await model.embed("me", ["a"])

@@ -7,6 +7,7 @@ ends at once, whatever native code is running.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -14,23 +15,28 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from services.residency.channel import BlockingChannel, ChannelClosed
 from services.residency.messages import Cancel, EngineError, Failed, LoadingProgress, Refused, Stop
+from services.residency.pace import Pace
 from services.text.engine import embedding_inputs
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
 from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingLoop
 from services.text.engine.encoder import Encoder
-from services.text.engine.messages import Accepted, Embed, EngineOptions, Load, Submit, ToWorker
-from services.text.engine.runtime import Runtime
+from services.text.engine.messages import Accepted, Embed, EngineOptions, Hold, Load, Submit, ToWorker
+from services.text.engine.runtime import Runtime, Span
 
 # Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
 READER_STACK_BYTES = 512 * 1024 * 1024
 # Part of a unified key-value cache that ended requests may keep. There every cell in use makes every step's attention
 # longer, on a CPU noticeably so: more than a quarter costs running requests more than it saves later ones.
 CACHED_SHARE = 4
+USUAL_BYTES = 16  # of a token, that few texts have more of
+LEAST_TOKENS = 16  # of a step
+TRIED_TOKENS = 64  # of the step that shows how fast the model is
 
 # For each capability and runtime: the module, and the class that loads a model.
 RUNTIMES = {
@@ -61,41 +67,59 @@ def main() -> None:
     threading.stack_size(READER_STACK_BYTES)
     threading.Thread(target=_read, args=(channel, prepares, inbox), name="reader", daemon=True).start()
     threading.stack_size(0)
-    serve = _embed if load.capability == "embeddings" else _generate
     try:
         model = _loader(load.capability, load.runtime)(load.options, LoadingProgress(channel))
+        serve = _encoding if load.capability == "embeddings" else _generating
+        loop = serve(model, load.options, prepares, inbox, channel.send)
     except EngineError as error:
         channel.send(Failed(error.code, error.message))
         return
     channel.send(model.ready)
-    serve(model, load.options, prepares, inbox, channel.send)
+    loop.run()
     # Threads of native libraries may still run: nothing of theirs is worth waiting for.
     os._exit(0)
 
 
-def _generate(
+def _generating(
     runtime: Runtime,
     options: EngineOptions,
     prepares: queue.SimpleQueue[Prepare],
     inbox: Inbox,
     send: Callable[[object], None],
-) -> None:
+) -> BatchLoop:
     prepares.put(lambda submit: _prepare(runtime, submit, send))
     cells = runtime.ready.kv_tokens
     cached = (cells // CACHED_SHARE if runtime.shares_cells else cells) if options.prefix_cache else 0
-    limits = BatchLimits(options.max_sequences, options.batch_tokens, options.chunk_tokens, cached)
-    BatchLoop(runtime, limits, inbox, send).run()
+    limits = BatchLimits(
+        options.max_sequences, options.batch_tokens, options.chunk_tokens, cached, options.queue_tokens
+    )
+    return BatchLoop(runtime, limits, inbox, send, _pace(runtime, options))
 
 
-def _embed(
+def _pace(runtime: Runtime, options: EngineOptions) -> Pace:
+    """How many tokens a step may have here, by one that is tried. The one before it pays for what only the first does,
+    such as bringing the weights into memory: loading has a time limit of its own.
+    """
+    pace = Pace(LEAST_TOKENS, options.batch_tokens)
+    for tokens in (LEAST_TOKENS, TRIED_TOKENS):
+        count = min(tokens, options.batch_tokens, runtime.ready.context_tokens - 1)
+        started = time.monotonic()
+        runtime.step([Span(0, 0, [0] * count, None)])
+        runtime.drop(0)
+        took = time.monotonic() - started
+    pace.took(count, took)
+    return pace
+
+
+def _encoding(
     encoder: Encoder,
     options: EngineOptions,
     prepares: queue.SimpleQueue[Prepare],
     inbox: EmbeddingInbox,
     send: Callable[[object], None],
-) -> None:
+) -> EmbeddingLoop:
     prepares.put(lambda embed: embedding_inputs.prepare(encoder, embed, send))
-    EmbeddingLoop(encoder, options.batch_tokens, inbox, send).run()
+    return EmbeddingLoop(encoder, options.batch_tokens, inbox, send, options.queue_tokens)
 
 
 def _loader(capability: str, runtime: str) -> Callable[[EngineOptions, Callable[[float], None]], Any]:
@@ -121,7 +145,7 @@ def _read(
                 prepare = prepare or prepares.get()
                 if arrival := prepare(message):
                     inbox.put(arrival)
-            elif isinstance(message, Cancel):
+            elif isinstance(message, Cancel | Hold):
                 inbox.put(message)
             elif isinstance(message, Stop):
                 os._exit(0)
@@ -154,17 +178,38 @@ def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -
         submit.logprobs,
         submit.special,
         submit.cache_key,
+        submit.deadline,
     )
 
 
 def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
     if isinstance(prompt, str):
+        _check_size(runtime, len(prompt.encode()))
         return runtime.tokenize(prompt)
     for token in prompt:
         if not 0 <= token < runtime.ready.vocabulary:
             message = f"the prompt names token {token}; this model's tokens are 0 to {runtime.ready.vocabulary - 1}"
             raise EngineError("INVALID_REQUEST", message, "prompt")
     return prompt
+
+
+def _check_size(runtime: Runtime, size: int) -> None:
+    """Refuses a prompt of so many bytes that no context could hold, before it is made into tokens: for the longest that
+    callers may send that takes a minute, in which nobody else is heard.
+    """
+    context = runtime.ready.context_tokens
+    if size <= context * USUAL_BYTES:
+        return
+    least = size // _longest(runtime.piece, runtime.ready.vocabulary) + 1
+    if least > context:
+        message = f"the prompt has {size} bytes, {least} tokens at least, but this model's context holds {context}"
+        raise EngineError("CONTEXT_LENGTH_EXCEEDED", message, "messages")
+
+
+@functools.cache
+def _longest(piece: Callable[[int, bool], bytes], vocabulary: int) -> int:
+    """Bytes of the longest of so many tokens."""
+    return max(1, *(len(piece(token, True)) for token in range(vocabulary)))
 
 
 def _text(runtime: Runtime, tokens: list[int]) -> str:

@@ -2,22 +2,26 @@
 
 Each turn takes what has arrived, admits what fits, computes one batch (a token for every decoding request beside chunks
 of waiting prompts), emits the new tokens at once and retires what has ended. The loop owns fairness, prefix reuse, stop
-conditions and cancellation; under it a runtime only steps sequences. Time limits are the service's.
+conditions, cancellation and callers' deadlines; under it a runtime only steps sequences. Other time limits are the
+service's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import queue
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from services.residency.messages import Cancel, EngineError, Refused, Stop
+from services.residency.pace import Pace
 from services.text.engine.cells import BLOCK, CellLedger
 from services.text.engine.logprobs import HeldLogprobs
-from services.text.engine.messages import Counters, FinishReason, Piece, Stepped
+from services.text.engine.messages import Counters, FinishReason, Hold, Piece, Stepped
 from services.text.engine.prefix_reuse import PrefixReuse
 from services.text.engine.runtime import OutOfCells, Runtime, Sampled, Span
 from services.text.engine.sampling import SamplingParams
@@ -38,6 +42,7 @@ class Arrival:
     logprobs: int | None = None
     special: bool = False
     cache_key: str = ""
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +53,29 @@ class BatchLimits:
     batch_tokens: int  # tokens computed in one step
     chunk_tokens: int  # prompt tokens in a step in which other requests decode
     cached_cells: int  # cells that the prefix cache may hold; 0 switches it off
+    queue_tokens: int = 0  # of prompts that may wait together; 0: QUEUED_CACHES times the cache
 
 
-Inbox = queue.SimpleQueue[Arrival | Cancel | Stop]
+QUEUED_CACHES = 16
+Inbox = queue.SimpleQueue[Arrival | Hold | Cancel | Stop]
 
 
 class BatchLoop:
     """Runs the requests of one loaded model. `inbox` is filled by another thread; `send` gets Stepped and Refused."""
 
-    def __init__(self, runtime: Runtime, limits: BatchLimits, inbox: Inbox, send: Callable[[object], None]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        limits: BatchLimits,
+        inbox: Inbox,
+        send: Callable[[object], None],
+        pace: Pace | None = None,
+    ) -> None:
+        """`pace` bounds the time of a step; None: steps are as large as `limits` say."""
         self._runtime = runtime
         self._limits = limits
+        self._pace = pace or Pace(limits.batch_tokens, limits.batch_tokens)
+        self._queue_tokens = limits.queue_tokens or QUEUED_CACHES * runtime.ready.kv_tokens
         self._inbox = inbox
         self._send = send
         self._ledger = CellLedger(runtime.ready.kv_tokens)
@@ -68,6 +85,8 @@ class BatchLoop:
         self._running: list[Sequence] = []
         self._pieces: list[Piece] = []
         self._arrivals = 0
+        self._turns: dict[str, int] = {}  # of each client that has requests: the last one that was admitted
+        self._next_deadline = math.inf
         self._steps = 0
         self._preempted = 0
         self._reported: Counters | None = None
@@ -81,6 +100,7 @@ class BatchLoop:
         """One turn of the loop, at most one step; waits for a message when there is nothing to do."""
         if not self._take_messages():
             return False
+        self._expire()
         self._admit()
         plan = self._make_room(self._plan())
         if plan:
@@ -91,7 +111,7 @@ class BatchLoop:
     # --- what comes in
 
     def _take_messages(self) -> bool:
-        wait = not (self._running or self._waiting)
+        wait = all(sequence.held for sequence in (*self._running, *self._waiting))
         while True:
             try:
                 message = self._inbox.get(block=wait)
@@ -102,11 +122,18 @@ class BatchLoop:
                 return False
             if isinstance(message, Cancel):
                 self._cancel(message.request)
+            elif isinstance(message, Hold):
+                self._hold(message)
             else:
                 self._arrive(message)
 
     def _arrive(self, arrival: Arrival) -> None:
         params = arrival.params
+        queued = sum(sequence.missing for sequence in self._waiting)
+        if queued and queued + len(arrival.tokens) > self._queue_tokens:
+            message = f"prompts of {queued} tokens wait, and at most {self._queue_tokens} may (ALLM_QUEUE_TOKENS)"
+            self._refuse(arrival.request, EngineError("OVERLOADED", message))
+            return
         if arrival.constraint is not None:
             # The grammar alone says where the answer may end: cut elsewhere, it would not parse.
             params = dataclasses.replace(params, stop=(), ignore_eos=False)
@@ -117,6 +144,8 @@ class BatchLoop:
             return
         prompt = len(arrival.tokens)
         context = self._runtime.ready.context_tokens
+        deadline = math.inf if arrival.deadline is None else arrival.deadline
+        self._next_deadline = min(self._next_deadline, deadline)
         self._arrivals += 1
         self._waiting.append(
             Sequence(
@@ -132,19 +161,39 @@ class BatchLoop:
                 special=arrival.special,
                 cache_key=arrival.cache_key,
                 arrival=self._arrivals,
+                deadline=deadline,
             )
         )
 
     def _cancel(self, request: int) -> None:
-        for sequence in self._running:
+        for sequence in (*self._running, *self._waiting):
             if sequence.request == request:
-                self._retire(sequence)
+                self._drop(sequence)
                 return
-        for sequence in self._waiting:
-            if sequence.request == request:
-                self._waiting.remove(sequence)
-                self._runtime.free_sampler(sequence.sampler)
-                return
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Ends a request whose rest nobody wants."""
+        if sequence in self._running:
+            self._retire(sequence)
+        else:
+            self._waiting.remove(sequence)
+            self._runtime.free_sampler(sequence.sampler)
+            self._forget(sequence.client)
+
+    def _hold(self, message: Hold) -> None:
+        for sequence in (*self._running, *self._waiting):
+            if sequence.request == message.request:
+                sequence.held = message.held
+
+    def _expire(self) -> None:
+        """Ends the requests whose callers do not wait any more; those that have not begun never begin."""
+        now = time.monotonic()
+        if now < self._next_deadline:
+            return
+        for sequence in [each for each in (*self._running, *self._waiting) if each.deadline <= now]:
+            self._drop(sequence)
+            self._refuse(sequence.request, EngineError("TIMEOUT", "the caller's deadline has passed"))
+        self._next_deadline = min((each.deadline for each in (*self._running, *self._waiting)), default=math.inf)
 
     def _refuse(self, request: int, error: EngineError) -> None:
         self._send(Refused(request=request, code=error.code, message=error.message, param=error.param))
@@ -152,17 +201,29 @@ class BatchLoop:
     # --- who runs
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._limits.max_sequences:
-            busy = Counter(sequence.client for sequence in self._running)
-            sequence = min(self._waiting, key=lambda waiting: (busy[waiting.client], waiting.arrival))
-            if not self._fits(sequence):
-                return
+        """Clients in turn, those with the fewest running requests first; of each its oldest request."""
+        while sequence := self._next():
+            while len(self._running) >= self._limits.max_sequences or not self._fits(sequence):
+                held = next((each for each in self._running if each.held), None)
+                if held is None:
+                    return
+                self._preempt(held)  # who does not read keeps nobody waiting
             self._waiting.remove(sequence)
+            self._turns[sequence.client] = max(self._turns.values(), default=0) + 1
             if sequence.params.seed is not None and not self._running and self._runtime.shares_cells:
                 # Sums over cells round by the order they lie in: a lone seeded request gets an empty cache each time.
                 self._reuse.clear()
             self._reuse.place(sequence)
             self._running.append(sequence)
+
+    def _next(self) -> Sequence | None:
+        """Whose turn it is."""
+        busy = Counter(sequence.client for sequence in self._running)
+        return min(
+            (each for each in self._waiting if not each.held),
+            key=lambda each: (busy[each.client], self._turns.get(each.client, 0), each.arrival),
+            default=None,
+        )
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether there are cells for the prompt, beside what the running requests still have to compute."""
@@ -176,12 +237,14 @@ class BatchLoop:
 
     def _plan(self) -> list[tuple[Sequence, int]]:
         """Sequences and how many tokens of each to compute: every decoding one, then prompts as the budget allows."""
-        plan = [(sequence, 1) for sequence in self._running if sequence.decoding]
-        prompts = [sequence for sequence in self._running if not sequence.decoding]
+        running = [sequence for sequence in self._running if not sequence.held]
+        plan = [(sequence, 1) for sequence in running if sequence.decoding]
+        prompts = [sequence for sequence in running if not sequence.decoding]
         if not prompts:
             return plan
         limits = self._limits
-        budget = min(limits.chunk_tokens, limits.batch_tokens - len(plan)) if plan else limits.batch_tokens
+        most = min(limits.batch_tokens, max(self._pace.limit, len(plan) + 1))
+        budget = min(limits.chunk_tokens, most - len(plan)) if plan else most
         plan.extend(self._share_out(prompts, budget))
         return plan
 
@@ -192,7 +255,7 @@ class BatchLoop:
         reserved = max(1, budget // 4)
         for sequence in sorted(prompts, key=lambda sequence: (sequence.missing, sequence.arrival)):
             available = budget if sequence is oldest else budget - min(reserved, oldest.missing)
-            if available <= 0 or self._reuse.waits(sequence, self._running):
+            if available <= 0 or self._reuse.waits(sequence, [each for each in self._running if not each.held]):
                 continue
             share = min(sequence.ahead, available)
             shares[sequence] = share
@@ -239,6 +302,7 @@ class BatchLoop:
             tokens = sequence.tokens[sequence.computed : sequence.computed + count]
             whole = sequence.missing == count
             spans.append(Span(sequence.id, sequence.computed, tokens, sequence.sampler if whole else None))
+        started = time.monotonic()
         try:
             sampled = self._runtime.step(spans)
         except OutOfCells:
@@ -247,6 +311,7 @@ class BatchLoop:
             self._relieve()
             return
         self._steps += 1
+        self._pace.took(sum(count for _, count in plan), time.monotonic() - started)
         for (sequence, count), outcome in zip(plan, sampled, strict=True):
             self._ledger.grow(sequence.holding, count)
             sequence.computed += count
@@ -286,6 +351,12 @@ class BatchLoop:
         self._running.remove(sequence)
         self._runtime.free_sampler(sequence.sampler)
         self._reuse.retire(sequence)
+        self._forget(sequence.client)
+
+    def _forget(self, client: str) -> None:
+        """Of a client that has no requests any more, no turn is remembered."""
+        if client in self._turns and all(each.client != client for each in (*self._running, *self._waiting)):
+            del self._turns[client]
 
     def _report(self) -> None:
         counters = Counters(

@@ -22,7 +22,7 @@ def prepare(encoder: Encoder, embed: Embed, send: Callable[[object], None]) -> E
         send(Refused(request=embed.request, code=error.code, message=error.message, param=error.param))
         return None
     send(Accepted(embed.request, sum(map(len, inputs))))
-    return EmbeddingArrival(embed.request, embed.client, inputs, embed.dimensions)
+    return EmbeddingArrival(embed.request, embed.client, inputs, embed.dimensions, deadline=embed.deadline)
 
 
 def _tokenized(encoder: Encoder, embed: Embed) -> list[Tokens]:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import heapq
 import queue
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.residency.messages import Cancel, Stop
+from services.residency.messages import Cancel, Refused, Stop
+from services.residency.pace import Pace
 from services.text.engine.encoder import Encoder, Tokens, Vectors
 from services.text.engine.messages import Counters, Embedded, Encoded
+
+LEAST_TOKENS = 512  # of a batch: smaller ones would not be faster on the slowest machine
+QUEUE_TOKENS = 1_200_000  # four of the largest requests
 
 
 @dataclass(slots=True)
@@ -28,10 +33,16 @@ class EmbeddingArrival:
     dimensions: int  # 0: all
     left: list[int] = field(default_factory=list)  # indexes of inputs still to compute; the longest at the end
     computed: int = 0  # tokens
+    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
 
     def __post_init__(self) -> None:
         """Inputs of one length come one after another: a batch is computed as wide as its longest."""
         self.left = sorted(range(len(self.inputs)), key=lambda index: len(self.inputs[index]))
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that are still to be computed."""
+        return sum(len(self.inputs[index]) for index in self.left)
 
 
 EmbeddingInbox = queue.SimpleQueue[EmbeddingArrival | Cancel | Stop]
@@ -41,10 +52,18 @@ class EmbeddingLoop:
     """Runs the requests of one embedding model. `inbox` is filled by another thread; `send` gets Encoded."""
 
     def __init__(
-        self, encoder: Encoder, batch_tokens: int, inbox: EmbeddingInbox, send: Callable[[object], None]
+        self,
+        encoder: Encoder,
+        batch_tokens: int,
+        inbox: EmbeddingInbox,
+        send: Callable[[object], None],
+        queue_tokens: int = 0,
     ) -> None:
+        """`queue_tokens`: of all requests together, if there is more than one; 0: QUEUE_TOKENS."""
         self._encoder = encoder
         self._batch_tokens = batch_tokens
+        self._queue_tokens = queue_tokens or QUEUE_TOKENS
+        self._pace = Pace(min(LEAST_TOKENS, batch_tokens), batch_tokens)
         self._inbox = inbox
         self._send = send
         self._requests: list[EmbeddingArrival] = []  # by arrival
@@ -60,6 +79,7 @@ class EmbeddingLoop:
         """One turn of the loop, at most one batch; waits for a message when there is nothing to do."""
         if not self._take_messages():
             return False
+        self._expire()
         batch = list(self._choose())
         vectors: list[Embedded] = []
         if batch:
@@ -82,7 +102,23 @@ class EmbeddingLoop:
             if isinstance(message, Cancel):
                 self._requests = [one for one in self._requests if one.request != message.request]
             else:
-                self._requests.append(message)
+                self._arrive(message)
+
+    def _arrive(self, arrival: EmbeddingArrival) -> None:
+        there = sum(one.tokens_left for one in self._requests)
+        if there and there + arrival.tokens_left > self._queue_tokens:
+            message = f"inputs of {there} tokens wait, and at most {self._queue_tokens} may (ALLM_QUEUE_TOKENS)"
+            self._send(Refused(request=arrival.request, code="OVERLOADED", message=message))
+            return
+        self._requests.append(arrival)
+
+    def _expire(self) -> None:
+        """Ends the requests whose callers do not wait any more."""
+        now = time.monotonic()
+        late = [one for one in self._requests if one.deadline is not None and one.deadline <= now]
+        for request in late:
+            self._requests.remove(request)
+            self._send(Refused(request=request.request, code="TIMEOUT", message="the caller's deadline has passed"))
 
     def _choose(self) -> Iterator[tuple[EmbeddingArrival, int]]:
         """What to compute next: requests and the indexes of their inputs. At least one input, however long it is.
@@ -104,7 +140,7 @@ class EmbeddingLoop:
             of_client, first, client = heapq.heappop(clients)
             of_request, order, request = heapq.heappop(turns[client])
             size = len(request.inputs[request.left[-1]])
-            if not inputs or tokens + size <= self._batch_tokens:
+            if not inputs or tokens + size <= self._pace.limit:
                 yield request, request.left.pop()
                 inputs, tokens, of_client = inputs + 1, tokens + size, of_client + size
                 if request.left:
@@ -116,7 +152,9 @@ class EmbeddingLoop:
     def _compute(self, batch: list[tuple[EmbeddingArrival, int]]) -> list[Embedded]:
         for request, index in batch:
             request.computed += len(request.inputs[index])
+        started = time.monotonic()
         vectors = self._encoder.encode([request.inputs[index] for request, index in batch])
+        self._pace.took(sum(len(request.inputs[index]) for request, index in batch), time.monotonic() - started)
         return [
             Embedded(request.request, index, _finished(vector, request.dimensions, self._encoder.normalised))
             for (request, index), vector in zip(batch, vectors, strict=True)

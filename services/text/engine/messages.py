@@ -26,6 +26,7 @@ class EngineOptions:
     batch_tokens: int
     chunk_tokens: int
     prefix_cache: bool
+    queue_tokens: int = 0  # of prompts that may wait together; 0: derived
     dtype: str = "auto"  # auto, bfloat16, float16 or float32: precision of a runtime that can choose
     tensor_parallel: int = 1  # GPUs, or processes on a CPU, that compute a model together
 
@@ -53,6 +54,15 @@ class Submit:
     logprobs: int | None = None  # None: none; else the sampled token's and so many of the likeliest
     special: bool = False  # whether control tokens, ends of turn excepted, show in the text
     cache_key: str = ""  # what the client calls the session whose prefix is to be kept for its next request, or empty
+    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The request's caller does not read: it keeps what it has and computes nothing more, until it is let go."""
+
+    request: int
+    held: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +74,7 @@ class Embed:
     inputs: list[str | list[int]]
     dimensions: int = 0  # numbers of a vector that are wanted, from its beginning; 0: all
     param: str = "input[]"  # what the caller calls an input; `[]` stands for its index
+    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,5 +167,5 @@ class Encoded:
     counters: Counters
 
 
-ToWorker = Load | Submit | Embed | Cancel | Stop
+ToWorker = Load | Submit | Hold | Embed | Cancel | Stop
 FromWorker = Loading | Ready | EncoderReady | Failed | Accepted | Refused | Stepped | Encoded

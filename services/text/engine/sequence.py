@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ class Sequence:
     special: bool  # whether control tokens show in the text
     cache_key: str  # what the client calls the session that it belongs to, or empty
     arrival: int  # order of arrival
+    deadline: float = math.inf  # on the monotonic clock: then nobody waits any more
+    held: bool = False  # whether its caller does not read: nothing more is computed
     id: int = -1  # sequence id in the runtime while it runs
     begun: bool = False  # whether its place is settled: what it reuses of others has been looked for
     computed: int = 0  # tokens whose cells are there

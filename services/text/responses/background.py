@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from services.rpc import metrics
+from services.rpc.deadline import keep_deadline
 from services.rpc.errors import AllmError, Internal, StoreUnavailable
 from services.text.responses.event import Event, Progress
 from services.text.responses.item import Item
@@ -70,6 +71,7 @@ class Background:
 
     async def _make(self, client: str, record: _Record, running: Running) -> None:
         started = time.monotonic()
+        keep_deadline(None)  # it was that of the call which only ordered the response
         try:
             queued = record.response
             await record.take([Progress("created", queued), Progress("queued", queued)], queued)

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, RedisError, ResponseError
 
 from services.rpc.errors import StoreUnavailable
-from services.rpc.settings import SettingError
+from services.rpc.setting_reader import SettingError
 from services.text.responses import redis_scripts, store
 from services.text.responses.event import Event
 from services.text.responses.item import Item

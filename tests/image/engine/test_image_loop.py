@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -257,3 +258,27 @@ def test_there_is_a_heartbeat_for_every_step_and_none_without_news() -> None:
     assert [one.steps for one in counters if one.batch] == [0, 1, 2, 3, 4]  # the first is the runtime's own beat
     assert {(one.running, one.waiting, one.batch) for one in counters[:-1]} == {(1, 1, 1)}
     assert (counters[-1].running, counters[-1].waiting, counters[-1].batch) == (0, 1, 0)
+
+
+def test_what_is_late_is_never_started_and_what_runs_ends_at_the_next_step() -> None:
+    session = LoopOfImages(Scripted())
+    now = time.monotonic()
+    session.ask(1, deadline=now - 1)
+    session.ask(2, deadline=now + 3600)
+    session.work(1, 2)
+    (refused,) = session.of(Refused)
+    assert (refused.request, refused.code) == (1, "TIMEOUT")
+    assert session.runtime.seeds == [[200]]
+    assert session.pictures(2) == [b"200"]
+
+    def wait() -> None:
+        while time.monotonic() < soon:
+            pass
+
+    soon = time.monotonic() + 0.05
+    session.runtime.between[2] = wait
+    session.ask(3, count=2, deadline=soon)
+    session.work(3)
+    assert session.of(Refused)[-1].request == 3
+    assert session.runtime.ended == 1
+    assert session.counters.running == session.counters.waiting == 0

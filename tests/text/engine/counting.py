@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.residency.messages import Cancel, EngineError, Refused
+from services.residency.pace import Pace
 from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
-from services.text.engine.messages import Piece, Ready, Stepped, TokenLogprob
+from services.text.engine.messages import Hold, Piece, Ready, Stepped, TokenLogprob
 from services.text.engine.runtime import OutOfCells, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 
@@ -133,11 +134,20 @@ class Counting:
 class Loop:
     """A batch loop that is turned by hand."""
 
-    def __init__(self, runtime: Counting, *, batch: int = 64, chunk: int = 32, cached: int = 0) -> None:
+    def __init__(
+        self,
+        runtime: Counting,
+        *,
+        batch: int = 64,
+        chunk: int = 32,
+        cached: int = 0,
+        queue_tokens: int = 0,
+        pace: Pace | None = None,
+    ) -> None:
         self.runtime = runtime
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
-        limits = BatchLimits(runtime.ready.max_sequences, batch, chunk, cached)
-        self.loop = BatchLoop(runtime, limits, self.inbox, self.take)
+        limits = BatchLimits(runtime.ready.max_sequences, batch, chunk, cached, queue_tokens)
+        self.loop = BatchLoop(runtime, limits, self.inbox, self.take, pace)
         self.text: dict[int, str] = defaultdict(str)
         self.pieces: dict[int, list[Piece]] = defaultdict(list)
         self.ended: dict[int, Piece] = {}
@@ -161,12 +171,16 @@ class Loop:
 
     def ask(self, request: int, prompt: list[int], client: str = "a", *, grammar: str = "", **params) -> None:
         params.setdefault("max_tokens", 5)
-        asked = {name: params.pop(name) for name in ("logprobs", "special", "cache_key") if name in params}
+        names = ("logprobs", "special", "cache_key", "deadline")
+        asked = {name: params.pop(name) for name in names if name in params}
         constraint = self.runtime.constraint(grammar) if grammar else None
         self.inbox.put(Arrival(request, client, prompt, SamplingParams(**params), constraint, **asked))
 
     def cancel(self, request: int) -> None:
         self.inbox.put(Cancel(request))
+
+    def hold(self, request: int, held: bool = True) -> None:
+        self.inbox.put(Hold(request, held))
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):

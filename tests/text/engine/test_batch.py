@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from services.residency.messages import Cancel
+from services.residency.pace import Pace
 from services.text.engine.cells import BLOCK
 from tests.text.engine.counting import END, Counting, Loop, expected, prompt
 
@@ -315,3 +319,147 @@ def test_logprobs_of_what_a_stop_string_holds_back_or_cuts_off() -> None:
     assert told(loop, 1)[:2] == [(tokens[0], data[:1]), (tokens[1:4], data[1:4])]
     assert b"".join(token for _, token in told(loop, 2)) == data[:2]
     assert told(loop, 3)[-1] == (tokens[4:], data[4:]), "held to the end"
+
+
+# --- deadlines
+
+
+def test_what_is_late_when_it_comes_is_never_started() -> None:
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10), deadline=time.monotonic() - 0.001)
+    loop.until_done(1)
+    assert loop.refused[1].code == "TIMEOUT"
+    assert loop.runtime.steps == []
+    assert loop.runtime.samplers == 0
+
+
+def test_what_waits_too_long_is_never_started() -> None:
+    loop = Loop(Counting(1000, sequences=1))
+    loop.ask(1, prompt(1, 10), max_tokens=900)
+    deadline = time.monotonic() + 0.05
+    loop.ask(2, prompt(2, 10), deadline=deadline)
+    loop.ask(3, prompt(3, 10), max_tokens=1)
+    while 2 not in loop.refused:
+        loop.turn()
+        assert 1 not in loop.ended
+    assert time.monotonic() >= deadline
+    loop.cancel(1)
+    loop.until_done(2)
+    assert loop.text[3] == expected(prompt(3, 10), 1)
+    assert {sequence for step in loop.runtime.steps for sequence, _ in step} == {0}
+    assert loop.runtime.samplers == 0
+
+
+def test_what_runs_too_long_ends_before_the_next_step_and_keeps_no_cells() -> None:
+    loop = Loop(Counting(5000))
+    deadline = time.monotonic() + 0.05
+    loop.ask(1, prompt(1, 10), max_tokens=4000, deadline=deadline)
+    loop.ask(2, prompt(2, 10), max_tokens=4000, deadline=deadline + 3600)
+    while 1 not in loop.refused:
+        steps = len(loop.runtime.steps)
+        late = time.monotonic() >= deadline
+        loop.turn()
+    assert late or len(loop.runtime.steps) == steps + 1
+    assert len(loop.runtime.steps[-1]) == 1, "the other goes on"
+    assert loop.counters.running == 1
+    loop.cancel(2)
+    loop.turn()
+    assert loop.runtime.used() == loop.counters.active_cells == loop.runtime.samplers == 0
+
+
+# --- callers who do not read
+
+
+def test_a_held_request_computes_nothing_and_goes_on_where_it_was() -> None:
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10), max_tokens=9)
+    loop.ask(2, prompt(2, 10), max_tokens=40)
+    loop.turn(4)
+    loop.hold(1)
+    loop.turn(10)
+    assert len(loop.text[1]) == 4
+    assert len(loop.text[2]) == 14
+    loop.hold(1, held=False)
+    loop.hold(99)
+    loop.until_done(2)
+    assert loop.text[1] == expected(prompt(1, 10), 9)
+    assert loop.text[2] == expected(prompt(2, 10), 40)
+    assert loop.counters.preempted == 0
+
+
+def test_where_only_held_requests_are_left_nothing_is_done() -> None:
+    loop = Loop(Counting(1000))
+    loop.ask(1, prompt(1, 10), max_tokens=9)
+    loop.turn(4)
+    loop.hold(1)
+    loop.turn()
+    loop.cancel(1)  # else the turn would wait for ever
+    loop.turn()
+    assert len(loop.runtime.steps) == 4
+    assert loop.runtime.used() == loop.runtime.samplers == 0
+
+
+def test_a_held_request_keeps_neither_a_place_nor_cells_that_another_needs() -> None:
+    for cells, sequences in ((1000, 1), (64, 4)):
+        loop = Loop(Counting(cells, sequences=sequences))
+        loop.ask(1, prompt(1, 20), max_tokens=12)
+        loop.turn(4)
+        loop.hold(1)
+        loop.ask(2, prompt(2, 30), max_tokens=2)
+        loop.until_done(1)
+        assert loop.text[2] == expected(prompt(2, 30), 2)
+        assert loop.counters.preempted == 1
+        loop.hold(1, held=False)
+        loop.until_done(2)
+        assert loop.text[1] == expected(prompt(1, 20), 12)
+
+
+# --- the queue
+
+
+def test_clients_take_turns_though_only_one_request_can_run() -> None:
+    loop = Loop(Counting(5000, sequences=1))
+    for request in range(6):
+        loop.ask(request, prompt(request, 5), client="greedy", max_tokens=3)
+    loop.ask(100, prompt(9, 5), client="other", max_tokens=3)
+    loop.ask(101, prompt(8, 5), client="other", max_tokens=3)
+    loop.until_done(8)
+    ends = sorted(loop.ended, key=loop.order.index)
+    assert ends == [0, 100, 1, 101, 2, 3, 4, 5]
+
+
+def test_prompts_that_wait_are_bounded_by_their_tokens() -> None:
+    loop = Loop(Counting(5000, sequences=1), queue_tokens=100)
+    loop.ask(1, prompt(1, 10), max_tokens=400)
+    loop.turn()
+    loop.ask(2, prompt(2, 500), max_tokens=1)  # alone, however long
+    loop.ask(3, prompt(3, 10), max_tokens=1)
+    loop.turn()
+    assert set(loop.refused) == {3}
+    assert loop.refused[3].code == "OVERLOADED"
+    assert "ALLM_QUEUE_TOKENS" in loop.refused[3].message
+    loop.cancel(2)
+    for request in range(4, 9):
+        loop.ask(request, prompt(request, 25), max_tokens=1)
+    loop.turn()
+    assert set(loop.refused) == {3, 8}
+
+
+# --- the time of a step
+
+
+def test_a_slow_machine_gets_smaller_steps_and_computes_the_same() -> None:
+    pace = Pace(16, 64)
+    loop = Loop(Counting(5000), batch=64, chunk=64, pace=pace)
+    loop.runtime.step = slowed(loop.runtime.step, pace)
+    loop.ask(1, prompt(1, 200), max_tokens=3)
+    loop.until_done(1)
+    assert loop.text[1] == expected(prompt(1, 200), 3)
+    sizes = [sum(count for _, count in step) for step in loop.runtime.steps]
+    assert sizes[:3] == [16, 16, 16]
+
+
+def slowed(step: Callable[..., Any], pace: Pace) -> Callable[..., Any]:
+    """The same steps, of which the pace hears that each token took a second."""
+    pace.took = lambda amount, seconds: Pace.took(pace, amount, float(amount))  # type: ignore[method-assign]
+    return step

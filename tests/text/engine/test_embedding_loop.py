@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from services.residency.messages import Cancel, Stop
+from services.residency.messages import Cancel, Refused, Stop
 from services.text.engine.embedding_loop import EmbeddingArrival, EmbeddingInbox, EmbeddingLoop
 from services.text.engine.encoder import Tokens, Vectors
 from services.text.engine.messages import Encoded, EncoderReady
@@ -37,11 +38,11 @@ class CountingEncoder:
 class Session:
     """A loop that is turned by hand."""
 
-    def __init__(self, encoder: CountingEncoder | None = None) -> None:
+    def __init__(self, encoder: CountingEncoder | None = None, queue_tokens: int = 0) -> None:
         self.encoder = encoder or CountingEncoder()
         self.inbox: EmbeddingInbox = queue.SimpleQueue()
         self.sent: list[Encoded] = []
-        self.loop = EmbeddingLoop(self.encoder, BATCH_TOKENS, self.inbox, self.sent.append)
+        self.loop = EmbeddingLoop(self.encoder, BATCH_TOKENS, self.inbox, self.sent.append, queue_tokens)
 
     def ask(self, request: int, *lengths: int, client: str = "a", dimensions: int = 0) -> None:
         inputs = [np.full(length, request, np.int32) for length in lengths]
@@ -173,3 +174,27 @@ def test_vectors_are_cut_and_then_brought_to_length_one_where_the_model_says_so(
     nothing.inbox.put(EmbeddingArrival(1, "a", [np.zeros(1, np.int32)], 1))
     nothing.turn()
     assert np.isfinite(unpack(nothing.sent[-1].vectors[0].vector)).all()
+
+
+def test_late_requests_end_before_the_next_batch() -> None:
+    session = Session()
+    now = time.monotonic()
+    session.inbox.put(EmbeddingArrival(1, "a", [np.ones(50, np.int32)] * 9, 0, deadline=now - 1))
+    session.inbox.put(EmbeddingArrival(2, "a", [np.ones(50, np.int32)], 0, deadline=now + 3600))
+    session.loop.turn()
+    refused, encoded = session.sent
+    assert isinstance(refused, Refused)
+    assert (refused.request, refused.code) == (1, "TIMEOUT")
+    assert [vector.request for vector in encoded.vectors] == [2]
+    assert session.encoder.batches == [[50]]
+
+
+def test_inputs_that_wait_are_bounded_by_their_tokens() -> None:
+    session = Session(queue_tokens=200)
+    session.ask(1, *[50] * 9)  # alone, however many
+    session.ask(2, 50)
+    session.loop.turn()
+    refused = session.sent[0]
+    assert isinstance(refused, Refused)
+    assert (refused.request, refused.code) == (2, "OVERLOADED")
+    assert "ALLM_QUEUE_TOKENS" in refused.message

@@ -127,6 +127,14 @@ def test_prefixes_are_reused_and_can_be_switched_off(engine: LlamaEngine) -> Non
         assert (session.counters.cached_cells > 0) == reused
 
 
+@pytest.fixture(scope="module")
+def small() -> LlamaEngine:
+    """The usual engine with fewer cells, which are soon too few."""
+    loaded = LlamaEngine(options(demo_model(), context_tokens=512, kv_tokens=768), lambda _: None)
+    assert loaded.shares_cells
+    return loaded
+
+
 HISTORY = "Here is a long conversation that goes on for some time, and is asked about again and again. " * 5
 
 
@@ -169,12 +177,13 @@ def test_the_prefix_of_a_session_with_a_key_outlives_fifty_other_requests(
     assert (continued(session, **then) > tokens - 32) is kept
 
 
-def test_requests_that_need_the_cells_get_those_of_a_session(engine: LlamaEngine) -> None:
-    session = Session(engine)
+def test_requests_that_need_the_cells_get_those_of_a_session(small: LlamaEngine) -> None:
+    session = Session(small, cached=384)
     continued(session, cache_key="session")
+    assert session.counters.cached_cells > 64
     first = len(session.ended)
-    for request in (first, first + 1):  # together they need all 2,048 cells but some 60
-        session.ask(request, f"{request}" + " word" * 975, max_tokens=16, ignore_eos=True)
+    for request in (first, first + 1):  # together they need all 768 cells but some 60
+        session.ask(request, f"{request}" + " word" * 330, max_tokens=16, ignore_eos=True)
     session.finish(first + 2)
     assert not session.refused
     assert {session.ended[request].completion_tokens for request in (first, first + 1)} == {16}
@@ -191,14 +200,15 @@ def test_cells_come_back_on_cancel(engine: LlamaEngine) -> None:
     assert session.counters.active_cells == session.counters.running == 0
 
 
-def test_memory_pressure_on_real_weights(engine: LlamaEngine) -> None:
-    """Eight requests that together outgrow the 2,048 cells: each still ends with all its tokens."""
-    session = Session(engine)
+@pytest.mark.slow
+def test_memory_pressure_on_real_weights(small: LlamaEngine) -> None:
+    """Eight requests that together outgrow the 768 cells: each still ends with all its tokens."""
+    session = Session(small)
     for request in range(8):
-        session.ask(request, f"Tell me story number {request}.", max_tokens=300, ignore_eos=True)
+        session.ask(request, f"Tell me story number {request}.", max_tokens=110, ignore_eos=True)
     session.finish(8)
     assert session.counters.preempted > 0
-    assert {piece.completion_tokens for piece in session.ended.values()} == {300}
+    assert {piece.completion_tokens for piece in session.ended.values()} == {110}
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def satisfies(value: object, schema: dict[str, object]) -> bool:  # noqa: PLR091
     return type(value) in (int, float) and schema["minimum"] <= value <= schema["maximum"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
 def test_answers_always_parse_and_satisfy_their_schema(engine: LlamaEngine, temperature: float) -> None:
     """Six constrained requests at a time beside two free ones, greedy and sampled."""

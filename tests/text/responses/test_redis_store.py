@@ -16,7 +16,7 @@ from redis_server import PASSWORD, RedisServer
 from scripted_chat import ScriptedChat, request, said
 
 from services.rpc.errors import Internal, StoreUnavailable
-from services.rpc.settings import SettingError
+from services.rpc.setting_reader import SettingError
 from services.text.responses import background, redis_store
 from services.text.responses.event import Delta, Progress
 from services.text.responses.redis_store import RedisResponseStore

@@ -9,7 +9,7 @@ import pytest
 from scripted_chat import said
 from store_clock import START, Clock
 
-from services.text.responses.database import DatabaseUnusable
+from services.rpc.sqlite_file import DatabaseUnusable
 from services.text.responses.response import Asked, Response
 from services.text.responses.sqlite_store import SqliteResponseStore
 

@@ -1,0 +1,47 @@
+"""Prompts that no context could hold are refused before they are made into tokens, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.residency.messages import Refused
+from services.text.engine.__main__ import USUAL_BYTES, _prepare
+from services.text.engine.messages import Accepted, Submit
+from services.text.engine.sampling import SamplingParams
+from tests.text.engine.counting import Counting
+
+CONTEXT = 100
+
+
+class Long(Counting):
+    """Its longest token has 20 bytes; it tells what it was given to tokenize."""
+
+    def __init__(self) -> None:
+        super().__init__(1000, context=CONTEXT)
+        self.tokenized: list[int] = []
+
+    def piece(self, token: int, special: bool) -> bytes:
+        return b"x" * 20 if token == 100 else b"x"
+
+    def tokenize(self, text: str) -> list[int]:
+        self.tokenized.append(len(text))
+        return [100] * -(-len(text) // 20)
+
+
+@pytest.mark.parametrize("size", [CONTEXT * USUAL_BYTES, CONTEXT * 20 - 21])
+def test_what_may_fit_is_tokenized(size: int) -> None:
+    runtime, sent = Long(), []
+    arrival = _prepare(runtime, Submit(1, "a", "x" * size, SamplingParams(max_tokens=1)), sent.append)
+    assert runtime.tokenized == [size]
+    assert arrival is not None
+    assert isinstance(sent[0], Accepted)
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers_that_say_so() -> None:
+    runtime, sent = Long(), []
+    assert _prepare(runtime, Submit(1, "a", "x" * (CONTEXT * 20), SamplingParams()), sent.append) is None
+    assert runtime.tokenized == []
+    (refused,) = sent
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.param) == ("CONTEXT_LENGTH_EXCEEDED", "messages")
+    assert all(number in refused.message for number in ("2000 bytes", "101 tokens", f"holds {CONTEXT}"))

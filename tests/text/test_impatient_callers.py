@@ -1,0 +1,136 @@
+"""Callers who set a deadline, and callers who stop reading, behind the gateway with the real model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import pytest
+from allm.text.v1 import chat_service_pb2_grpc
+from minilm import ENCODER
+from runtime_counters import Runtime, answer, asked
+from service import (
+    CHAT,
+    PATIENCE_SECONDS,
+    RUNNING,
+    STEPS,
+    WAITING,
+    chat,
+    counter,
+    in_band_error,
+    is_idle,
+    long_chat,
+    post,
+    typed_chat,
+    wait_until,
+    warm,
+)
+from stack import Stack, running_stack
+
+PLACES = 4
+FEW_STEPS = 10
+HEADER = "x-request-timeout"
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack with few places, and little patience for callers who do not read."""
+    limits = {"ALLM_MAX_SEQUENCES": str(PLACES), "ALLM_SLOW_CLIENT_SECONDS": "1"}
+    with running_stack(tmp_path_factory.mktemp("narrow"), **limits) as running:
+        yield running
+
+
+@contextmanager
+def all_places_taken(stack: Stack) -> Iterator[None]:
+    """For as long as the block lasts."""
+    with asked(stack, CHAT, long_chat(n=PLACES)):
+        wait_until(stack, lambda: counter(stack, RUNNING) == PLACES)
+        yield
+
+
+def test_a_deadline_ends_a_stream_in_band_and_a_whole_answer_by_its_status(stack: Stack) -> None:
+    warm(stack)
+    headers = {HEADER: "6"}
+    with (
+        asked(stack, CHAT, long_chat(stream=True), headers=headers) as streamed,
+        asked(stack, CHAT, long_chat(), headers=headers) as whole,
+    ):
+        wait_until(stack, lambda: counter(stack, RUNNING) == 2)
+        error = in_band_error(streamed.getresponse())
+        steps = counter(stack, STEPS)
+        status, told = answer(whole)
+    assert (error["type"], error["code"]) == ("server_error", "timeout")
+    assert error["message"] == f"the request took longer than the 6 seconds of {HEADER}"
+    assert (status, told["error"]) == (504, error)
+    wait_until(stack, lambda: is_idle(stack))
+    assert counter(stack, STEPS) - steps <= FEW_STEPS
+
+
+def test_a_grpc_deadline_frees_the_sequence(stack: Stack) -> None:
+    warm(stack)
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        stub = chat_service_pb2_grpc.ChatServiceStub(channel)
+        request = typed_chat("Count.", max_tokens=8000, ignore_eos=True)
+        call: Any = stub.StreamChatCompletion(request, timeout=3)
+        with pytest.raises(grpc.RpcError):
+            for _ in call:
+                pass
+        assert call.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        steps = counter(stack, STEPS)
+    wait_until(stack, lambda: is_idle(stack))
+    assert counter(stack, STEPS) - steps <= FEW_STEPS
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", "/v1/responses"])
+def test_a_deadline_that_is_no_time_is_refused_by_name_everywhere(stack: Stack, path: str) -> None:
+    with asked(stack, path, b"{}", headers={HEADER: "soon"}) as connection:
+        status, told = answer(connection)
+    assert (status, told["error"]["param"], told["error"]["type"]) == (400, HEADER, "invalid_request_error")
+
+
+def test_inputs_that_nobody_waits_for_are_not_embedded(stack: Stack) -> None:
+    body = json.dumps({"model": ENCODER, "input": ["word " * 200] * 1000}).encode()
+    with asked(stack, "/v1/embeddings", json.dumps({"model": ENCODER, "input": "a"}).encode()) as connection:
+        assert answer(connection)[0] == 200
+    with asked(stack, "/v1/embeddings", body, headers={HEADER: "0.3"}) as connection:
+        status, told = answer(connection)
+    assert (status, told["error"]["code"]) == (504, "timeout")
+    encoder = Runtime(stack, "text", ENCODER)
+    encoder.wait_until(lambda: encoder.idle)
+
+
+def test_what_waits_beyond_its_deadline_is_never_started(narrow: Stack) -> None:
+    warm(narrow)
+    with all_places_taken(narrow):
+        with asked(narrow, CHAT, chat(), headers={HEADER: "1"}) as connection:
+            wait_until(narrow, lambda: counter(narrow, WAITING) == 1)
+            status, told = answer(connection)
+        assert (status, told["error"]["code"]) == (504, "timeout")
+        wait_until(narrow, lambda: counter(narrow, WAITING) == 0)
+        assert counter(narrow, RUNNING) == PLACES
+    wait_until(narrow, lambda: is_idle(narrow))
+
+
+@pytest.mark.slow
+def test_a_client_who_stops_reading_is_left_and_keeps_neither_place_nor_cells(narrow: Stack) -> None:
+    """All that may be kept of its answer is kept, and a second later it is given up. Without the gateway, which would
+    keep as much again.
+    """
+    warm(narrow)
+    request = typed_chat("Count.", max_tokens=8000, ignore_eos=True)
+    request.choices, request.top_logprobs = PLACES, 20
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    with grpc.insecure_channel(f"unix:{narrow.note['folder']}/text.sock", options=options) as channel:
+        call: Any = chat_service_pb2_grpc.ChatServiceStub(channel).StreamChatCompletion(
+            request, timeout=PATIENCE_SECONDS * 5
+        )
+        assert next(call).WhichOneof("event") == "started"
+        wait_until(narrow, lambda: counter(narrow, RUNNING) == PLACES)
+        log = narrow.home / "logs" / "text.log"
+        wait_until(narrow, lambda: "ALLM_SLOW_CLIENT_SECONDS" in log.read_text(), 3 * PATIENCE_SECONDS)
+        wait_until(narrow, lambda: is_idle(narrow))
+        assert "Paris" in post(narrow, chat(temperature=0, max_tokens=16)).text
+        call.cancel()
