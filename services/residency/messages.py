@@ -56,6 +56,22 @@ class EngineError(Exception):
         self.param = param  # the request's parameter at fault
 
 
+_NO_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "allocate memory",
+    "failed to allocate",
+    "unable to allocate",
+    "bad_alloc",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a library failed for want of memory: by its kind, or, as most of them raise it, by its words."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
+
+
 class LoadingProgress:
     """Sends loading progress, at most ten times a second."""
 

@@ -17,7 +17,7 @@ from services.audio.engine.messages import EngineOptions, Ready
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step
 from services.audio.engine.runtimes.groups import in_groups
 from services.audio.engine.vocabulary import converted_vocabulary
-from services.residency.messages import EngineError
+from services.residency.messages import EngineError, is_out_of_memory
 
 CONTEXT = 448  # tokens of prompt and text; the same for all of Whisper's models, and not in a converted one
 CPU_BATCH = 8  # windows: more win nothing on a few cores and delay whoever comes next
@@ -209,7 +209,7 @@ def _load(folder: Path, options: EngineOptions, calls: int) -> Any:
         )
     except (MemoryError, RuntimeError, ValueError) as error:
         text = _line(error)
-        if isinstance(error, MemoryError) or "out of memory" in text.lower():
+        if is_out_of_memory(error):
             raise EngineError("OUT_OF_MEMORY", f"the weights of {folder} do not fit: {text}") from error
         if "compute type" in text or "CUDA" in text:
             raise EngineError("UNSUPPORTED", f"{folder} cannot run on {device} in {compute_type}: {text}") from error
@@ -248,8 +248,7 @@ def _faults() -> Iterator[None]:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:
         text = _line(error)
-        full = isinstance(error, MemoryError) or "out of memory" in text.lower()
-        raise EngineError("OUT_OF_MEMORY" if full else "INTERNAL", f"CTranslate2: {text}") from error
+        raise EngineError("OUT_OF_MEMORY" if is_out_of_memory(error) else "INTERNAL", f"CTranslate2: {text}") from error
 
 
 def _line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from services.image.engine.runtimes.diffusers.prompts import Prompts
 from services.image.engine.runtimes.diffusers.schedulers import Schedulers
 from services.image.engine.runtimes.diffusers.single_file import load_single_file
 from services.image.engine.runtimes.diffusers.traits import Traits
-from services.residency.messages import EngineError
+from services.residency.messages import EngineError, is_out_of_memory
 
 # Names, and not yet the classes: diffusers imports what they need when it is first asked for them, and the libraries
 # must be quiet by then.
@@ -183,9 +183,9 @@ def _computing() -> Iterator[None]:
             yield
     except EngineError:
         raise
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise EngineError("OUT_OF_MEMORY", f"not enough memory: {_line(error)}") from error
-    except _FAULTS as error:
+    except (MemoryError, *_FAULTS) as error:
+        if is_out_of_memory(error):
+            raise EngineError("OUT_OF_MEMORY", f"not enough memory: {_line(error)}") from error
         raise EngineError("INTERNAL", f"diffusers: {_line(error)}") from error
 
 

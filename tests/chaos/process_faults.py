@@ -1,0 +1,151 @@
+"""Faults of processes: killed and stopped ones, and ones that get no memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+import psutil
+
+from tests.chaos.chaos_stack import STALL_SECONDS, ChaosStack
+from tests.chaos.fault import Fault, now
+from tests.chaos.gateway_caller import PICTURES, SOUND, TEXT, TYPED, WHOLE
+from tests.chaos.stack_members import is_gone, kill, service_pid, stopped, worker_pids
+from tests.chaos.steady_load import SteadyLoad
+
+WORDS = {TEXT: 2, WHOLE: 1, TYPED: 1}
+LOADS = {"text": WORDS, "audio": {SOUND: 2}, "image": {PICTURES: 2}}
+PATIENCE_SECONDS = 240.0
+# Of the addresses of a worker with its model: too little for what its libraries take and the model besides.
+SHARES = {"text": 0.7, "audio": 0.5, "image": 0.6}
+
+
+def worker_killed(*services: str) -> Fault:
+    """kill -9 of the workers of services."""
+
+    async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
+        for service in services:
+            for pid in worker_pids(stack.operator.stack, service):
+                kill(pid)
+        return now()
+
+    return Fault(f"kill -9 of the worker: {_names(services)}", inject, _load(services))
+
+
+def worker_stopped(*services: str) -> Fault:
+    """SIGSTOP of the workers of services, which never go on: the watchdog ends them."""
+
+    async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
+        pids = [pid for service in services for pid in worker_pids(stack.operator.stack, service)]
+        with stopped(*pids):
+            await until(lambda: all(map(is_gone, pids)))
+        return now()
+
+    name = f"SIGSTOP of the worker, watchdog after {STALL_SECONDS} s: {_names(services)}"
+    return Fault(name, inject, _load(services))
+
+
+def service_killed(*services: str) -> Fault:
+    """kill -9 of services; the supervisor starts them again."""
+
+    async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
+        pids = {service: service_pid(stack.operator.stack, service) for service in services}
+        for pid in pids.values():
+            kill(pid)
+        start = now()
+        await until(lambda: all(service_pid(stack.operator.stack, name) not in (0, pids[name]) for name in services))
+        return start
+
+    return Fault(f"kill -9 of the service: {_names(services)}", inject, _load(services), may_cut=True)
+
+
+def service_stopped(*services: str) -> Fault:
+    """SIGSTOP of services: whatever runs on them must end all the same. Then they go on."""
+
+    async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
+        with stopped(*(service_pid(stack.operator.stack, service) for service in services)):
+            since, running = now(), load.running
+            # Until what ran before has ended, and as many of those that came since.
+            await load.until(lambda: load.ended(since=since) >= 2 * running)
+        return now()
+
+    return Fault(f"SIGSTOP of the service, then SIGCONT: {_names(services)}", inject, _load(services), may_cut=True)
+
+
+def gateway_killed() -> Fault:
+    """kill -9 of Envoy."""
+    return _bystander_killed("gateway", "kill -9 of Envoy", may_cut=True)
+
+
+def catalog_killed() -> Fault:
+    """kill -9 of the catalog, of which no request may notice anything."""
+    return _bystander_killed("catalog", "kill -9 of the catalog", spared=frozenset(WORDS))
+
+
+def no_memory(service: str) -> Fault:
+    """A model must be loaded, and its worker gets less memory than it took before: RLIMIT_AS, of workers only."""
+
+    async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
+        workers = worker_pids(stack.operator.stack, service)
+        most = int(SHARES[service] * max(psutil.Process(pid).memory_info().vms for pid in workers))
+        starving = asyncio.create_task(_starve(stack, service, most))
+        try:
+            since = now()
+            for pid in workers:
+                kill(pid)
+            # The first failures tell of the killed worker, those after them of loads that did not succeed.
+            await load.until(lambda: load.ended(since=since, failed=True) >= 2 * load.callers)
+        finally:
+            starving.cancel()
+            await asyncio.wait((starving,))
+            for pid in worker_pids(stack.operator.stack, service):
+                _limit(pid, psutil.RLIM_INFINITY)
+        return now()
+
+    return Fault(f"no memory for a worker (RLIMIT_AS): {service}", inject, _load((service,)))
+
+
+async def _starve(stack: ChaosStack, service: str, most: int) -> None:
+    """Allows every worker that starts so many bytes of addresses."""
+    limited: set[int] = set()
+    while True:
+        for pid in set(worker_pids(stack.operator.stack, service)) - limited:
+            _limit(pid, most)
+            limited.add(pid)
+        await asyncio.sleep(0.01)
+
+
+def _limit(pid: int, most: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        process.rlimit(psutil.RLIMIT_AS, (most, process.rlimit(psutil.RLIMIT_AS)[1]))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition of the machine. Raises TimeoutError."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("what should have happened to a process has not")
+        await asyncio.sleep(0.05)
+
+
+def _bystander_killed(name: str, title: str, *, may_cut: bool = False, spared: frozenset[str] = frozenset()) -> Fault:
+    async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
+        pid = service_pid(stack.operator.stack, name)
+        kill(pid)
+        start = now()
+        await until(lambda: service_pid(stack.operator.stack, name) not in (0, pid))
+        return start
+
+    return Fault(title, inject, WORDS, may_cut=may_cut, spared=spared)
+
+
+def _load(services: tuple[str, ...]) -> dict[str, int]:
+    return {kind: count for service in services for kind, count in LOADS[service].items()}
+
+
+def _names(services: tuple[str, ...]) -> str:
+    return ", ".join(services)

@@ -1,0 +1,103 @@
+"""Load through the gateway: callers who ask again and again, each as soon as it has its answer, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+
+from tests.chaos.gateway_caller import GatewayCaller
+from tests.chaos.outcome import Attempt, CutCall, LostAnswer, Outcome, RefusedCall
+
+# A request's longest time here. The services' own limits are shorter (chaos_stack.py), so whatever takes longer hangs.
+LIMIT_SECONDS = 300.0
+PAUSE_SECONDS = 0.2  # after a refusal: clients that heed `retry-after` wait longer
+OUTCOMES = {RefusedCall: Outcome.REFUSED, CutCall: Outcome.CUT, LostAnswer: Outcome.LOST}
+
+
+class SteadyLoad:
+    """Callers, and what became of their requests."""
+
+    def __init__(self, caller: GatewayCaller, counts: Mapping[str, int]) -> None:
+        """`counts`: callers for each kind of request."""
+        self.attempts: list[Attempt] = []
+        self.running = 0
+        self._caller = caller
+        self._counts = dict(counts)
+        self._stop = False
+        self._news = asyncio.Event()
+
+    @property
+    def callers(self) -> int:
+        """How many ask at the same time."""
+        return sum(self._counts.values())
+
+    def ended(self, *kinds: str, since: float, failed: bool = False) -> int:
+        """How many requests of these kinds (of all: none) have ended since then; `failed`: without an answer."""
+        return sum(
+            1
+            for attempt in self.attempts
+            if attempt.ended >= since
+            and (not kinds or attempt.kind in kinds)
+            and not (failed and attempt.outcome is Outcome.COMPLETED)
+        )
+
+    async def until(self, condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> None:
+        """Waits until a condition holds that attempts change. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), PAUSE_SECONDS)
+
+    async def completed(self, kinds: Collection[str], since: float) -> float:
+        """Waits until of each of the kinds a request has completed that began since then; when the last of them did."""
+
+        def ends() -> dict[str, float]:
+            first: dict[str, float] = {}
+            for attempt in self.attempts:
+                if attempt.outcome is Outcome.COMPLETED and attempt.started >= since and attempt.kind in kinds:
+                    first[attempt.kind] = min(attempt.ended, first.get(attempt.kind, attempt.ended))
+            return first
+
+        await self.until(lambda: len(ends()) == len(kinds))
+        return max(ends().values())
+
+    async def _ask(self, kind: str) -> None:
+        while not self._stop:
+            self.running += 1
+            made = await attempt(kind, lambda: self._caller.call(kind))
+            self.running -= 1
+            self.attempts.append(made)
+            self._news.set()
+            if made.outcome is not Outcome.COMPLETED:
+                await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def attempt(kind: str, call: Callable[[], Awaitable[None]], seconds: float = LIMIT_SECONDS) -> Attempt:
+    """Makes one request to its end, whatever that is."""
+    started, outcome, why = time.monotonic(), Outcome.COMPLETED, ""
+    try:
+        async with asyncio.timeout(seconds):
+            await call()
+    except TimeoutError:
+        outcome, why = Outcome.HUNG, f"no end within {seconds:g} seconds"
+    except (RefusedCall, CutCall, LostAnswer) as end:
+        outcome, why = OUTCOMES[type(end)], str(end)
+    return Attempt(kind, outcome, started, time.monotonic(), why)
+
+
+@asynccontextmanager
+async def steady_load(caller: GatewayCaller, counts: Mapping[str, int]) -> AsyncIterator[SteadyLoad]:
+    """Load for as long as the block runs; then every request that is under way may come to its end."""
+    load = SteadyLoad(caller, counts)
+    async with asyncio.TaskGroup() as group:
+        for kind, count in counts.items():
+            for _ in range(count):
+                group.create_task(load._ask(kind))
+        try:
+            yield load
+        finally:
+            load._stop = True

@@ -1,0 +1,54 @@
+"""The short form of `make chaos`: each fault once, under load through the gateway, a cancel storm and a soak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.all_faults import SHORT
+from tests.chaos.cancel_storm import cancel_storm
+from tests.chaos.chaos_stack import ChaosStack, chaos_stack
+from tests.chaos.fault import Fault, suffer, table
+from tests.chaos.outcome import Outcome
+from tests.chaos.soak import soak
+
+STORM = 100  # requests
+SOAK_SECONDS = 20
+# The long forms hold memory to 2%. So few requests do not fill all caches and arenas that a warm process keeps.
+FLAT = 0.1
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosStack]:
+    """The stack that is broken and heals, again and again."""
+    with chaos_stack(tmp_path_factory.mktemp("chaos")) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in SHORT])
+async def test_every_request_has_a_right_answer_or_a_clear_end(broken: ChaosStack, fault: Fault) -> None:
+    if "disk" in fault.name and broken.disk is None:
+        pytest.skip("file systems can only be mounted by the superuser")
+    found = await suffer(broken, fault)
+    print(*table([found]), found.tally.reasons(Outcome.REFUSED, Outcome.CUT), sep="\n")
+    tally = found.tally
+    assert not tally.of(Outcome.HUNG), tally.reasons(Outcome.HUNG)
+    assert not tally.of(Outcome.LOST), tally.reasons(Outcome.LOST)
+    assert not [attempt for attempt in tally.failed if attempt.kind in fault.spared]
+
+
+async def test_cancelled_requests_leave_nothing_behind(broken: ChaosStack) -> None:
+    found = await cancel_storm(broken.operator.stack, broken.known, STORM)
+    print(found)
+    assert found.cancelled > STORM // 4, "most are meant to be in the middle of it"
+    assert found.growth <= FLAT, found
+
+
+async def test_a_mixed_load_fails_nowhere_and_takes_no_more_memory(broken: ChaosStack) -> None:
+    found = await soak(broken.operator.stack, broken.known, SOAK_SECONDS)
+    print(*found.lines(), sep="\n")
+    assert not found.tally.failed
+    assert found.growth <= FLAT, found.lines()
