@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from services.residency.channel import BlockingChannel
+if TYPE_CHECKING:  # engines run without msgspec, which channels need
+    from services.residency.channel import BlockingChannel
 
 
 @dataclass(frozen=True, slots=True)

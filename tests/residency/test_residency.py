@@ -134,4 +134,5 @@ def test_a_neighbour_that_is_stopped_holds_nobody_up_for_long(pair: tuple[Rival,
         assert text.ask("use text-200") == "used"
     finally:
         image.process.send_signal(signal.SIGCONT)
+    assert image.ask("use image-600") == "used", "it goes on where it was"
     assert text.ask("use text-601") == "used", "it answers again, and its idle model goes"

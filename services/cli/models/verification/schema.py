@@ -30,6 +30,8 @@ SCHEMA: dict[str, Any] = {
 
 def _run(subject: Subject) -> str:
     answer = subject.ask(Asked(messages=[said("Describe a cat as JSON.")], max_tokens=TOKENS, schema=SCHEMA))
+    if subject.random and answer.finish == chat_pb2.FINISH_REASON_LENGTH and not answer.text:
+        return f"random weights thought for {TOKENS} tokens before an answer"
     if answer.finish != chat_pb2.FINISH_REASON_STOP:
         raise Failed(f"the answer did not end within {TOKENS} tokens", "the grammar has no end in this vocabulary")
     if wrong := fault(answer.text, SCHEMA):
