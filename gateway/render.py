@@ -43,8 +43,8 @@ CORS_REQUEST_HEADERS = (
 FRAMING_BYTES = 65536
 CONFIG_NAME = "envoy.yaml"
 DESCRIPTOR_NAME = "transcoded.pb"
-# What may be tried again without a servicer ever having seen it; with other replicas, also what one refused. What comes in
-# the moment in which a replica begins to stop is ended by gRPC as cancelled.
+# What may be tried again without a servicer ever having seen it; with other replicas, also what one refused. What comes
+# in the moment in which a replica begins to stop is ended by gRPC as cancelled.
 UNSEEN = "connect-failure,refused-stream,reset-before-request"
 REFUSED = f"{UNSEEN},unavailable,cancelled"
 # Beyond so many a request has waited long enough; behind a name there may be any number of replicas.
