@@ -12,30 +12,28 @@ imported its runtime; that one is `worker`. Sizes: Whisper's paper, table 1, for
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from services.audio.engine.batch_windows import batch_windows
 from services.audio.engine.lane_count import lane_count
 from services.audio.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
 from services.models.inspection.ctranslate2 import read_shapes
-from services.models.inspection.document import CONFIG_BYTES
+from services.models.inspection.document import known_object
 from services.models.registry import Runtime
-from services.residency.need import HOST, Need
+from services.residency.need import Need
 from services.rpc.settings import MIB, AudioSettings
 
 WORKER_BYTES: Mapping[str, int] = {"faster_whisper": 62 * MIB, "whisper": 420 * MIB}
-GPU_CONTEXT = 500 * MIB
-DEVICE = "cuda:0"
+GPU_CONTEXT = 500 * MIB  # of CTranslate2
 _MODEL = "model.bin"
 _NORM = re.compile(r"decoder/layer_\d+/self_attention/layer_norm/beta")  # one for each layer, as long as it is wide
 _POSITIONS = 1500
 _TEXT = 128
 _VOCABULARY = 51_864
-_ROWS_CPU, _ROWS_GPU = 8, 24  # see CPU_BATCH and GPU_BATCH of the runtimes
 _VAD = 16 * MIB
 # Parameters up to which a checkpoint is tiny, base, small, medium, large: (layers, width)
 _SIZES = ((50e6, (4, 384)), (110e6, (6, 512)), (400e6, (12, 768)), (1000e6, (24, 1024)), (math.inf, (32, 1280)))
@@ -55,12 +53,12 @@ class AudioNeed:
         """What a model takes at its peak. Reads headers only.
 
         Raises:
-            AllmError, OSError, ValueError: a header cannot be read.
+            AllmError, OSError, LookupError, ValueError: a header cannot be read.
         """
         options = self._options(descriptor)
         numbers, layers, width = _sizes(descriptor)
         number = 2 if options.gpu else 4
-        rows = options.batch_windows or (_ROWS_GPU if options.gpu else _ROWS_CPU)
+        rows = batch_windows(options)
         layer = 2 * layers * width * number
         lanes = _lanes(descriptor, runtime, options)
         parts = {
@@ -71,11 +69,11 @@ class AudioNeed:
         parts["compute"] += (lanes - 1) * _POSITIONS**2 * width // 64 * number
         worker = WORKER_BYTES.get(runtime.name, WORKER_BYTES["whisper"])
         aside = 400 * _VOCABULARY + _VAD
-        if not options.gpu:
-            parts["compute"] += aside
-            return Need({HOST: sum(parts.values()) + worker}, {**parts, "worker": worker})
-        parts["compute"] += GPU_CONTEXT
-        return Need({HOST: worker + aside, DEVICE: sum(parts.values())}, {**parts, "worker": worker + aside})
+        if options.gpu:
+            parts["compute"] += GPU_CONTEXT
+            return Need.of(parts, {"worker": worker + aside}, gpu=True)
+        parts["compute"] += aside
+        return Need.of(parts, {"worker": worker}, gpu=False)
 
 
 def _lanes(descriptor: ModelDescriptor, runtime: Runtime, options: EngineOptions) -> int:
@@ -110,7 +108,6 @@ def _sizes(descriptor: ModelDescriptor) -> tuple[int, int, int]:
 
 
 def _by_config(descriptor: ModelDescriptor, folder: Path) -> tuple[int, int, int]:
-    with (folder / "config.json").open("rb") as file:
-        config = json.loads(file.read(CONFIG_BYTES))
+    config = known_object(folder / "config.json")
     stored = 2 if config.get("torch_dtype", config.get("dtype")) in ("float16", "bfloat16") else 4
     return descriptor.size // stored, int(config["decoder_layers"]), int(config["d_model"])

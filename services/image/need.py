@@ -11,33 +11,27 @@ all of it, parts of the model stay on the host, and the component that runs is w
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from services.image.engine.batch_images import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
-from services.models.inspection.document import CONFIG_BYTES
+from services.models.inspection.document import known_object
 from services.models.inspection.shard import read_tensors
 from services.models.registry import Runtime
 from services.models.tree import LocalTree
 from services.residency.device_memory import DeviceMemory, read_devices
-from services.residency.need import HOST, Need
+from services.residency.need import DEVICE, HOST, NUMBER_BYTES, TORCH_CONTEXT, Need
 from services.rpc.settings import MIB
 
 WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
-GPU_CONTEXT = 600 * MIB
-DEVICE = "cuda:0"
 _WEIGHTS = ".safetensors"
 _KERNELS = 96 * MIB
 _CHANNELS, _SIDE = 128, 512  # where a model does not say
 _BYTES_PER_CHANNEL = 32  # of a pixel, in 32 bits
-_CPU_PIXELS = 512 * 512  # see placement.py
-_MOST_IMAGES = 16
-_SPARE = 0.8  # of a GPU, what is used: as in placement.py
-_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class ImageNeed:
@@ -58,36 +52,36 @@ class ImageNeed:
             AllmError, OSError, ValueError: a header cannot be read.
         """
         options = self._options(descriptor)
-        number = _DTYPES.get(options.dtype, 2 if options.gpu else 4)
+        number = NUMBER_BYTES.get(options.dtype, 2 if options.gpu else 4)
         files = [path for path in descriptor.files if path.suffix == _WEIGHTS]
-        largest = max((path.stat().st_size for path in files), default=0)
+        weights = {path: _numbers(path) * number for path in files}
         channels, side = _decoder(descriptor.base or descriptor.primary)
-        images = options.batch_images or max(1, min(_MOST_IMAGES, _CPU_PIXELS // side**2 if not options.gpu else 1))
+        images = batch_images(options.batch_images, 1 if options.gpu else CPU_PIXELS // side**2)
         parts = {
-            "weights": sum(_numbers(path) for path in files) * number,
+            "weights": sum(weights.values()),
             "compute": images * side**2 * channels * _BYTES_PER_CHANNEL * number // 4 + _KERNELS,
         }
         if not options.gpu:
-            parts["weights"] += largest
-            return Need({HOST: sum(parts.values()) + WORKER_BYTES}, {**parts, "worker": WORKER_BYTES})
-        parts["compute"] += GPU_CONTEXT
+            parts["weights"] += max((path.stat().st_size for path in files), default=0)
+            return Need.of(parts, {"worker": WORKER_BYTES}, gpu=False)
+        parts["compute"] += TORCH_CONTEXT
         host = WORKER_BYTES + parts["weights"]  # they are read there before they move
-        return Need({HOST: host, DEVICE: self._on_device(parts, files, number)}, {**parts, "worker": WORKER_BYTES})
+        return Need({HOST: host, DEVICE: self._on_device(parts, weights)}, {**parts, "worker": WORKER_BYTES})
 
-    def _on_device(self, parts: Mapping[str, int], files: Iterable[Path], number: int) -> int:
+    def _on_device(self, parts: Mapping[str, int], weights: Mapping[Path, int]) -> int:
         """Everything; where the GPU is too small for that, the component that runs (see choose_offload)."""
         whole = sum(parts.values())
         total = next((each.total for each in self._devices() if each.name == DEVICE), whole)
-        if whole <= total * _SPARE:
+        if whole <= total * SPARE:
             return whole
         components: dict[Path, int] = {}
-        for path in files:
-            components[path.parent] = components.get(path.parent, 0) + _numbers(path) * number
-        return min(whole, max(components.values(), default=0) + parts["compute"], int(total * _SPARE))
+        for path, size in weights.items():
+            components[path.parent] = components.get(path.parent, 0) + size
+        return min(whole, max(components.values(), default=0) + parts["compute"], int(total * SPARE))
 
 
 def _numbers(path: Path) -> int:
-    tree = LocalTree(path.parent, [path.parent], depth=1)
+    tree = LocalTree(path.parent, [path.parent, path.resolve().parent], depth=0, wanted=path.name)
     return sum(math.prod(tensor.shape) for tensor in read_tensors(tree, path.name).values())
 
 
@@ -101,8 +95,4 @@ def _decoder(folder: Path) -> tuple[int, int]:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        found = json.loads(file.read(CONFIG_BYTES))
-    return found if isinstance(found, dict) else {}
+    return known_object(path) if path.is_file() else {}

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.rpc.byte_count import bytes_word
+from services.rpc.settings import MIB
 
 HOST = "host"  # the place of what is no device's own memory
+DEVICE = "cuda:0"  # the GPU that a model is on
+TORCH_CONTEXT = 600 * MIB  # of CUDA and its kernels, on the device; llama.cpp's are as large
+NUMBER_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,12 @@ class Need:
 
     places: Mapping[str, int]
     parts: Mapping[str, int] = field(default_factory=dict)  # what it is made of, for messages: `weights`, `cache`
+
+    @classmethod
+    def of(cls, parts: Mapping[str, int], processes: Mapping[str, int], *, gpu: bool) -> Need:
+        """`parts` of a model on the GPU, if it is there, and on the host the processes that work on them."""
+        model, aside = sum(parts.values()), sum(processes.values())
+        return cls({HOST: aside, DEVICE: model} if gpu else {HOST: model + aside}, {**parts, **processes})
 
     @property
     def total(self) -> int:

@@ -5,31 +5,28 @@ Keys are those of transformers' configurations (`PreTrainedConfig`), under the n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from services.models.inspection.document import CONFIG_BYTES
+from services.models.inspection.document import known_object
+from services.residency.need import NUMBER_BYTES
 
 _FLOAT = 4
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})  # layers of hybrids, by their kinds
 _RECURRENT = frozenset({"mamba", "linear_attention"})
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class ConfigShape:
     """Sizes of a model's layers. What a configuration does not say counts as none."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError and ValueError for a file that cannot be read."""
-        with (folder / "config.json").open("rb") as file:
-            document = json.loads(file.read(CONFIG_BYTES))
-        document = document if isinstance(document, dict) else {}
+        """Raises OSError and ModelInvalid for a file that cannot be read."""
+        document = known_object(folder / "config.json")
         inner = document.get("text_config")
         self._config: Mapping[str, Any] = inner if isinstance(inner, dict) else document
         stored = self._config.get("dtype") or self._config.get("torch_dtype") or document.get("dtype")
-        self.stored = _BYTES.get(str(stored).removeprefix("torch."), _FLOAT)  # bytes of a number in its files
+        self.stored = NUMBER_BYTES.get(str(stored).removeprefix("torch."), _FLOAT)  # bytes of a number in its files
         self.layers = self._number("num_hidden_layers", "n_layers", "n_layer")
         self.width = self._number("hidden_size", "dim", "n_embd")
         self.inner = self._number("intermediate_size", "hidden_dim", "n_inner") or 4 * self.width

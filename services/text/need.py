@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from services.models.descriptor import ModelDescriptor
 from services.models.gguf import GgufError, read_header
 from services.models.registry import Runtime
-from services.residency.need import HOST, Need
+from services.residency.need import NUMBER_BYTES, TORCH_CONTEXT, Need
 from services.rpc.settings import MIB, TextSettings
 from services.text.config_shape import ConfigShape
 from services.text.engine.cache_size import cache_cells, context_size
@@ -35,12 +35,9 @@ from services.text.gguf_shape import GgufShape
 # A worker that has imported its runtime, on x86-64.
 WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB}
 TEMPLATE_BYTES = 36 * MIB  # the process that renders a chat model's template
-GPU_CONTEXT = 600 * MIB  # of CUDA and its kernels, on the device
-DEVICE = "cuda:0"
 _MICRO_BATCH = 512
 _ENCODER_TOKENS = 8192
 _ENCODER_BATCH = 2048
-_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _KERNELS = 32 * MIB
 
 Parts = dict[str, int]
@@ -67,8 +64,13 @@ class TextNeed:
             parts = _gguf(descriptor, options, writes=writes)
         else:
             parts = self._safetensors(descriptor, options, writes=writes)
-        worker = WORKER_BYTES.get(runtime.name, WORKER_BYTES["torch"])
-        return _placed(parts, worker, TEMPLATE_BYTES if writes else 0, self._device)
+        processes = {"worker": WORKER_BYTES.get(runtime.name, WORKER_BYTES["torch"])}
+        if writes:
+            processes["templates"] = TEMPLATE_BYTES
+        gpu = self._device == "cuda"  # on Metal GPU and host share one memory
+        if gpu:
+            parts["compute"] += TORCH_CONTEXT
+        return Need.of(parts, processes, gpu=gpu)
 
     def _safetensors(self, descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) -> Parts:
         shape = ConfigShape(descriptor.primary)
@@ -76,7 +78,7 @@ class TextNeed:
             batch = min(_ENCODER_BATCH, self._settings.batch_tokens)
             compute = batch * 4 * (6 * shape.width + 3 * shape.inner) + 800 * shape.vocabulary
             return {"weights": descriptor.size, "compute": compute}
-        wanted = _DTYPES.get(options.dtype, shape.stored)
+        wanted = NUMBER_BYTES.get(options.dtype, shape.stored)
         weights = (descriptor.unpacked_size or descriptor.size) * wanted // shape.stored
         if options.tensor_parallel > 1 and self._device != "cpu":
             weights //= options.tensor_parallel
@@ -110,13 +112,3 @@ def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) 
         "cache": cells * shape.cell_bytes + (options.max_sequences + kept) * shape.state_bytes,
         "compute": _MICRO_BATCH * (6 * cells + layer) + 256 * shape.vocabulary,
     }
-
-
-def _placed(parts: Parts, worker: int, templates: int, device: str) -> Need:
-    """Everything on the host, or on the GPU with the processes left on the host."""
-    processes = {"worker": worker, **({"templates": templates} if templates else {})}
-    aside = sum(processes.values())
-    if device != "cuda":
-        return Need({HOST: sum(parts.values()) + aside}, {**parts, **processes})
-    parts["compute"] += GPU_CONTEXT
-    return Need({HOST: aside, DEVICE: sum(parts.values())}, {**parts, **processes})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any, NoReturn
 
 from services.models.tree import FileTree
@@ -54,6 +55,17 @@ def read_list(tree: FileTree, path: str, limit: int = CONFIG_BYTES) -> list[Any]
     if not isinstance(found, list):
         raise ModelInvalid(f"{path} is no JSON list")
     return found
+
+
+def known_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model that was inspected before; empty where it holds another value.
+
+    Raises:
+        OSError, ModelInvalid: it is not there any more, or no JSON.
+    """
+    with path.open("rb") as file:
+        found = _parse(file.read(CONFIG_BYTES), str(path), strict=False)
+    return found if isinstance(found, dict) else {}
 
 
 def parse_object(data: bytes, name: str, *, strict: bool) -> dict[str, Any]:

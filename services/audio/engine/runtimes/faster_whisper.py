@@ -12,6 +12,7 @@ from typing import Any
 import ctranslate2
 import numpy as np
 
+from services.audio.engine.batch_windows import batch_windows
 from services.audio.engine.lane_count import lane_count
 from services.audio.engine.messages import EngineOptions, Ready
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step
@@ -20,8 +21,6 @@ from services.audio.engine.vocabulary import converted_vocabulary
 from services.residency.messages import EngineError, is_out_of_memory
 
 CONTEXT = 448  # tokens of prompt and text; the same for all of Whisper's models, and not in a converted one
-CPU_BATCH = 8  # windows: more win nothing on a few cores and delay whoever comes next
-GPU_BATCH = 24
 _MODEL = "model.bin"
 _MESSAGE_CHARACTERS = 300  # of the library's own words
 
@@ -62,7 +61,7 @@ class FasterWhisper:
         self.ready = Ready(
             languages=self.vocabulary.languages,
             multilingual=self.vocabulary.multilingual,
-            batch_windows=options.batch_windows or (GPU_BATCH if options.gpu else CPU_BATCH),
+            batch_windows=batch_windows(options),
         )
         self.encode_windows = self.ready.batch_windows if options.gpu else 1
         progress(1.0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import gelu
 from whisper.model import AudioEncoder, LayerNorm, TextDecoder
 
+from services.audio.engine.batch_windows import batch_windows
 from services.audio.engine.messages import EngineOptions, Ready
 from services.audio.engine.runtime import Aligned, Decoded, Floats, Step
 from services.audio.engine.runtimes.alignment import attention_costs, warp
@@ -21,8 +22,6 @@ from services.audio.engine.runtimes.groups import in_groups
 from services.audio.engine.runtimes.search import Search
 from services.residency.messages import EngineError
 
-CPU_BATCH = 8  # windows
-GPU_BATCH = 24
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MESSAGE_CHARACTERS = 300  # of the library's own words
 
@@ -56,7 +55,7 @@ class OpenAIWhisper:
         self.ready = Ready(
             languages=self.vocabulary.languages,
             multilingual=self.vocabulary.multilingual,
-            batch_windows=options.batch_windows or (GPU_BATCH if options.gpu else CPU_BATCH),
+            batch_windows=batch_windows(options),
         )
         self.encode_windows = self.ready.batch_windows if options.gpu else 1
         progress(1.0)

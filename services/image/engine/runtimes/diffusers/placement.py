@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 
+from services.image.engine.batch_images import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions, Sizes
 from services.residency.messages import EngineError
 
 # Bytes that a step or the decoding takes for each pixel of an image, in 32 bits: the widest layers of Stable
 # Diffusion's decoder, 256 channels at full size in and out, with what convolutions need beside it.
 _BYTES_PER_PIXEL = 4096
-# Pixels that keep a few CPU cores busy: larger batches than these are no faster there, and whoever comes later waits.
-_CPU_PIXELS = 512 * 512
-_MOST_IMAGES = 16
-_SPARE = 0.8  # of the free memory, what is used
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -57,15 +54,15 @@ class Placement:
         image = sizes.width * sizes.height * _BYTES_PER_PIXEL * dtype.itemsize // 4
         weights = [_bytes(part) for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
         self.offload = Offload.NOTHING
-        room = int(_free(device) * _SPARE)
+        room = int(_free(device) * SPARE)
         if device.type == "cuda":
             self.offload = choose_offload(weights, image, room)
             on_device = {Offload.NOTHING: sum(weights), Offload.MODELS: max(weights), Offload.LAYERS: 0}
             room -= on_device[self.offload]
         fitting = room // image
         if device.type == "cpu":
-            fitting = min(fitting, _CPU_PIXELS // (sizes.width * sizes.height))
-        self.batch_images = wanted or max(1, min(_MOST_IMAGES, fitting))
+            fitting = min(fitting, CPU_PIXELS // (sizes.width * sizes.height))
+        self.batch_images = batch_images(wanted, fitting)
         self._scarce = fitting < 1 and device.type == "cuda"
 
     def place(self, pipeline: Any) -> None:
