@@ -13,7 +13,8 @@ EXTRAS ?= text,torch,audio,whisper,image,gateway,demo
 JOBS ?= 2
 # Of `make fuzz`, for each of two dozen parsers.
 SECONDS ?= 60
-PROTOS := $(shell find protos -name '*.proto')
+# Beside our own, what is only described here to be spoken with others.
+PROTOS := $(shell find protos third_party/allm -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
 

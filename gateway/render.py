@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 from gateway.address import envoy_address, listen_address, needs_dns
 from gateway.admission import host_pattern, listed_origins_pattern
 from gateway.descriptor import method_names, transcoded_descriptors, transcoded_names
+from gateway.text_groups import TextGroups, cluster_name
+from gateway.transport import edge_transport, service_transport, write_secrets
 from services.rpc.settings import GatewaySettings
+from services.rpc.tls_settings import TlsSettings
 
 TEMPLATE = Path(__file__).with_name("envoy.template.yaml")
 FALLBACK = Path(__file__).with_name("fallback.lua")
@@ -24,6 +28,7 @@ CORS_REQUEST_HEADERS = (
     "openai-organization",
     "openai-project",
     "x-grpc-web",
+    "x-model",
     "x-request-id",
     "x-request-timeout",
     "x-stainless-arch",
@@ -53,6 +58,28 @@ RETRIES_BEHIND_NAMES = 4
 # The balancer takes the less busy of two hosts drawn at random. So the only one of n that is new is found by a draw in
 # n * n at worst; after 16 times as many it has been missed with a probability of e**-16.
 DRAWS = 16
+# They are other hosts: waiting helps nobody.
+RETRY_SOON = {"base_interval": "0.005s", "max_interval": "0.025s"}
+OTHER_HOST = {
+    "name": "envoy.retry_host_predicates.previous_hosts",
+    "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate",
+    },
+}
+PLAIN = TlsSettings(edge=None, service=None)
+# These two use what the template has given a name.
+_LOCAL = (
+    '{ "name": "local", "address": %s, "per_connection_buffer_limit_bytes": 262144, '
+    '"filter_chains": [ { "filters": *edge_filters } ] }'
+)
+_GROUP_CLUSTER = (
+    '{ "name": ${name}, "type": ${discovery}, "load_assignment": { "cluster_name": ${name}, '
+    '"endpoints": [ { "lb_endpoints": ${endpoints} } ] }, "transport_socket": ${transport}, '
+    '"dns_lookup_family": "V4_PREFERRED", "connect_timeout": "1s", "lb_policy": "LEAST_REQUEST", '
+    '"common_lb_config": *prompt, "per_connection_buffer_limit_bytes": 1048576, '
+    '"typed_extension_protocol_options": *grpc, "health_checks": *serving, "outlier_detection": *unreachable, '
+    '"circuit_breakers": *limits }'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +93,39 @@ class Gateway:
     folder: Path  # where the rendered files go
     audio: tuple[str, ...] = ()  # where the audio service's replicas listen; none: there is no such service
     image: tuple[str, ...] = ()  # likewise those of the image service
+    groups: TextGroups = TextGroups()  # further text services, each for a group of models
+    tls: TlsSettings = PLAIN  # the certificates
+    local: str = ""  # where else it listens, plain: a Unix socket; empty: nowhere
 
     def __post_init__(self) -> None:
         """Raises ValueError where the replicas' addresses cannot be those of one cluster."""
         if not self.text:
             raise ValueError("the gateway needs the address of one text replica at least")
-        for replicas in (self.text, self.audio, self.image):
-            if _discovery(replicas) == "STRICT_DNS" and any(address.startswith("unix:") for address in replicas):
+        for replicas in (self.text, self.audio, self.image, *dict(self.groups.addresses).values()):
+            sockets = [address for address in replicas if address.startswith("unix:")]
+            if sockets and _discovery(replicas) == "STRICT_DNS":
                 raise ValueError(f"Unix sockets and names cannot be replicas of one service: {', '.join(replicas)}")
+            if sockets and self.tls.service and len(sockets) < len(replicas):
+                what = "Unix sockets, which stay plain, and addresses that are encrypted"
+                raise ValueError(f"{what}, cannot be replicas of one service: {', '.join(replicas)}")
 
 
 def write_config(gateway: Gateway) -> Path:
     """Writes the descriptor set and the configuration into the gateway's folder; returns the configuration's path."""
     descriptor = gateway.folder / DESCRIPTOR_NAME
     descriptor.write_bytes(transcoded_descriptors().SerializeToString())
+    write_secrets(gateway.folder, gateway.tls.edge, gateway.tls.service)
     config = gateway.folder / CONFIG_NAME
     config.write_text(render(gateway, descriptor), encoding="utf-8")
     return config
 
 
 def render(gateway: Gateway, descriptor: Path) -> str:
-    """The configuration as YAML. Every placeholder is filled with JSON, so that no value can break out of its place."""
-    settings = gateway.settings
+    """The configuration as YAML. Every placeholder is filled with JSON, so that no value can break out of its place.
+
+    Where a list has entries of the template's own, too, a placeholder stands for further ones: JSON again, one a line.
+    """
+    settings, groups = gateway.settings, gateway.groups
     values = {
         "admin_address": envoy_address(gateway.admin),
         "listen_address": listen_address(settings.host, settings.port),
@@ -101,22 +139,63 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "descriptor_path": str(descriptor),
         "transcoded_names": transcoded_names(),
         "method_names": method_names(),
+        "edge_transport": edge_transport(gateway.folder, gateway.tls.edge),
+        "without_groups": not groups.addresses,
         **_replicas("text", gateway.text),
         **_replicas("audio", gateway.audio),
         **_replicas("image", gateway.image),
-        "catalog_discovery": _discovery((gateway.catalog,)),
-        "catalog_endpoints": _endpoints((gateway.catalog,)),
+        **_where("text", gateway.text, gateway),
+        **_where("audio", gateway.audio, gateway),
+        **_where("image", gateway.image, gateway),
+        **_where("catalog", (gateway.catalog,), gateway),
     }
+    routes = groups.routes({name: _retry_policy(replicas) for name, replicas in groups.addresses})
+    clusters = [_group_cluster(name, replicas, gateway) for name, replicas in groups.addresses]
     template = string.Template(TEMPLATE.read_text(encoding="utf-8"))
-    return template.substitute({name: json.dumps(value) for name, value in values.items()})
+    return template.substitute(
+        {name: json.dumps(value) for name, value in values.items()},
+        local_listener=_entries([_LOCAL % json.dumps(envoy_address(gateway.local))] if gateway.local else [], 2),
+        group_routes=_entries(map(json.dumps, routes), 14),
+        group_clusters=_entries(clusters, 2),
+    )
+
+
+def _entries(entries: Iterable[str], indent: int) -> str:
+    """Entries of a list that has others, too; the template has indented the first of them."""
+    return f"\n{' ' * indent}".join(f"- {entry}" for entry in entries)
+
+
+def _group_cluster(group: str, addresses: tuple[str, ...], gateway: Gateway) -> str:
+    """The cluster of a group: as that of the other text replicas, but for its name and where it is."""
+    name = cluster_name(group)
+    where = {key.removeprefix("group_"): json.dumps(value) for key, value in _where("group", addresses, gateway).items()}
+    return string.Template(_GROUP_CLUSTER).substitute(where, name=json.dumps(name))
+
+
+def _retry_policy(addresses: tuple[str, ...]) -> dict[str, Any]:
+    told = _replicas("group", addresses)
+    return {
+        "retry_on": told["group_retry_on"],
+        "num_retries": told["group_retries"],
+        "retry_back_off": RETRY_SOON,
+        "retry_host_predicate": [OTHER_HOST],
+        "host_selection_retry_max_attempts": told["group_draws"],
+    }
+
+
+def _where(service: str, addresses: tuple[str, ...], gateway: Gateway) -> dict[str, Any]:
+    """How Envoy finds a service's replicas, and how it talks to them."""
+    return {
+        f"{service}_discovery": _discovery(addresses),
+        f"{service}_endpoints": _endpoints(addresses),
+        f"{service}_transport": service_transport(gateway.folder, gateway.tls.service, addresses),
+    }
 
 
 def _replicas(service: str, addresses: tuple[str, ...]) -> dict[str, Any]:
     """What is said of a service that may have several replicas, each of which is asked once for what others refused."""
     retries = _retries(addresses)
     return {
-        f"{service}_discovery": _discovery(addresses),
-        f"{service}_endpoints": _endpoints(addresses),
         f"{service}_retry_on": REFUSED if retries else UNSEEN,
         f"{service}_read_retry_on": f"{REFUSED if retries else UNSEEN},reset",
         f"{service}_retries": max(1, retries),

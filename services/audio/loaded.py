@@ -45,6 +45,8 @@ class Hearing(Pending):
     def __init__(self, send: Callable[[object], None]) -> None:
         super().__init__()
         self.owed = None  # until there is sound
+        self.queued_since = None  # likewise, where it comes as fast as it is taken
+        self.live = False  # whether somebody is speaking meanwhile
         self.number = 0
         self._send = send
         self._sent = 0  # samples
@@ -70,6 +72,8 @@ class Hearing(Pending):
         self._check()
         if self.finished:
             return  # the worker had enough before the end
+        if not self._sent and not self.live:
+            self.queued_since = time.monotonic()
         self._sent += len(samples) // BYTES_PER_SAMPLE
         self._all = last
         self._send(Sound(self.number, samples, last))
@@ -89,7 +93,7 @@ class Hearing(Pending):
             self._unread.pop()
         self._unread.append(news)
         if isinstance(news, Finished):
-            self.finished = True
+            self.finish()
             self._room.set()
         self._tell()
 
@@ -143,6 +147,7 @@ class LoadedWhisper(ModelInWorker[Hearing, FromWorker]):
             Overloaded: the queue is full.
         """
         hearing = Hearing(self._worker.send)
+        hearing.live = decoding.live
         deadline = caller_deadline()
 
         def submit(request: int) -> Submit:
@@ -154,6 +159,7 @@ class LoadedWhisper(ModelInWorker[Hearing, FromWorker]):
 
     def _heard(self, message: FromWorker) -> None:
         if isinstance(message, Stepped):
+            self._entered(message.phases)
             self._count(message.counters)
             return
         if not isinstance(message, Consumed | Detected | Transcribed | Partial | Finished):
@@ -182,9 +188,8 @@ class LoadedWhisper(ModelInWorker[Hearing, FromWorker]):
         self._count(Counters(self.counters.steps, 0, 0, 0))
 
     def _count(self, counters: Counters) -> None:
-        self.counters = counters
-        metrics.RUNNING.labels(self._model_id).set(counters.running)
-        metrics.WAITING.labels(self._model_id).set(counters.waiting)
-        metrics.STEPS.labels(self._model_id).set(counters.steps)
-        if counters.windows:
+        before, self.counters = self.counters, counters
+        self._tell_places(counters.running, counters.waiting)
+        if counters.steps > before.steps:
+            metrics.STEPS.labels(self._model_id).inc(counters.steps - before.steps)
             metrics.WINDOWS.labels(self._model_id).observe(counters.windows)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import grpc
+from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
 from allm.openai.v1 import models_service_pb2_grpc
 
+from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
+from services.catalog.api_keys import ApiKeys
 from services.catalog.catalog import Catalog
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
@@ -15,6 +18,8 @@ from services.catalog.registrations import Registrations
 from services.models.artifacts import check_publishers, load_supported
 from services.rpc.server import Application, run
 from services.rpc.settings import Settings
+
+FILE_SECONDS = 5.0  # that the start waits for the models file: what is on this machine is registered by then
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
@@ -24,19 +29,25 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     database = await Database.open(settings.home / "catalog.db", MIGRATIONS)
     try:
         registrations = await Registrations.load(database)
+        keys = await ApiKeys.load(database)
     except BaseException:
         await database.close()
         raise
     catalog = Catalog(registrations, settings.model, supported)
+    await catalog.declarations.tried(FILE_SECONDS)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
     models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)
+    keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server)
 
     async def close() -> None:
         await catalog.close()
+        await keys.close()
         await database.close()
 
     async def leave() -> None:
-        catalog.watchers.close()  # they never end by themselves, and would hold up the drain
+        # Watches never end by themselves, and would hold up the drain.
+        catalog.watchers.close()
+        keys.watchers.close()
 
     name = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
     return Application([name], close, leave)

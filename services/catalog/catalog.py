@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from services.catalog.board import REPORT_WITHIN, Board, Report
+from services.catalog.declarations import Declarations
 from services.catalog.picture import Picture, View
 from services.catalog.register import Change, NewModel, Registrar
 from services.catalog.registration import Registration
@@ -61,6 +62,7 @@ class Catalog:
         self.watchers = Watchers(self.picture)
         registrations.on_change = self._registration_changed
         self.picture.on_change = self.watchers.notify
+        self.declarations = Declarations(settings.models_file, registrations, self._registrar)
         self._roll_call = asyncio.create_task(self._call_the_roll())
 
     async def register(self, new: NewModel) -> View:
@@ -68,12 +70,17 @@ class Catalog:
         return self._view(await self._registrar.register(new))
 
     async def update(self, name: str, change: Change) -> View:
-        """Changes what an operator may change of a model. Raises what `Registrar.update` raises."""
+        """Changes what an operator may change of a model.
+
+        Raises what `Registrar.update` raises, and InvalidRequest where the models file has it.
+        """
+        self.declarations.check_by_hand(self._registrations.get(name))
         return self._view(await self._registrar.update(name, change))
 
     async def delete(self, name: str) -> None:
-        """Forgets a model. Raises ModelNotFound."""
+        """Forgets a model. Raises ModelNotFound, and InvalidRequest where the models file has it."""
         found = self._registrations.get(name)
+        self.declarations.check_by_hand(found)
         await self._registrations.remove(found)
         log.info("model deleted", extra={"model": found.id})
 
@@ -143,6 +150,7 @@ class Catalog:
         self._roll_call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._roll_call
+        await self.declarations.close()
         self._surveyor.close()
         await self._registrations.close()
 

@@ -43,4 +43,22 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE models ADD COLUMN parts TEXT NOT NULL DEFAULT '[]'; -- JSON, see registration.py; so is the next
     ALTER TABLE models ADD COLUMN image_defaults TEXT NOT NULL DEFAULT '{}';
     """,
+    """
+    ALTER TABLE models ADD COLUMN declared TEXT NOT NULL DEFAULT ''; -- the entry of the models file, see models_file.py
+    """,
+    """
+    CREATE TABLE api_keys (
+        id TEXT NOT NULL PRIMARY KEY,
+        hash BLOB NOT NULL UNIQUE CHECK (length(hash) = 32), -- SHA-256; the key itself is nowhere
+        hint TEXT NOT NULL,                        -- its first characters
+        name TEXT NOT NULL,
+        scopes TEXT NOT NULL,                      -- JSON, a list of names; so is the next
+        models TEXT NOT NULL,
+        requests_per_minute INTEGER NOT NULL CHECK (requests_per_minute >= 0),
+        tokens_per_minute INTEGER NOT NULL CHECK (tokens_per_minute >= 0),
+        created INTEGER NOT NULL,                  -- seconds since the epoch; so are the next two
+        expires INTEGER NOT NULL,                  -- 0: never
+        revoked INTEGER NOT NULL                   -- 0: it was not
+    ) STRICT, WITHOUT ROWID;
+    """,
 )

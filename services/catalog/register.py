@@ -13,7 +13,8 @@ from services.catalog.registrations import Registrations
 from services.catalog.survey import Survey, Surveyor
 from services.models.descriptor import FORMATS, Format, Modality
 from services.models.desired import DesiredModel, ImageDefaults
-from services.models.source import parse_source
+from services.models.registry import RUNTIMES
+from services.models.source import Source, parse_source
 from services.rpc.errors import InvalidRequest
 from services.rpc.settings import ModelSettings
 
@@ -38,6 +39,15 @@ class NewModel:
     aliases: tuple[str, ...] = ()
     composition: Composition = _AS_IT_COMES
     image_defaults: ImageDefaults = _AS_THE_PIPELINE_SAYS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the models file says of a model beside its registration. None: nothing, it stays as it is."""
+
+    text: str  # of the whole entry
+    runtime: str | None = None
+    keep_loaded: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +84,40 @@ class Registrar:
             ModelInvalid: something is wrong with its files; the message names them.
             ModelNotReady, Overloaded: the hub cannot be asked now.
         """
+        return await self._register(new, *self._checked(new))
+
+    async def declare(self, new: NewModel, declared: Declared, *, look: bool) -> Registration:
+        """Registers a model as the models file has it, or makes of the one that is registered what the file has.
+
+        Sources are only looked at where the file names others than before, or where `look` says so.
+
+        Raises what `register` raises, and InvalidRequest where the format is another than the registered model's.
+        """
+        format, source = self._checked(new)
+        if declared.runtime:
+            _check_runtime(declared.runtime, _FOR[format])
+        found = self._registrations.find(new.id)
+        if found is None:
+            return await self._register(new, format, source, declared)
+        was = found.desired
+        if was.facts.format != format:
+            what = f"the model {new.id!r} is registered as {was.facts.format}, and a format is fixed for good"
+            raise InvalidRequest(f"{what}: give it another id", param="format")
+        self._registrations.check_aliases_free(found.id, new.aliases)
+        survey = None
+        if look or (new.source, new.composition) != (was.source, Composition.of(was.parts)):
+            survey = await self._surveyor.survey(new.id, source, format, new.composition)
+        change = Change(source=new.source, aliases=new.aliases, image_defaults=new.image_defaults)
+
+        def work(old: Registration) -> Registration:
+            return _with_declared(_changed(old, change, survey), declared)
+
+        changed = await self._registrations.change(found, work)
+        log.info("model declared", extra={"model": changed.id, "generation": changed.desired.generation})
+        return changed
+
+    def _checked(self, new: NewModel) -> tuple[Format, Source]:
+        """All that can be told without looking at files. Raises InvalidRequest."""
         check_id(new.id)
         check_aliases(new.aliases, new.id)
         format = _format(new.format)
@@ -82,6 +126,11 @@ class Registrar:
         source = parse_source(new.source, self._settings.roots)
         new.composition.check(format, self._settings.roots)
         check_defaults(new.image_defaults, format)
+        return format, source
+
+    async def _register(
+        self, new: NewModel, format: Format, source: Source, declared: Declared | None = None
+    ) -> Registration:
         self._registrations.check_free(new.id, new.aliases)  # before the network is troubled; the database looks too
         survey = await self._surveyor.survey(new.id, source, format, new.composition)
         now = int(time.time())
@@ -96,8 +145,11 @@ class Registrar:
             parts=survey.parts,
             image_defaults=new.image_defaults,
             artifacts=survey.artifacts,
+            runtime=(declared and declared.runtime) or "",
+            keep_loaded=bool(declared and declared.keep_loaded),
         )
-        registration = await self._registrations.add(desired, survey.fingerprint)
+        text = declared.text if declared else ""
+        registration = await self._registrations.add(desired, survey.fingerprint, text)
         log.info("model registered", extra={"model": new.id, "format": format, "bytes": desired.manifest.size})
         return registration
 
@@ -136,6 +188,24 @@ def _format(text: str) -> Format:
     if not text:
         raise InvalidRequest(f"Missing required parameter: 'format'. It is one of {allowed}.", param="format")
     raise InvalidRequest(f"the format {text!r} is not known: it must be one of {allowed}", param="format")
+
+
+def _check_runtime(name: str, modality: Modality) -> None:
+    """Makes sure that there is such a runtime; a catalog that has just started has not heard from any service yet."""
+    names = [runtime.name for runtime in RUNTIMES if runtime.modality == modality]
+    if name not in names:
+        what = f"there is no runtime {name!r} for {modality} models: it must be one of {', '.join(names)}"
+        raise InvalidRequest(what, param="runtime")
+
+
+def _with_declared(registration: Registration, declared: Declared) -> Registration:
+    was = registration.desired
+    desired = replace(
+        was,
+        runtime=was.runtime if declared.runtime is None else declared.runtime,
+        keep_loaded=was.keep_loaded if declared.keep_loaded is None else declared.keep_loaded,
+    )
+    return replace(registration, desired=desired, declared=declared.text)
 
 
 def _changed(old: Registration, change: Change, survey: Survey | None) -> Registration:

@@ -27,7 +27,7 @@ _artifacts = msgspec.json.Decoder(tuple[Artifact, ...]).decode
 
 _COLUMNS = (
     "source, generation, facts, manifest, artifacts, fingerprint, keep_loaded, runtime, unloads, created, updated, "
-    "parts, image_defaults"
+    "parts, image_defaults, declared"
 )
 _SET = ", ".join(f"{column.strip()} = ?" for column in _COLUMNS.split(","))
 _MARKS = ", ".join("?" for _ in _COLUMNS.split(","))
@@ -40,6 +40,7 @@ class Registration:
     serial: int  # never given again: tells it from an earlier model of the same id
     desired: DesiredModel  # without ready_replicas, which nobody writes down
     fingerprint: str  # of local files as they were when the generation began; empty for the hub
+    declared: str = ""  # the entry of the models file as it was applied; empty: an operator registered it by hand
     recorded: tuple[int, ...] = ()  # when each of desired.measured was recorded, in seconds since the epoch
 
     @property
@@ -128,7 +129,7 @@ def read_all(connection: sqlite3.Connection) -> list[Registration]:
 
 def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measurement, int]]) -> Registration:
     serial, model_id, source, generation, facts, manifest, artifacts, fingerprint, keep, runtime, *rest = row
-    unloads, created, updated, parts_text, image_defaults = rest
+    unloads, created, updated, parts_text, image_defaults, declared = rest
     try:
         desired = DesiredModel(
             facts=_facts(str(facts)),
@@ -157,6 +158,7 @@ def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measur
         serial=_whole(serial),
         desired=desired,
         fingerprint=str(fingerprint),
+        declared=str(declared),
         recorded=tuple(at for _, at in measured),
     )
 
@@ -184,6 +186,7 @@ def _values(registration: Registration) -> tuple[object, ...]:
         desired.updated,
         _text(desired.parts),
         _text(desired.image_defaults),
+        registration.declared,
     )
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from services.catalog import metrics, registration
 from services.catalog.database import Database
 from services.catalog.registration import NameTaken, Registration
+from services.catalog.whole_changes import WholeChanges
 from services.models.desired import DesiredModel
 from services.models.registry import Measurement
 from services.rpc.errors import InvalidRequest, ModelExists, ModelNotFound
@@ -27,8 +27,7 @@ class Registrations:
     def __init__(self, database: Database, found: list[Registration]) -> None:
         self.on_change: Callable[[str], None] = lambda _: None
         self._database = database
-        self._writing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._changes = WholeChanges()
         self._models = {one.id: one for one in found}
         self._ids = {name: one.id for one in found for name in one.names}
         metrics.REGISTRATIONS.set(len(self._models))
@@ -68,8 +67,8 @@ class Registrations:
             if (holder := self._ids.get(name, model_id)) != model_id:
                 raise self._taken(name, holder, model_id)
 
-    async def add(self, desired: DesiredModel, fingerprint: str) -> Registration:
-        """Registers a model.
+    async def add(self, desired: DesiredModel, fingerprint: str, declared: str = "") -> Registration:
+        """Registers a model; `declared` is its entry of the models file.
 
         Raises:
             ModelExists: its id or an alias is taken; nothing has changed.
@@ -80,13 +79,13 @@ class Registrations:
             self.check_free(desired.id, desired.aliases)
             if len(self) >= MAX_MODELS:
                 raise InvalidRequest(f"{MAX_MODELS} models are registered, which is the limit: delete some first")
-            new = Registration(serial=0, desired=desired, fingerprint=fingerprint)
+            new = Registration(serial=0, desired=desired, fingerprint=fingerprint, declared=declared)
             serial = await self._write(desired.id, lambda connection: registration.insert(connection, new))
             new = replace(new, serial=serial)
             self._show(None, new)
             return new
 
-        return await self._whole(work)
+        return await self._changes.run(work)
 
     async def change(self, found: Registration, change: Callable[[Registration], Registration]) -> Registration:
         """Gives a model what `change` makes of it as it is then; nothing is written when that is the same.
@@ -106,7 +105,7 @@ class Registrations:
             self._show(old, new)
             return new
 
-        return await self._whole(work)
+        return await self._changes.run(work)
 
     async def record(self, found: Registration, measurement: Measurement) -> Registration:
         """Notes a measurement, now. Raises ModelNotFound."""
@@ -120,23 +119,11 @@ class Registrations:
             await self._write(old.id, lambda connection: registration.delete(connection, old.serial))
             self._show(old, None)
 
-        await self._whole(work)
+        await self._changes.run(work)
 
     async def close(self) -> None:
         """Waits for what is being written."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _whole(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """One change at a time, to its end: a caller who gives up must not leave disk and memory apart."""
-
-        async def alone() -> T:
-            async with self._writing:
-                return await work()
-
-        task = asyncio.create_task(alone())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
+        await self._changes.close()
 
     async def _write(self, model_id: str, work: Callable[[sqlite3.Connection], T]) -> T:
         try:

@@ -47,6 +47,7 @@ class Registrar:
         self._say = say
         self._hears = settings.audio_replicas > 0
         self._draws = settings.image_replicas > 0
+        self._named = bool(settings.models or settings.model.models_file)  # whether an operator says which models
         self._first = False  # whether the demo is new here
 
     async def register(self) -> list[model_pb2.Model]:
@@ -58,7 +59,7 @@ class Registrar:
         async with self._connected() as catalog:
             for model_id, path in self._settings.models:
                 await self._offer(catalog, model_id, path)
-            if not self._settings.models and not await _listed(catalog):
+            if not self._named and not await _listed(catalog):
                 await self._demo(catalog)
             for alias, model_id in self._settings.aliases:
                 await self._alias(catalog, alias, model_id)
@@ -73,7 +74,7 @@ class Registrar:
             Problem: the catalog does not answer, or the model cannot be made.
         """
         folder = self._settings.model.folder
-        if self._settings.models or not (self._first or not safetensors_demo(folder).exists()):
+        if self._named or not (self._first or not safetensors_demo(folder).exists()):
             return
         async with self._connected() as catalog:
             ids = {model.id for model in await _listed(catalog)}

@@ -48,7 +48,7 @@ def _with_demo(settings: Settings) -> Settings:
     """With the demos' folders below one of the roots, also where ALLM_MODEL_ROOTS leaves them out."""
     model = settings.model
     folders = [model.folder / name for name in DEMO_IDS]
-    if settings.models or all(any(folder.is_relative_to(root) for root in model.roots) for folder in folders):
+    if settings.models or model.models_file or all(any(folder.is_relative_to(root) for root in model.roots) for folder in folders):
         return settings
     return replace(settings, model=replace(model, roots=(*model.roots, *folders)))
 

@@ -34,6 +34,7 @@ class Drawing(Pending):
 
     def __init__(self) -> None:
         super().__init__()
+        self.queued_since = None  # until its prompt is read
         self.told = False  # whether a picture has come
         self._unread: deque[News] = deque()
 
@@ -51,7 +52,7 @@ class Drawing(Pending):
             self._unread.pop()
         self._unread.append(news)
         if isinstance(news, Finished):
-            self.finished = True
+            self.finish()
         self._tell()
 
 
@@ -94,6 +95,7 @@ class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
 
     def _heard(self, message: FromWorker) -> None:
         if isinstance(message, Stepped):
+            self._entered(message.phases)
             self._count(message.counters)
             return
         if not isinstance(message, Accepted | Progress | Picture | Finished):
@@ -101,6 +103,8 @@ class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
         drawing = self._requests.get(message.request)
         if drawing is None:
             return  # cancelled meanwhile
+        if isinstance(message, Accepted):
+            drawing.queued_since = time.monotonic()
         if isinstance(message, Picture) and message.partial is None:
             self._measure(drawing)
         drawing.push(message)
@@ -117,9 +121,9 @@ class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
         self._count(Counters(self.counters.steps, 0, 0, 0))
 
     def _count(self, counters: Counters) -> None:
-        self.counters = counters
-        metrics.RUNNING.labels(self._model_id).set(counters.running)
-        metrics.WAITING.labels(self._model_id).set(counters.waiting)
-        metrics.STEPS.labels(self._model_id).set(counters.steps)
-        if counters.batch:
+        before, self.counters = self.counters, counters
+        self._tell_places(counters.running, counters.waiting)
+        if (steps := counters.steps - before.steps) > 0:
+            metrics.STEPS.labels(self._model_id).inc(steps)
+            metrics.IMAGE_STEPS.labels(self._model_id).inc(steps * counters.batch)
             metrics.BATCH_IMAGES.labels(self._model_id).observe(counters.batch)

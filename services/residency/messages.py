@@ -47,6 +47,17 @@ class Refused:
     param: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A request has entered a phase of its work. It is in it until it enters the next one, or ends. Before the first it
+    is in `queue`, and it may come back there.
+    """
+
+    request: int
+    name: str
+    at: float  # when, on the monotonic clock, which all processes of a machine share
+
+
 class EngineError(Exception):
     """A fault that ends requests or loading; `code` is one of the ten error codes."""
 

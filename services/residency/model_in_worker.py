@@ -7,17 +7,18 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from services.residency.completion_rate import CompletionRate
-from services.residency.messages import Cancel, Refused, Stop
+from services.residency.messages import Cancel, Phase, Refused, Stop
 from services.residency.worker import WorkerDied, WorkerProcess
 from services.rpc import metrics
 from services.rpc.deadline import Deadline, caller_deadline
 from services.rpc.errors import AllmError, Internal, ModelNotReady, Overloaded, Timeout, from_code
+from services.rpc.model_series import ModelPart
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's heed no longer one
 # A request is taken only if its caller waits so many times longer than those before it are likely to need: what is
 # given up shortly before its end has cost as much as an answer.
 MARGIN = 1.5
+QUEUE = "queue"  # the phase before the first that a worker tells of
+MOST_PHASES = 64  # of a request that are remembered: one that loses its place again and again has any number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +54,29 @@ class Pending:
         self.begun = False  # whether the worker has said anything of it
         self.late: AllmError | None = None  # what it ends with when its time is over
         self.finished = False
+        self.ended: float | None = None  # when it finished or failed, on the monotonic clock
+        self.phases: list[tuple[str, float]] = [(QUEUE, self.started)]  # of its work, and since when
+        # Since when it could have been computed, for the time that it waits for a place; None: that is not measured.
+        self.queued_since: float | None = self.started
+        self.operation = metrics.operation.get()  # what its caller asked for
         self._error: AllmError | None = None
         self._news = asyncio.Event()
 
     def fail(self, error: AllmError) -> None:
         """Ends the request with an error, after what is there already."""
         if not self.finished:
-            self.finished, self._error = True, error
+            self._error = error
+            self.finish()
             self._news.set()
+
+    def finish(self) -> None:
+        """Nothing more of it comes."""
+        self.finished, self.ended = True, time.monotonic()
+
+    def enter(self, phase: Phase) -> None:
+        """The worker has gone on to the next phase of it. The first MOST_PHASES are kept."""
+        if len(self.phases) < MOST_PHASES:
+            self.phases.append((phase.name, phase.at))
 
     @property
     def failed(self) -> bool:
@@ -106,6 +124,9 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._stalled = False
         self._closed = False
         self._rate = CompletionRate(limits.running)
+        self._places = (0, 0)  # requests that run, and that wait, as the worker last said
+        self._part = ModelPart(model_id)
+        self._part.set(metrics.LOADED, 1)
         self.problem: AllmError | None = None  # why it takes no requests any more
         self._listening = asyncio.create_task(self._listen())
         self._watching = asyncio.create_task(self._watch())
@@ -128,6 +149,7 @@ class ModelInWorker(ABC, Generic[P, M]):
     async def close(self) -> None:
         """Ends the worker; requests that still run end with INTERNAL."""
         self._closed = True
+        self._part.close()
         if self._worker.ended or self._stalled:  # its requests are to hear how it ended
             await asyncio.wait([self._listening], timeout=WATCH_INTERVAL)
         for task in (self._listening, self._watching):
@@ -158,6 +180,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         timer = asyncio.get_running_loop().call_later(seconds, self._expire, request)
         self._requests[request] = pending
         self._rate.count(len(self._requests))
+        self._tell_places(*self._places)
         try:
             self._worker.send(message(request))
             yield pending
@@ -166,6 +189,7 @@ class ModelInWorker(ABC, Generic[P, M]):
             if self._requests.pop(request, None) and self.alive:
                 self._worker.send(Cancel(request))
             self._rate.count(len(self._requests), ended=pending.finished and not pending.failed)
+            self._tell_places(*self._places)
 
     def _admit(self, deadline: Deadline | None) -> None:
         """Raises what a request that comes now is refused with."""
@@ -199,6 +223,20 @@ class ModelInWorker(ABC, Generic[P, M]):
         return min(wait, LONGEST_RETRY_SECONDS)
 
     # --- what the worker says
+
+    def _entered(self, phases: Iterable[Phase]) -> None:
+        """Requests have gone on to other phases."""
+        for phase in phases:
+            if pending := self._requests.get(phase.request):
+                if len(pending.phases) == 1 and pending.queued_since is not None:
+                    metrics.QUEUED.labels(self._model_id).observe(max(0.0, phase.at - pending.queued_since))
+                pending.enter(phase)
+
+    def _tell_places(self, running: int, waiting: int) -> None:
+        """Tells how many requests run and wait. One that the worker has not looked at yet waits, too."""
+        self._places = running, waiting
+        self._part.set(metrics.RUNNING, running)
+        self._part.set(metrics.WAITING, max(waiting, len(self._requests) - running))
 
     @abstractmethod
     def _heard(self, message: M) -> None:
@@ -244,6 +282,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         self.problem = self.problem or Internal(how)
         metrics.WORKER_DEATHS.labels(self._model_id).inc()
         self._emptied()
+        self._part.close()
         self._end(how)
 
     def _expire(self, request: int) -> None:

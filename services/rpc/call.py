@@ -23,8 +23,11 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from services.rpc import logs, metrics
+from services.rpc.caller import keep_caller
 from services.rpc.deadline import Deadline, keep_deadline, read_deadline
+from services.rpc.doorkeeper import Doorkeeper
 from services.rpc.errors import AllmError, Cancelled, Internal, Timeout
+from services.rpc.identity import ANONYMOUS, INFERENCE, SCOPES
 from services.rpc.openai import sse
 
 log = logging.getLogger(__name__)
@@ -47,6 +50,7 @@ class Call:
     """One running RPC."""
 
     slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for its reader; `serve` sets it
+    doorkeeper: ClassVar[Doorkeeper] = Doorkeeper()  # who is let in; `serve` sets it
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:
         metadata = dict(context.invocation_metadata() or ())
@@ -54,13 +58,29 @@ class Call:
         self._metadata = metadata
         self.rpc = rpc
         self.request_id = str(metadata.get("x-request-id") or uuid.uuid4())
-        self.client = str(metadata.get("x-client-id") or "anonymous")
+        # Where keys are asked for nobody is anybody before `identify`, and a header that anyone can set tells nothing.
+        self.client = "" if self.doorkeeper.asks else str(metadata.get("x-client-id") or ANONYMOUS.subject)
+        self.identity = ANONYMOUS
         self.transcoded = TRANSCODED in metadata  # whether a REST caller waits behind the gateway
         self.started = time.monotonic()
         self.model = ""  # for logs and metrics: set once it is known to exist
         self.facts: dict[str, Any] = {}  # what the log line of this request tells besides
         self.answering = False  # whether the first message is out: from then on errors must go in band
         self.stuck = False  # whether a message is on its way that nobody takes: no other can follow it
+
+    def identify(self, scope: str) -> None:
+        """Finds out who calls, for all that is done from here on.
+
+        Raises:
+            Unauthenticated: nobody that is known.
+            Forbidden: somebody who lacks the scope; an empty one everybody has.
+        """
+        caller = self.doorkeeper.look(self._metadata)
+        self.identity = caller.identity
+        if self.doorkeeper.asks:
+            self.client = caller.identity.subject
+        keep_caller(caller)
+        caller.check_scope(scope)
 
     def deadline(self) -> Deadline | None:
         """Until when the caller waits. Raises InvalidRequest for a header that is no number of seconds."""
@@ -96,23 +116,33 @@ class Call:
         raise AssertionError("abort returned")
 
 
-def typed(seconds: float | None = None, *, quiet: bool = False) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
+def typed(
+    seconds: float | None = None, *, quiet: bool = False, scope: str = INFERENCE
+) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
     """Wraps a method of a typed service. `seconds`: its time limit; None: the method keeps one of its own.
 
-    `quiet`: successful calls are logged at debug level only; for heartbeats.
+    `quiet`: successful calls are logged at debug level only; for heartbeats. `scope`: what callers need; "" for all
+    who are known.
     """
-    return functools.partial(_wrap, seconds=seconds, rest=False, quiet=quiet)
+    return functools.partial(_wrap, seconds=seconds, rest=False, quiet=quiet, scope=_known(scope))
 
 
-def facade(seconds: float | None = None) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
+def facade(seconds: float | None = None, *, scope: str = INFERENCE) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
     """Wraps a method of the REST facade; an error after the first message becomes a server-sent event."""
-    return functools.partial(_wrap, seconds=seconds, rest=True)
+    return functools.partial(_wrap, seconds=seconds, rest=True, scope=_known(scope))
+
+
+def _known(scope: str) -> str:
+    if scope and scope not in SCOPES:
+        raise ValueError(f"no scope is called {scope!r}")
+    return scope
 
 
 def _wrap(
     method: Method[S, Q, R],
     seconds: float | None,
     rest: bool,
+    scope: str,
     quiet: bool = False,
 ) -> Handler[S, Q, R]:
     @functools.wraps(method)
@@ -121,6 +151,7 @@ def _wrap(
         logs.request_id.set(call.request_id)
         error: AllmError
         try:
+            call.identify(scope)
             result = await _limited(method, servicer, request, call, seconds)
         except AllmError as known:
             error = known
@@ -142,6 +173,7 @@ def _wrap(
             return await call.abort(error, _openai_details(error), rest=True)
         return await call.abort(error, _typed_details(error, call), rest=False)
 
+    handle.scope = scope  # type: ignore[attr-defined] (for a test that looks at all of them)
     return handle
 
 

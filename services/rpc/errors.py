@@ -1,7 +1,9 @@
-"""The ten error codes of allm, each mapped once to gRPC and to OpenAI's REST error object.
+"""The twelve error codes of allm, each mapped once to gRPC and to OpenAI's REST error object.
 
     AllmError
     ├── InvalidRequest    INVALID_ARGUMENT     400  invalid_request_error
+    ├── Unauthenticated   UNAUTHENTICATED      401  invalid_request_error / invalid_api_key
+    ├── Forbidden         PERMISSION_DENIED    403  invalid_request_error / insufficient_scope
     ├── ModelNotFound     NOT_FOUND            404  invalid_request_error / model_not_found
     ├── ModelInvalid      FAILED_PRECONDITION  400  invalid_request_error / model_invalid
     ├── Unsupported       UNIMPLEMENTED        501  invalid_request_error / unsupported   (a parameter: 400)
@@ -12,17 +14,21 @@
     ├── Cancelled         CANCELLED            499
     └── Internal          INTERNAL             500  server_error / internal
 
+A model that a key may not use is a Forbidden told as model_not_allowed (`ModelNotAllowed`); a key that has used up its
+rate gets an Overloaded told as rate_limit_exceeded (`RateLimited`).
 A duplicate registration is an InvalidRequest told as ALREADY_EXISTS, 409 and model_exists (`ModelExists`); a stored
 response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`); a
-picture whose address has expired, or never was, one told as NOT_FOUND, 404 and image_not_found (`ImageNotFound`); a
-file over a limit one told as OUT_OF_RANGE, 413 and request_too_large (`RequestTooLarge`). An Internal told as
-UNAVAILABLE, 503 and store_unavailable: the store of responses cannot be reached (`StoreUnavailable`).
+picture whose address has expired, or never was, one told as NOT_FOUND, 404 and image_not_found (`ImageNotFound`); an
+API key of an unknown id likewise, with key_not_found (`KeyNotFound`); a file over a limit one told as OUT_OF_RANGE, 413
+and request_too_large (`RequestTooLarge`). An Internal told as UNAVAILABLE, 503 and store_unavailable: the store of
+responses cannot be reached (`StoreUnavailable`).
 
 A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import grpc
@@ -97,12 +103,46 @@ class ImageNotFound(InvalidRequest):
     openai_code = "image_not_found"
 
 
+class KeyNotFound(InvalidRequest):
+    """There is no API key of that id."""
+
+    grpc_status = grpc.StatusCode.NOT_FOUND
+    http_status = 404
+    openai_code = "key_not_found"
+
+
 class RequestTooLarge(InvalidRequest):
     """What was sent is over a limit, which the message names."""
 
     grpc_status = grpc.StatusCode.OUT_OF_RANGE
     http_status = 413
     openai_code = "request_too_large"
+
+
+class Unauthenticated(AllmError):
+    """Nobody knows who calls: a key, or a signed identity, is missing, wrong or over."""
+
+    code = "UNAUTHENTICATED"
+    grpc_status = grpc.StatusCode.UNAUTHENTICATED
+    http_status = 401
+    openai_type = "invalid_request_error"
+    openai_code = "invalid_api_key"
+
+
+class Forbidden(AllmError):
+    """The caller is known, and may not do this: its key lacks the scope, which the message names."""
+
+    code = "FORBIDDEN"
+    grpc_status = grpc.StatusCode.PERMISSION_DENIED
+    http_status = 403
+    openai_type = "invalid_request_error"
+    openai_code: ClassVar[str | None] = "insufficient_scope"
+
+
+class ModelNotAllowed(Forbidden):
+    """The caller's key may not use this model."""
+
+    openai_code = "model_not_allowed"
 
 
 class ModelNotFound(AllmError):
@@ -172,10 +212,25 @@ class Overloaded(AllmError):
     grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
     openai_type = "rate_limit_error"
-    openai_code = "overloaded"
+    openai_code: ClassVar[str | None] = "overloaded"
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message, retry_after=retry_after)
+
+
+class RateLimited(Overloaded):
+    """The caller has used up what its key may use in a minute; the message says what of, and how much."""
+
+    openai_code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, rates: Mapping[str, str] | None = None) -> None:
+        """`rates`: headers that tell of the limit in numbers, as OpenAI's `x-ratelimit-limit-tokens`."""
+        super().__init__(message, retry_after=retry_after)
+        self.rates = dict(rates or {})
+
+    def headers(self) -> dict[str, str]:
+        """When to come again, and the limit in numbers."""
+        return super().headers() | self.rates
 
 
 class Timeout(AllmError):
@@ -230,6 +285,8 @@ BY_CODE: dict[str, type[AllmError]] = {
     kind.code: kind
     for kind in (
         InvalidRequest,
+        Unauthenticated,
+        Forbidden,
         ModelNotFound,
         ModelInvalid,
         Unsupported,

@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.rpc.cluster_settings import ClusterSettings, read_cluster
 from services.rpc.setting_reader import SettingReader
+from services.rpc.tls_settings import TlsSettings, read_tls
 
 MIB = 1024 * 1024
 MAX_BYTES = 1024 * 1024 * 1024 * MIB
+AUTH_MODES = ("none", "keys", "open")
 # Of audio models, as CTranslate2 names them; int8 ones keep the rest in what follows the underscore.
 COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 
@@ -29,6 +32,21 @@ class GatewaySettings:
     allowed_hosts: tuple[str, ...]  # ALLM_ALLOWED_HOSTS: names besides loopback in a Host header; "*": any
     cors_origins: tuple[str, ...]  # ALLM_CORS_ORIGINS: origins besides the gateway's own whose pages may call
     max_body_bytes: int  # ALLM_MAX_BODY_BYTES: the largest request body
+    auth: str = "none"  # ALLM_AUTH: none, keys or open; with `none` it listens on loopback, whatever `host` says
+    authorizer: str = ""  # ALLM_AUTHORIZER: where it asks about keys, `host:port` or `unix:/path`
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """How callers are told apart."""
+
+    mode: str  # ALLM_AUTH: none, keys or open
+    secret_file: Path  # ALLM_IDENTITY_SECRET_FILE: what identities are signed with (rpc/secret_file.py)
+
+    @property
+    def keys(self) -> bool:
+        """Whether every call needs a signed identity."""
+        return self.mode == "keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,7 @@ class ServiceSettings:
     """What every service process needs to run."""
 
     listen: str  # ALLM_LISTEN: gRPC address, `host:port` or `unix:/path`
+    health_listen: str  # ALLM_HEALTH_LISTEN: address of a plain gRPC health service for probes; empty: none
     metrics_host: str  # ALLM_METRICS_HOST: address of the Prometheus listener
     metrics_port: int  # ALLM_METRICS_PORT: 0 takes a free one
     log_level: str  # ALLM_LOG_LEVEL
@@ -145,6 +164,7 @@ class ModelSettings:
     artifacts: bool  # ALLM_ARTIFACTS: whether official optimised execution caches may be used
     publishers: tuple[str, ...]  # ALLM_ARTIFACT_PUBLISHERS: whose; `org/*` or `org/name`
     supported: Path | None  # ALLM_SUPPORTED_MODELS: the data file of known models; None: the one that comes along
+    models_file: Path | None  # ALLM_MODELS_FILE: the models that the catalog registers by itself; None: no such file
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +178,7 @@ class Settings:
     audio_replicas: int  # ALLM_AUDIO_REPLICAS: processes of the audio service that it runs; 0: none
     image_replicas: int  # ALLM_IMAGE_REPLICAS: processes of the image service that it runs; 0: none
     gateway: GatewaySettings
+    auth: AuthSettings
     service: ServiceSettings
     model: ModelSettings
     text: TextSettings
@@ -165,6 +186,8 @@ class Settings:
     image: ImageSettings
     residency: ResidencySettings
     store: StoreSettings
+    tls: TlsSettings
+    cluster: ClusterSettings
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -184,6 +207,10 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         audio_replicas=read.integer("ALLM_AUDIO_REPLICAS", 1, 0, 64),
         image_replicas=read.integer("ALLM_IMAGE_REPLICAS", 1, 0, 64),
         gateway=_gateway(read, max_body_bytes),
+        auth=AuthSettings(
+            mode=read.choice("ALLM_AUTH", "none", AUTH_MODES),
+            secret_file=read.path("ALLM_IDENTITY_SECRET_FILE", home / "identity.secret"),
+        ),
         service=_service(read, max_body_bytes),
         model=_model(read, home),
         text=_text(read),
@@ -195,6 +222,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
             days=read.number("ALLM_STORE_DAYS", 30.0, 0.001, 3650.0),
             redis_url=read.redis("ALLM_REDIS_URL"),
         ),
+        tls=read_tls(read),
+        cluster=read_cluster(read),
     )
 
 
@@ -205,12 +234,15 @@ def _gateway(read: SettingReader, max_body_bytes: int) -> GatewaySettings:
         allowed_hosts=read.names("ALLM_ALLOWED_HOSTS"),
         cors_origins=read.origins("ALLM_CORS_ORIGINS"),
         max_body_bytes=max_body_bytes,
+        auth=read.choice("ALLM_AUTH", "none", AUTH_MODES),
+        authorizer=read.text("ALLM_AUTHORIZER", "127.0.0.1:50052"),
     )
 
 
 def _service(read: SettingReader, max_body_bytes: int) -> ServiceSettings:
     return ServiceSettings(
         listen=read.text("ALLM_LISTEN", "127.0.0.1:50051"),
+        health_listen=read.text("ALLM_HEALTH_LISTEN", ""),
         metrics_host=read.text("ALLM_METRICS_HOST", "127.0.0.1"),
         metrics_port=read.integer("ALLM_METRICS_PORT", 9464, 0, 65535),
         log_level=read.choice("ALLM_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
@@ -226,6 +258,7 @@ def _model(read: SettingReader, home: Path) -> ModelSettings:
     folder = read.path("ALLM_MODELS_DIR", home / "models")
     roots = tuple(Path(part).expanduser().absolute() for part in read.names("ALLM_MODEL_ROOTS"))
     supported = read.text("ALLM_SUPPORTED_MODELS", "")
+    models_file = read.text("ALLM_MODELS_FILE", "")
     return ModelSettings(
         folder=folder,
         roots=roots or (folder, Path.cwd()),
@@ -234,6 +267,7 @@ def _model(read: SettingReader, home: Path) -> ModelSettings:
         artifacts=read.choice("ALLM_ARTIFACTS", "auto", ("auto", "off")) == "auto",
         publishers=read.names("ALLM_ARTIFACT_PUBLISHERS") or ("openai/*", "nvidia/*"),
         supported=Path(supported).expanduser().absolute() if supported else None,
+        models_file=Path(models_file).expanduser().absolute() if models_file else None,
     )
 
 
@@ -315,7 +349,8 @@ def _gateway_url(read: SettingReader) -> str:
     """How the gateway is reached on this machine."""
     host = read.text("ALLM_HOST", "127.0.0.1")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (nothing is bound here)
-    return f"http://{f'[{host}]' if ':' in host else host}:{read.integer('ALLM_PORT', 8080, 0, 65535)}"
+    scheme = "https" if read.text("ALLM_TLS_CERT", "") else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{read.integer('ALLM_PORT', 8080, 0, 65535)}"
 
 
 def _max_audio_bytes(read: SettingReader) -> int:

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from services.rpc import metrics
 from services.text.choice import Choice, ChoiceEvent
 from services.text.conversation import Usage
 
@@ -21,7 +20,6 @@ class Completion:
         self.model_id = model_id
         self.choices = choices
         self._pending: dict[asyncio.Task[list[ChoiceEvent]], int] = {}
-        self._begun = False
 
     @property
     def finished(self) -> bool:
@@ -44,9 +42,6 @@ class Completion:
         events: list[tuple[int, ChoiceEvent]] = []
         while not events and not self.finished:
             events = await self._next()
-        if events and not self._begun:
-            self._begun = True
-            metrics.FIRST_TOKEN.labels(self.model_id).observe(time.monotonic() - self.choices[0].started)
         return events
 
     async def whole(self) -> None:

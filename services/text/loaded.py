@@ -31,6 +31,9 @@ class Answer(PendingText):
         self._hold = hold
         self._unread = 0  # bytes
         self._held = False
+        self._first: Piece | None = None
+        self._begun_at = 0.0  # when that came, on the monotonic clock
+        self.tokens = 0  # generated so far
 
     async def ready(self) -> list[Piece]:
         """Waits for the next pieces; at least one. Raises the error that ended the request."""
@@ -43,10 +46,25 @@ class Answer(PendingText):
             self._hold(False)
         return pieces
 
+    @property
+    def first_token_seconds(self) -> float | None:
+        """How long its first token took, once it is there."""
+        return self._begun_at - self.started if self._first else None
+
+    @property
+    def token_seconds(self) -> float | None:
+        """How long each token after the first took, once there are two; as the mean."""
+        more = self.tokens - self._first.completion_tokens if self._first else 0
+        return (time.monotonic() - self._begun_at) / more if more else None
+
     def push(self, piece: Piece) -> None:
         """Takes a piece from the worker."""
         self._pieces.append(piece)
-        self.finished = piece.finish is not None
+        self.tokens = piece.completion_tokens
+        if self._first is None:
+            self._first, self._begun_at = piece, time.monotonic()
+        if piece.finish:
+            self.finish()
         self._unread += _size(piece)
         if self._unread > UNREAD_BYTES and not self._held and not self.finished:
             self._held, self.owed = True, None
@@ -71,6 +89,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         self.dialect = choose(ready.chat_template, architecture)
         self.template = template
         super().__init__(model_id, worker, ready.max_sequences, settings)
+        self._part.set(metrics.CELLS, ready.kv_tokens)
 
     async def open(self) -> None:
         """Compiles the chat template. Raises ModelInvalid where it does not compile; the model is closed then."""
@@ -132,19 +151,32 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         if isinstance(message, Stepped):
             for piece in message.pieces:
                 self._hand_over(piece)
+            self._part.set(metrics.ACTIVE_CELLS, message.counters.active_cells)
+            self._part.set(metrics.CACHED_CELLS, message.counters.cached_cells)
 
     def _hand_over(self, piece: Piece) -> None:
         answer = self._requests.get(piece.request)
         if answer is None:
             return  # cancelled meanwhile
-        if not piece.finish:
-            answer.push(piece)
-            return
-        del self._requests[piece.request]
+        if piece.finish:
+            del self._requests[piece.request]
+        self._measure(answer, piece)
+
+    def _measure(self, answer: Answer, piece: Piece) -> None:
+        """Hands a piece over, and counts what it brings."""
+        before, first = answer.tokens, answer.first_token_seconds is None
         answer.push(piece)
-        metrics.PROMPT_TOKENS.labels(self._model_id).inc(answer.prompt_tokens)
-        metrics.CACHED_TOKENS.labels(self._model_id).inc(piece.cached_tokens)
-        metrics.GENERATED_TOKENS.labels(self._model_id).inc(piece.completion_tokens)
+        metrics.GENERATED_TOKENS.labels(self._model_id).inc(piece.completion_tokens - before)
+        labels = metrics.gen_ai(self._model_id, answer.operation)
+        if first:
+            metrics.PROMPT_TOKENS.labels(self._model_id).inc(answer.prompt_tokens)
+            metrics.CACHED_TOKENS.labels(self._model_id).inc(piece.cached_tokens)
+            metrics.FIRST_TOKEN.labels(*labels).observe(answer.first_token_seconds or 0.0)
+        if piece.finish:
+            metrics.TOKEN_USAGE.labels(*labels, "input").observe(answer.prompt_tokens)
+            metrics.TOKEN_USAGE.labels(*labels, "output").observe(piece.completion_tokens)
+            if (seconds := answer.token_seconds) is not None:
+                metrics.PER_TOKEN.labels(*labels).observe(seconds)
 
 
 def _size(piece: Piece) -> int:

@@ -31,8 +31,8 @@ class EmbeddingAnswer(PendingText):
         """Takes a vector from the worker."""
         self._vectors[embedded.index] = embedded.vector
         self._missing -= 1
-        self.finished = not self._missing
-        if self.finished:
+        if not self._missing:
+            self.finish()
             self._tell()
 
 
@@ -90,3 +90,5 @@ class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
             if answer.finished:
                 del self._requests[embedded.request]
                 metrics.PROMPT_TOKENS.labels(self._model_id).inc(answer.prompt_tokens)
+                labels = metrics.gen_ai(self._model_id, answer.operation)
+                metrics.TOKEN_USAGE.labels(*labels, "input").observe(answer.prompt_tokens)

@@ -7,7 +7,7 @@
                          + pages x cell bytes + states + compute
                          compute = batch x dtype x (10 width + 3 inner) + 12 x sequences x vocabulary + 800 x vocabulary
                          + 32 MiB (allocator, kernels)
-    torch, encoder       weights as mapped + batch x 4 x (6 width + 3 inner) + 800 x vocabulary
+    torch, encoder       weights as mapped + batch x 4 x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
 
 `cells` is the cache of all requests (services/text/engine/cache_size.py); `cell bytes` are keys and values of a token
 in all layers; `width` and `inner` the hidden and the feed-forward size. The factors of compute are fitted to the peaks
@@ -76,7 +76,7 @@ class TextNeed:
         shape = ConfigShape(descriptor.primary)
         if not writes:
             batch = min(_ENCODER_BATCH, self._settings.batch_tokens)
-            compute = batch * 4 * (6 * shape.width + 3 * shape.inner) + 800 * shape.vocabulary
+            compute = batch * 4 * (6 * shape.width + 3 * shape.inner) + 800 * shape.vocabulary + _KERNELS
             return {"weights": descriptor.size, "compute": compute}
         wanted = NUMBER_BYTES.get(options.dtype, shape.stored)
         weights = (descriptor.unpacked_size or descriptor.size) * wanted // shape.stored

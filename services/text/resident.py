@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from typing import ClassVar, TypeVar
 
@@ -29,6 +30,7 @@ class PendingText(Pending):
     def accept(self, prompt_tokens: int, prompt: str = "") -> None:
         """What was asked is tokenized and fits."""
         self.prompt_tokens, self.prompt = prompt_tokens, prompt
+        self.queued_since = time.monotonic()
         self._tell()
 
 
@@ -59,6 +61,7 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
 
     def _heard(self, message: FromWorker) -> None:
         if isinstance(message, Stepped | Encoded):
+            self._entered(message.phases)
             self._step(message)
             self._count(message.counters)
         elif isinstance(message, Accepted) and (pending := self._requests.get(message.request)):
@@ -68,10 +71,10 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
         self._count(Counters(self.counters.steps, 0, 0, 0, 0, self.counters.preempted))
 
     def _count(self, counters: Counters) -> None:
-        self.counters = counters
-        metrics.RUNNING.labels(self._model_id).set(counters.running)
-        metrics.WAITING.labels(self._model_id).set(counters.waiting)
-        metrics.ACTIVE_CELLS.labels(self._model_id).set(counters.active_cells)
-        metrics.CACHED_CELLS.labels(self._model_id).set(counters.cached_cells)
-        metrics.PREEMPTED.labels(self._model_id).set(counters.preempted)
-        metrics.STEPS.labels(self._model_id).set(counters.steps)
+        before, self.counters = self.counters, counters
+        self._tell_places(counters.running, counters.waiting)
+        metrics.PREEMPTED.labels(self._model_id).inc(max(0, counters.preempted - before.preempted))
+        if counters.steps > before.steps:
+            metrics.STEPS.labels(self._model_id).inc(counters.steps - before.steps)
+            metrics.BATCH_SEQUENCES.labels(self._model_id).observe(counters.batch)
+            metrics.BATCH_TOKENS.labels(self._model_id).observe(counters.batch_tokens)

@@ -24,6 +24,7 @@ from services.audio.engine.messages import (
     Detected,
     Finished,
     Partial,
+    Phase,
     Refused,
     Stepped,
     Stop,
@@ -76,6 +77,7 @@ class BatchLoop:
         self._steps = 0
         self._ended: list[int] = []  # windows of the steps that have ended in this turn
         self._reported: Counters | None = None
+        self._phases: list[Phase] = []
 
     def run(self) -> None:
         """Serves until a Stop arrives."""
@@ -211,6 +213,9 @@ class BatchLoop:
                 break
             chunk = transcript.waiting.popleft()
             transcript.running += 1
+            if not transcript.begun:
+                transcript.begun = True
+                self._phases.append(Phase(transcript.request, "windows", time.monotonic()))
             self._hand(Taken(transcript.request))
             shortest = WINDOW_FRAMES if transcript.sequential else self._shortest
             rows.append(Row(transcript, chunk, columns_for(chunk.frames, shortest, others)))
@@ -344,10 +349,12 @@ class BatchLoop:
         waiting = len(self._transcripts) - running
         for windows in self._ended:
             self._steps += 1
-            self._reported = Counters(self._steps, running, waiting, windows)
-            self._send(Stepped(self._reported))
+            self._send_step(Counters(self._steps, running, waiting, windows))
         self._ended.clear()
         counters = Counters(self._steps, running, waiting, 0)
         if not self._reported or (self._reported.running, self._reported.waiting) != (running, waiting):
-            self._send(Stepped(counters))
-            self._reported = counters
+            self._send_step(counters)
+
+    def _send_step(self, counters: Counters) -> None:
+        self._send(Stepped(counters, self._phases))
+        self._phases, self._reported = [], counters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.residency.messages import Cancel, Failed, Loading, Refused, Stop
+from services.residency.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 
 __all__ = [
     "Cancel",
@@ -20,6 +20,7 @@ __all__ = [
     "Load",
     "Loading",
     "Partial",
+    "Phase",
     "Ready",
     "Refused",
     "Segment",
@@ -212,6 +213,7 @@ class Stepped:
     """The end of a step of the batch loop: the heartbeat."""
 
     counters: Counters
+    phases: list[Phase] = field(default_factory=list)  # `windows`, of requests whose first window is worked on
 
 
 ToWorker = Load | Submit | Sound | Cancel | Stop

@@ -31,6 +31,7 @@ class Transcript:
         self.waiting: deque[Chunk] = deque()
         self.glimpse: Chunk | None = None  # speech that is not over
         self.running = 0  # windows that are being worked on
+        self.begun = False  # whether any was
         self.gone = False  # cancelled or refused: what it still has in a batch is thrown away
         self.samples: int | None = None  # of all its sound, once no chunk follows
         self.decoded_frames = 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.catalog.catalog import Catalog
+from services.catalog.declarations import Declarations
 from services.catalog.picture import View
 from services.models.status import MemoryStatus, Status
 from services.rpc.call import Call, facade
 from services.rpc.errors import InvalidRequest, ModelNotFound
+from services.rpc.identity import ADMIN
 from services.rpc.openai.body import json_body
 
 SECONDS = 30.0
@@ -30,7 +33,8 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
     ) -> httpbody_pb2.HttpBody:
         """All models that are ready, under their ids and aliases; with `state=all` all there are, under their ids."""
         if request.state == "all":
-            return _list([_detailed(view) for view in self._catalog.picture.all()])
+            more = _models_file(self._catalog.declarations) if ADMIN in call.identity.scopes else {}
+            return _list([_detailed(view) for view in self._catalog.picture.all()], more)
         if request.state:
             raise InvalidRequest(f"'state' must be 'all' or left out, not {request.state!r}", param="state")
         version = self._catalog.picture.version
@@ -71,8 +75,16 @@ def _id(name: str) -> str:
     return name
 
 
-def _list(models: list[dict[str, Any]]) -> httpbody_pb2.HttpBody:
-    return json_body({"object": "list", "data": models})
+def _list(models: list[dict[str, Any]], more: dict[str, Any] | None = None) -> httpbody_pb2.HttpBody:
+    return json_body({"object": "list", "data": models} | (more or {}))
+
+
+def _models_file(declarations: Declarations) -> dict[str, Any]:
+    """What of the models file is not applied."""
+    if declarations.path is None:
+        return {}
+    problems = [asdict(problem) for problem in declarations.problems()]
+    return {"models_file": {"path": str(declarations.path), "problems": problems}}
 
 
 def _plain(view: View, name: str) -> dict[str, Any]:
@@ -90,6 +102,7 @@ def _detailed(view: View) -> dict[str, Any]:
         "format": facts.format,
         "modality": facts.modality,
         "source": view.desired.source,
+        "declared": bool(view.registration.declared),
         "size_bytes": facts.size,
         "progress": _progress(view),
     }

@@ -18,6 +18,7 @@ from services.image.engine.messages import (
     Counters,
     Finished,
     Generate,
+    Phase,
     Picture,
     Progress,
     Refused,
@@ -57,6 +58,7 @@ class BatchLoop:
         self._rows: list[_Row] = []  # of the batch that runs
         self._steps = 0
         self._reported: Counters | None = None
+        self._phases: list[Phase] = []
         self._beaten = 0.0
 
     def run(self) -> None:
@@ -141,6 +143,7 @@ class BatchLoop:
         recipe = rows[0].generation.recipe
         drafts = [row.generation.draft(row.index) for row in rows]
         started = time.monotonic()
+        self._enter("steps", rows)
         try:
             pictures = self._runtime.generate(recipe, drafts, self._after_step, self._beat)
         except EngineError as error:
@@ -150,9 +153,15 @@ class BatchLoop:
             for row, pixels in zip(rows, pictures, strict=True):
                 if not row.generation.gone and pixels is not None:
                     self._finish(row, pixels)
+        self._enter("queue", [row for row in rows if not row.generation.done])
         callers = {row.generation.number for row in rows if row.generation.done}
         self._reunion.part(len(callers), time.monotonic() - started)
         self._rows = []
+
+    def _enter(self, phase: str, rows: Collection[_Row]) -> None:
+        """Tells, with the end of the next step, of what the service shows where a request's time went."""
+        now = time.monotonic()
+        self._phases += [Phase(number, phase, now) for number in {row.generation.number: row for row in rows}]
 
     def _after_step(self, step: int, steps: int, preview: Preview) -> Collection[int]:
         self._take_messages()
@@ -169,6 +178,8 @@ class BatchLoop:
             if (mean := generation.progress()) is not None:
                 self._send(Progress(generation.number, mean, steps))
         self._show(wanted, step, steps, preview)
+        if step == steps:  # what follows makes pixels of what the steps have drawn
+            self._enter("decode", [self._rows[place] for place in wanted])
         self._report(stepped=len(self._rows))
         return wanted
 
@@ -230,6 +241,6 @@ class BatchLoop:
         running = sum(one.running > 0 for one in self._generations.values())
         counters = Counters(self._steps, running, len(self._generations) - running, stepped)
         if stepped or counters != self._reported:
-            self._send(Stepped(counters))
-            self._reported = counters
+            self._send(Stepped(counters, self._phases))
+            self._phases, self._reported = [], counters
             self._beaten = time.monotonic()

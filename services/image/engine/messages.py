@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from services.residency.messages import Cancel, Failed, Loading, Refused, Stop
+from services.residency.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 
 __all__ = [
     "Accepted",
@@ -21,6 +21,7 @@ __all__ = [
     "Loading",
     "Lora",
     "Mode",
+    "Phase",
     "Picture",
     "Progress",
     "Ready",
@@ -181,6 +182,7 @@ class Stepped:
     """The end of a step, also of a text encoder's or a decoder's work: the heartbeat."""
 
     counters: Counters
+    phases: list[Phase] = field(default_factory=list)  # `queue`, `steps` or `decode`, that requests have entered
 
 
 ToWorker = Load | Generate | Cancel | Stop

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.residency.messages import Cancel, EngineError, Refused, Stop
+from services.residency.messages import Cancel, EngineError, Phase, Refused, Stop
 from services.residency.pace import Pace
 from services.text.engine.cells import BLOCK, CellLedger
 from services.text.engine.logprobs import HeldLogprobs
@@ -84,10 +84,12 @@ class BatchLoop:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._pieces: list[Piece] = []
+        self._phases: list[Phase] = []
         self._arrivals = 0
         self._turns: dict[str, int] = {}  # of each client that has requests: the last one that was admitted
         self._next_deadline = math.inf
         self._steps = 0
+        self._batch = (0, 0)  # sequences and tokens of the last step
         self._preempted = 0
         self._reported: Counters | None = None
 
@@ -215,6 +217,7 @@ class BatchLoop:
                 self._reuse.clear()
             self._reuse.place(sequence)
             self._running.append(sequence)
+            self._enter(sequence, "prefill")
 
     def _next(self) -> Sequence | None:
         """Whose turn it is."""
@@ -292,6 +295,13 @@ class BatchLoop:
         sequence.id, sequence.computed, sequence.begun = -1, 0, False
         sequence.marks.clear()
         self._waiting.append(sequence)
+        self._enter(sequence, "queue")
+
+    def _enter(self, sequence: Sequence, phase: str) -> None:
+        """Tells, with the end of the next step, of what the service shows where a request's time went."""
+        if sequence.phase != phase:
+            sequence.phase = phase
+            self._phases.append(Phase(sequence.request, phase, time.monotonic()))
 
     # --- the step and what comes out of it
 
@@ -311,7 +321,8 @@ class BatchLoop:
             self._relieve()
             return
         self._steps += 1
-        self._pace.took(sum(count for _, count in plan), time.monotonic() - started)
+        self._batch = len(plan), sum(count for _, count in plan)
+        self._pace.took(self._batch[1], time.monotonic() - started)
         for (sequence, count), outcome in zip(plan, sampled, strict=True):
             self._ledger.grow(sequence.holding, count)
             sequence.computed += count
@@ -321,6 +332,7 @@ class BatchLoop:
                 self._refuse(sequence.request, outcome)
             elif outcome is not None:
                 sequence.tokens.append(outcome.token)
+                self._enter(sequence, "decode")
                 self._emit(sequence, outcome)
 
     def _emit(self, sequence: Sequence, sampled: Sampled) -> None:
@@ -366,7 +378,9 @@ class BatchLoop:
             active_cells=self._ledger.active,
             cached_cells=self._ledger.cached,
             preempted=self._preempted,
+            batch=self._batch[0],
+            batch_tokens=self._batch[1],
         )
         if self._pieces or counters != self._reported:
-            self._send(Stepped(self._pieces, counters))
-            self._pieces, self._reported = [], counters
+            self._send(Stepped(self._pieces, counters, self._phases))
+            self._pieces, self._phases, self._reported = [], [], counters

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.residency.messages import Cancel, Refused, Stop
+from services.residency.messages import Cancel, Phase, Refused, Stop
 from services.residency.pace import Pace
 from services.text.engine.encoder import Encoder, Tokens, Vectors
 from services.text.engine.messages import Counters, Embedded, Encoded
@@ -68,7 +68,9 @@ class EmbeddingLoop:
         self._send = send
         self._requests: list[EmbeddingArrival] = []  # by arrival
         self._steps = 0
+        self._batch = (0, 0)  # inputs and tokens of the last step
         self._reported: Counters | None = None
+        self._phases: list[Phase] = []
 
     def run(self) -> None:
         """Serves until a Stop arrives."""
@@ -150,11 +152,14 @@ class EmbeddingLoop:
                 heapq.heappush(clients, (of_client, first, client))
 
     def _compute(self, batch: list[tuple[EmbeddingArrival, int]]) -> list[Embedded]:
-        for request, index in batch:
-            request.computed += len(request.inputs[index])
         started = time.monotonic()
+        for request, index in batch:
+            if not request.computed:
+                self._phases.append(Phase(request.request, "embed", started))
+            request.computed += len(request.inputs[index])
         vectors = self._encoder.encode([request.inputs[index] for request, index in batch])
-        self._pace.took(sum(len(request.inputs[index]) for request, index in batch), time.monotonic() - started)
+        self._batch = len(batch), sum(len(request.inputs[index]) for request, index in batch)
+        self._pace.took(self._batch[1], time.monotonic() - started)
         return [
             Embedded(request.request, index, _finished(vector, request.dimensions, self._encoder.normalised))
             for (request, index), vector in zip(batch, vectors, strict=True)
@@ -163,10 +168,10 @@ class EmbeddingLoop:
     def _report(self, vectors: list[Embedded]) -> None:
         running = sum(request.computed > 0 for request in self._requests)
         waiting = len(self._requests) - running
-        counters = Counters(self._steps, running, waiting, active_cells=0, cached_cells=0, preempted=0)
+        counters = Counters(self._steps, running, waiting, 0, 0, 0, *self._batch)
         if vectors or counters != self._reported:
-            self._send(Encoded(vectors, counters))
-            self._reported = counters
+            self._send(Encoded(vectors, counters, self._phases))
+            self._phases, self._reported = [], counters
 
 
 def _finished(vector: Vectors, dimensions: int, normalised: bool) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from services.residency.messages import Cancel, Failed, Loading, Refused, Stop
+from services.residency.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 from services.text.engine.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -140,6 +140,8 @@ class Counters:
     active_cells: int  # cells of the key-value cache that running requests hold
     cached_cells: int  # cells that only the prefix cache holds
     preempted: int  # how often a request had to give up its cells and start over
+    batch: int = 0  # sequences or inputs of the last step
+    batch_tokens: int = 0  # tokens that it computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class Stepped:
 
     pieces: list[Piece]
     counters: Counters
+    phases: list[Phase] = field(default_factory=list)  # `queue`, `prefill` or `decode`, that requests have entered
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,7 @@ class Encoded:
 
     vectors: list[Embedded]
     counters: Counters
+    phases: list[Phase] = field(default_factory=list)  # `embed`, of requests whose first input was in the batch
 
 
 ToWorker = Load | Submit | Hold | Embed | Cancel | Stop

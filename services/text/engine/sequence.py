@@ -30,6 +30,7 @@ class Sequence:
     arrival: int  # order of arrival
     deadline: float = math.inf  # on the monotonic clock: then nobody waits any more
     held: bool = False  # whether its caller does not read: nothing more is computed
+    phase: str = "queue"  # of its work: queue, prefill or decode
     id: int = -1  # sequence id in the runtime while it runs
     begun: bool = False  # whether its place is settled: what it reuses of others has been looked for
     computed: int = 0  # tokens whose cells are there
