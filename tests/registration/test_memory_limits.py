@@ -1,9 +1,11 @@
-"""Memory over the real stack: two models of which only one fits take turns, and what never fits is refused by name."""
+"""Memory over the real stack: models of which only one fits take turns, and what never fits is refused by name."""
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import grpc
 import httpx
@@ -12,11 +14,15 @@ from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from demo_model import demo_model
 from minilm import ENCODER, write_gguf
-from stack import MODEL, Stack, running_stack
+from stack import IMAGE_MODEL, MODEL, Stack, running_stack
+
+from tests.chaos.stack_members import worker_pids
 
 SECONDS = 120.0
 POLL_SECONDS = 0.1
 ENCODER_BYTES = 80_000_000
+SHAPES = Path(__file__).parents[2] / "shapes_sd" / "weights"
+BOTH_ALMOST = 900 * 1024 * 1024  # each of the demo models needs two thirds of it and more
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +67,37 @@ def test_two_models_of_which_one_fits_take_turns(stack: Stack, tmp_path: Path) -
             assert answer.status_code == 200, (answer.text, small.output())
             assert until(small, here, model_pb2.MODEL_STATE_LOADED).memory.reserved_bytes <= budget
             assert not until(small, gone, model_pb2.MODEL_STATE_READY).HasField("memory")
+
+
+def draw(stack: Stack) -> httpx.Response:
+    body = {"model": IMAGE_MODEL, "prompt": "a red circle", "steps": 2}
+    return httpx.post(f"{stack.base_url}/images/generations", json=body, timeout=SECONDS)
+
+
+def workers_until(stop: Event, stack: Stack) -> int:
+    """The most workers of both services that were alive at the same time."""
+    most = 0
+    while not stop.wait(POLL_SECONDS / 10):
+        most = max(most, sum(len(worker_pids(stack, service)) for service in ("text", "image")))
+    return most
+
+
+def test_a_text_and_an_image_model_that_load_at_the_same_moment_are_never_both_there(tmp_path: Path) -> None:
+    models = f"{MODEL}={demo_model()},{IMAGE_MODEL}={SHAPES}"
+    settings = {"ALLM_MODELS": models, "ALLM_IMAGE_REPLICAS": "1", "ALLM_HOST_MEMORY_BYTES": str(BOTH_ALMOST)}
+    with running_stack(tmp_path / "home", **settings) as stack, ThreadPoolExecutor(3) as pool:
+        stop = Event()
+        most = pool.submit(workers_until, stop, stack)
+        try:
+            answers = [asked.result() for asked in [pool.submit(chat, stack), pool.submit(draw, stack)]]
+            assert any(answer.status_code == 200 for answer in answers), [answer.text for answer in answers]
+            for answer in answers:  # one that found the other in use for too long was told so
+                assert answer.status_code == 200 or answer.json()["error"]["code"] == "out_of_memory", answer.text
+            for ask in (draw, chat):  # whoever is idle goes, and no failed load has left anything behind
+                assert (answer := ask(stack)).status_code == 200, (answer.text, stack.output())
+        finally:
+            stop.set()
+        assert most.result() == 1
 
 
 def test_what_never_fits_is_refused_and_nobody_need_ask_again(tmp_path: Path) -> None:
