@@ -18,7 +18,7 @@ from services.models.registry import Runtime
 from services.residency.books import Books
 from services.residency.ledger import Ledger
 from services.residency.manager import ModelManager
-from services.residency.need import HOST, Need, place_word
+from services.residency.need import HOST, Need, budget_of, place_word
 from services.residency.outlook import Outlook, look_ahead
 from services.residency.peer import ask_to_release
 from services.residency.readings import Readings
@@ -27,6 +27,7 @@ from services.residency.reservation import Full, Reservation
 from services.residency.slot import Slot
 from services.rpc.byte_count import bytes_word
 from services.rpc.errors import AllmError
+from services.rpc.own_identity import NOBODY, OwnIdentity
 from services.rpc.settings import ResidencySettings
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class _NotNow(Exception):
 
 class Admission:
     """The gate of a service's manager. `replica`: its name, for the log of neighbours that are asked to unload.
-    `patience`: seconds that a load may wait for room.
+    `patience`: seconds that a load may wait for room. `own`: what neighbours are shown.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Admission:
         readings: Readings,
         replica: str = "",
         patience: float = PATIENCE,
+        own: OwnIdentity = NOBODY,
     ) -> None:
         self._manager = manager
         self._ledger = ledger
@@ -72,6 +74,7 @@ class Admission:
         self._readings = readings
         self._replica = replica
         self._patience = patience
+        self._own = own
         self._turn = asyncio.Lock()  # for one attempt; what evicts and what loads takes none
         self.stopped: Mapping[str, str] = {}  # places that take nothing more now, and why
 
@@ -127,7 +130,7 @@ class Admission:
         totals = self._readings.read().totals()
         for place, wanted in need.places.items():
             total, _ = totals.get(place, (0, 0))
-            budget, variable = self._budget(place)
+            budget, variable = budget_of(place, self._settings)
             if 0 < budget < wanted:
                 limit = f"all models may take {bytes_word(budget)} ({variable})"
             elif 0 < total * settings.threshold < wanted:
@@ -136,11 +139,6 @@ class Admission:
             else:
                 continue
             raise NeverFits(f"{name} needs {need}; of {place_word(place)} {limit}")
-
-    def _budget(self, place: str) -> tuple[int, str]:
-        if place == HOST:
-            return self._settings.host_bytes, "ALLM_HOST_MEMORY_BYTES"
-        return self._settings.device_bytes, "ALLM_DEVICE_MEMORY_BYTES"
 
     # --- one attempt
 
@@ -191,7 +189,7 @@ class Admission:
             if slot.reservation and slot.reservation.id == victim.id:
                 return await self._manager.evict(slot.key, "admission")
         log.info("asking a neighbour to unload", extra={"model": victim.key.model_id, "replica": victim.replica})
-        return await ask_to_release(victim, PEER_SECONDS, self._replica)
+        return await ask_to_release(victim, PEER_SECONDS, self._replica, self._own)
 
     async def _make_place(self, slot: Slot[Any]) -> None:
         """Keeps the number of models within ALLM_MAX_LOADED_MODELS."""

@@ -17,7 +17,7 @@ from services.residency.admission import Admission
 from services.residency.books import Books
 from services.residency.ledger import Ledger
 from services.residency.manager import ModelManager
-from services.residency.need import HOST, place_word
+from services.residency.need import budget_of, place_word
 from services.residency.readings import Readings, Seen
 from services.residency.reservation import Reservation
 from services.residency.snapshot import Snapshot
@@ -148,7 +148,7 @@ class Monitor:
         found = {}
         for place, (total, used) in seen.totals().items():
             reserved = sum(one.places.get(place, 0) for one in holders)
-            budget = self._settings.host_bytes if place == HOST else self._settings.device_bytes
+            budget, _ = budget_of(place, self._settings)
             of = f"of {place_word(place)}"
             if used > total * self._settings.threshold:
                 share = f"{self._settings.threshold * PERCENT:.0f} %"
@@ -174,6 +174,7 @@ class Monitor:
     def _measure(self, seen: Seen) -> None:
         loaded = {slot.key.model_id: slot for slot in self._manager.slots() if slot.resident}
         pids = {resident.pid for slot in loaded.values() if (resident := slot.resident)}
+        metrics.MEMORY_THRESHOLD.set(self._settings.threshold)
         metrics.HOST_MEMORY.labels("total").set(seen.host.total)
         metrics.HOST_MEMORY.labels("used").set(seen.host.used)
         for device in seen.devices:
@@ -183,6 +184,10 @@ class Monitor:
             metrics.DEVICE_MEMORY.labels(device.name, "ours").set(ours)
         for model_id, slot in loaded.items():
             metrics.WORKER_MEMORY.labels(model_id).set(slot.memory)
+            for device in seen.devices:
+                count = sum(device.processes.get(pid, 0) for pid in slot.pids)
+                metrics.WORKER_DEVICE_MEMORY.labels(device.name, model_id).set(count)
         for model_id in self._told - loaded.keys():
-            metrics.WORKER_MEMORY.remove(model_id)
+            for metric in (metrics.WORKER_MEMORY, metrics.WORKER_DEVICE_MEMORY):
+                metric.remove_by_labels({"model": model_id})
         self._told = set(loaded)

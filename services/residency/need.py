@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.rpc.byte_count import bytes_word
-from services.rpc.settings import MIB
+from services.rpc.settings import MIB, ResidencySettings
 
 HOST = "host"  # the place of what is no device's own memory
 DEVICE = "cuda:0"  # the GPU that a model is on
@@ -40,6 +40,13 @@ class Need:
         where = " and ".join(f"{bytes_word(count)} on {place_word(place)}" for place, count in self.places.items())
         made = ", ".join(f"{name} {bytes_word(count)}" for name, count in self.parts.items())
         return f"{where or 'nothing'} ({made})" if made else where or "nothing"
+
+
+def budget_of(place: str, settings: ResidencySettings) -> tuple[int, str]:
+    """Bytes that all models together may take of a place, 0 where nothing is set, and the setting that says so."""
+    if place == HOST:
+        return settings.host_bytes, "ALLM_HOST_MEMORY_BYTES"
+    return settings.device_bytes, "ALLM_DEVICE_MEMORY_BYTES"
 
 
 def place_word(place: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.residency.capacity import Capacity, Room
 from services.residency.device_memory import DeviceMemory, read_devices
 from services.residency.host_memory import HostMemory, read_host_memory
-from services.residency.need import HOST
+from services.residency.need import HOST, budget_of
 from services.residency.process_memory import ProcessMemory, read_process_memory
 from services.rpc.settings import ResidencySettings
 
@@ -47,6 +47,6 @@ class Readings:
         """What the places can still take, within the budgets and below the threshold."""
         rooms = {}
         for place, (total, used) in self.read().totals().items():
-            budget = settings.host_bytes if place == HOST else settings.device_bytes
+            budget, _ = budget_of(place, settings)
             rooms[place] = Room(limit=min(budget or total, total), free=int(total * settings.threshold) - used)
         return Capacity(rooms)

@@ -7,18 +7,18 @@ import json
 import logging
 from collections.abc import Sequence
 
+from services.residency.confined_messages import Begun
+from services.residency.confined_start import ConfinedGone, ConfinedStart
 from services.residency.worker import WorkerDied, WorkerProcess
 from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelInvalid, Overloaded
 from services.text.conversation import Message, ReasoningEffort, Tool
 from services.text.prompt import thinks
 from services.text.rendering.messages import (
     Answer,
-    Begun,
     Broken,
     FromRenderer,
     Prepare,
     Prepared,
-    Ready,
     Refused,
     Render,
     Rendered,
@@ -26,9 +26,6 @@ from services.text.rendering.messages import (
 )
 
 MODULE = "services.text.rendering"
-# glibc: no arena for each thread, and what a conversation took is given back.
-ENVIRON = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576"}
-START_SECONDS = 60.0
 CPU_SECONDS = 5.0  # for a template, and for any conversation: long ones take a tenth
 ANSWER_SECONDS = 60.0  # of the clock; the process has its own, shorter limit of processor time
 TRIES = 2  # with processes that had ended while they waited
@@ -36,14 +33,6 @@ TOOL_FIELDS = ("name", "description", "parameters", "strict")
 LIMITS = "more processor time or memory than a template may have"
 
 log = logging.getLogger(__name__)
-
-
-class _Gone(Exception):
-    """The process ended; `begun` says whether with the order that it was given."""
-
-    def __init__(self, *, begun: bool) -> None:
-        super().__init__()
-        self.begun = begun
 
 
 class TemplateProcess:
@@ -76,7 +65,7 @@ class TemplateProcess:
         order = Prepare(source=source, bos=bos, eos=eos, add_bos=add_bos, cpu_seconds=self._cpu_seconds)
         try:
             answer = await self._apart(order)
-        except _Gone as gone:
+        except ConfinedGone as gone:
             raise ModelInvalid(f"the model's chat template takes {LIMITS}, even before a conversation") from gone
         if isinstance(answer, Broken):
             raise ModelInvalid(answer.message)
@@ -97,7 +86,7 @@ class TemplateProcess:
         told = json.dumps([{name: getattr(tool, name) for name in TOOL_FIELDS} for tool in tools])
         try:
             answer = await self._apart(Render(messages=messages, tools=told, effort=effort))
-        except _Gone as gone:
+        except ConfinedGone as gone:
             message = f"the model's chat template takes {LIMITS} with this conversation"
             raise InvalidRequest(message, param="messages") from gone
         if isinstance(answer, Rendered):
@@ -132,7 +121,7 @@ class TemplateProcess:
             for last in (*(False,) * (TRIES - 1), True):
                 try:
                     return await self._answer(await self._process(), order)
-                except _Gone as gone:
+                except ConfinedGone as gone:
                     log.warning("the renderer of %s ended", self._model_id, extra={"begun": gone.begun})
                     await self._end()
                     if gone.begun or last:
@@ -159,7 +148,7 @@ class TemplateProcess:
                 begun = isinstance(await process.receive(), Begun)
                 answer = await process.receive()
         except (WorkerDied, TimeoutError) as error:
-            raise _Gone(begun=begun) from error
+            raise ConfinedGone(begun=begun) from error
         if not isinstance(answer, Answer):
             raise Internal(f"the renderer of {self._model_id} said {type(answer).__name__} in the place of an answer")
         return answer
@@ -176,18 +165,5 @@ class TemplateProcess:
 
 async def _started(model_id: str) -> WorkerProcess[FromRenderer]:
     """A process that can take a template. Raises Internal where there is none."""
-    process: WorkerProcess[FromRenderer] = await WorkerProcess.start(MODULE, FromRenderer, model_id, ENVIRON)
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            first = await process.receive()
-    except (WorkerDied, TimeoutError) as error:
-        await process.close()
-        log.exception("a renderer of prompts does not start")
-        raise Internal("the renderer of prompts cannot be started: its log says why") from error
-    except BaseException:
-        await process.close()
-        raise
-    if isinstance(first, Ready):
-        return process
-    await process.close()
-    raise Internal(f"the renderer of prompts said {type(first).__name__} before it was ready")
+    start = ConfinedStart(module=MODULE, messages=FromRenderer, name=model_id, kind="the renderer of prompts")
+    return await start.run()

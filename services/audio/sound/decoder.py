@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 
-from services.audio.sound.decoding.messages import Begun, FromDecoder, Open, Ready, ToDecoder, Unusable
+from services.audio.sound.decoding.messages import FromDecoder, Open, ToDecoder
+from services.residency.confined_messages import Begun
+from services.residency.confined_start import ConfinedStart
 from services.residency.worker import WorkerDied, WorkerProcess
-from services.rpc.errors import Internal, Unsupported
 
 MODULE = "services.audio.sound.decoding"
-# glibc: no arena for each thread, and what a file took is given back.
-ENVIRON = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576"}
-START_SECONDS = 60.0
 FILES = 200  # a process is replaced after so many, whatever its libraries have leaked by then
-
-log = logging.getLogger(__name__)
 
 
 class Decoder:
@@ -31,21 +25,8 @@ class Decoder:
     @classmethod
     async def start(cls) -> Decoder:
         """Starts a process and waits until it can take a file. Raises Unsupported and Internal where it cannot."""
-        process: WorkerProcess[FromDecoder] = await WorkerProcess.start(MODULE, FromDecoder, "sound decoder", ENVIRON)
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                first = await process.receive()
-        except (WorkerDied, TimeoutError) as error:
-            await process.close()
-            log.exception("a sound decoder does not start")
-            raise Internal("the sound decoder cannot be started: its log says why") from error
-        except BaseException:
-            await process.close()
-            raise
-        if isinstance(first, Ready):
-            return cls(process)
-        await process.close()
-        raise Unsupported(first.message if isinstance(first, Unusable) else "the sound decoder is of another version")
+        start = ConfinedStart(module=MODULE, messages=FromDecoder, name="sound decoder", kind="the sound decoder")
+        return cls(await start.run())
 
     @property
     def pid(self) -> int:

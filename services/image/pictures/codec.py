@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-
-from services.image.pictures.coding.messages import (
-    Allow,
-    Begun,
-    Decode,
-    Decoded,
-    Encode,
-    Encoded,
-    FromCodec,
-    Ready,
-    Refused,
-    Unusable,
-)
+from services.image.pictures.coding.messages import Allow, Decode, Decoded, Encode, Encoded, FromCodec, Refused
+from services.residency.confined_messages import Begun
+from services.residency.confined_start import ConfinedGone, ConfinedStart
 from services.residency.worker import WorkerDied, WorkerProcess
-from services.rpc.errors import Internal, Unsupported
+from services.rpc.errors import Internal
 
 MODULE = "services.image.pictures.coding"
-# glibc: no arena for each thread, and what a picture took is given back.
-ENVIRON = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576"}
-START_SECONDS = 60.0
 FILES = 500  # a process is replaced after so many, whatever its libraries have leaked by then
-
-log = logging.getLogger(__name__)
-
-
-class CodecGone(Exception):
-    """The process ended; `begun` says whether with the file that it was given."""
-
-    def __init__(self, *, begun: bool) -> None:
-        super().__init__()
-        self.begun = begun
 
 
 class Codec:
@@ -48,22 +23,14 @@ class Codec:
     @classmethod
     async def start(cls, max_pixels: int) -> Codec:
         """Starts a process and waits until it can take a file. Raises Unsupported and Internal where it cannot."""
-        process: WorkerProcess[FromCodec] = await WorkerProcess.start(MODULE, FromCodec, "picture codec", ENVIRON)
-        try:
-            process.send(Allow(max_pixels))
-            async with asyncio.timeout(START_SECONDS):
-                first = await process.receive()
-        except (WorkerDied, TimeoutError) as error:
-            await process.close()
-            log.exception("a picture codec does not start")
-            raise Internal("the picture codec cannot be started: its log says why") from error
-        except BaseException:
-            await process.close()
-            raise
-        if isinstance(first, Ready):
-            return cls(process)
-        await process.close()
-        raise Unsupported(first.message if isinstance(first, Unusable) else "the picture codec is of another version")
+        start = ConfinedStart(
+            module=MODULE,
+            messages=FromCodec,
+            name="picture codec",
+            kind="the picture codec",
+            first=Allow(max_pixels),
+        )
+        return cls(await start.run())
 
     @property
     def pid(self) -> int:
@@ -76,7 +43,7 @@ class Codec:
         return not self._broken and self._files < FILES
 
     async def run(self, order: Decode | Encode) -> Decoded | Encoded | Refused:
-        """Has a file read or written. Raises CodecGone; one whose task is cancelled meanwhile takes no other."""
+        """Has a file read or written. Raises ConfinedGone; one whose task is cancelled meanwhile takes no other."""
         self._files += 1
         self._broken = True  # until this file has come to its end
         begun = False
@@ -85,7 +52,7 @@ class Codec:
             begun = isinstance(await self._process.receive(), Begun)
             answer = await self._process.receive()
         except WorkerDied as death:
-            raise CodecGone(begun=begun) from death
+            raise ConfinedGone(begun=begun) from death
         if not isinstance(answer, Decoded | Encoded | Refused):
             raise Internal(f"the picture codec said {type(answer).__name__} in the place of an answer")
         self._broken = False

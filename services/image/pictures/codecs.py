@@ -7,8 +7,9 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.image.pictures.codec import Codec, CodecGone
+from services.image.pictures.codec import Codec
 from services.image.pictures.coding.messages import Decode, Decoded, Encode, Encoded, Refused
+from services.residency.confined_start import ConfinedGone
 from services.rpc.errors import Overloaded, Timeout
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Codecs:
         """Has a file read or written.
 
         Raises:
-            CodecGone: a process ended with it.
+            ConfinedGone: a process ended with it.
             Overloaded: as many as allowed are at work, and as many wait.
             Timeout: it took too long.
         """
@@ -65,7 +66,7 @@ class Codecs:
             codec = self._idle.pop() if self._idle else await Codec.start(self._max_pixels)
             try:
                 return await codec.run(order)
-            except CodecGone as gone:
+            except ConfinedGone as gone:
                 log.warning("picture codec %d ended", codec.pid, extra={"begun": gone.begun})
                 if gone.begun or last:
                     raise

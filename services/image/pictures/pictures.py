@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.image.pictures.codec import CodecGone
 from services.image.pictures.codecs import Codecs
 from services.image.pictures.coding.messages import Decode, Decoded, Encode, Encoded, Refused
+from services.residency.confined_start import ConfinedGone
 from services.rpc.errors import Internal, InvalidRequest
 from services.rpc.settings import ImageSettings
 
@@ -47,7 +47,7 @@ class Pictures:
         """
         try:
             answer = await self._readers.run(order)
-        except CodecGone as gone:
+        except ConfinedGone as gone:
             if not gone.begun:
                 raise Internal("no picture codec stays alive: the service's log says why") from gone
             raise InvalidRequest("'image' cannot be decoded: it ends its decoder.", param="image") from gone
@@ -61,7 +61,7 @@ class Pictures:
         """A result's file. Raises Internal, Overloaded, Timeout."""
         try:
             answer = await self._writers.run(order)
-        except CodecGone as gone:
+        except ConfinedGone as gone:
             raise Internal("a picture codec ended while it wrote a result") from gone
         if not isinstance(answer, Encoded):
             reason = answer.message if isinstance(answer, Refused) else "it read where it should write"

@@ -15,16 +15,15 @@ from typing import cast
 
 from services.residency import confinement
 from services.residency.channel import BlockingChannel, ChannelClosed
+from services.residency.confined_messages import Begun, Ready
 from services.rpc.errors import InvalidRequest, ModelInvalid
 from services.text.conversation import Message, ReasoningEffort, Tool
 from services.text.prompt import ChatTemplate
 from services.text.rendering.messages import (
     Answer,
-    Begun,
     Broken,
     Prepare,
     Prepared,
-    Ready,
     Refused,
     Render,
     Rendered,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.residency.confined_messages import Begun, Ready, Unusable
 from services.text.conversation import Message
 
 
@@ -29,16 +30,6 @@ class Render:
     messages: tuple[Message, ...]
     tools: str = "[]"  # JSON, whose numbers may be of any size: a list of objects with the fields of a Tool
     effort: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The renderer can take a template."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The renderer took the order and has not looked at it yet: if it dies from now on, it is the template's doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +59,5 @@ class Refused:
 
 
 ToRenderer = Prepare | Render
-FromRenderer = Ready | Begun | Prepared | Rendered | Broken | Refused
+FromRenderer = Ready | Unusable | Begun | Prepared | Rendered | Broken | Refused
 Answer = Prepared | Rendered | Broken | Refused

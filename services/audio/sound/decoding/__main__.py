@@ -12,19 +12,17 @@ import struct
 import sys
 
 from services.audio.sound.decoding.messages import (
-    Begun,
     Decoded,
     Ended,
     FromDecoder,
     Open,
     Opened,
-    Ready,
     Refused,
     ToDecoder,
-    Unusable,
 )
 from services.audio.sound.decoding.refusal import Refusal
 from services.residency.channel import BlockingChannel, ChannelClosed
+from services.residency.confined_messages import Begun, Ready, Unusable
 
 try:
     import av

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.residency.confined_messages import Begun, Ready, Unusable
+
 SAMPLE_RATE = 16_000  # of all sound that a decoder gives: one channel, int16 little-endian
 BYTES_PER_SAMPLE = 2
 
@@ -35,23 +37,6 @@ class Chunk:
     """The next bytes of a live feed; empty at its end."""
 
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """First message of a decoder: it can take a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """First message of a decoder that cannot work here; the message says what is missing."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The decoder took the order and has not looked at the file yet: if it dies from now on, it is the file's doing."""
 
 
 @dataclass(frozen=True, slots=True)

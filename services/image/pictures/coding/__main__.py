@@ -10,19 +10,17 @@ import sys
 
 from services.image.pictures.coding.messages import (
     Allow,
-    Begun,
     Decode,
     Encode,
     Fit,
     FromCodec,
-    Ready,
     Refused,
     ToCodec,
-    Unusable,
 )
 from services.image.pictures.coding.refusal import Refusal
 from services.residency import confinement
 from services.residency.channel import BlockingChannel, ChannelClosed
+from services.residency.confined_messages import Begun, Ready, Unusable
 
 try:
     # Pillow imports these when a file is of such a kind; by then nothing can be imported any more.

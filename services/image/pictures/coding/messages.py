@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.residency.confined_messages import Begun, Ready, Unusable
+
 
 @dataclass(frozen=True, slots=True)
 class Allow:
@@ -49,23 +51,6 @@ class Encode:
     kind: str  # png, jpeg or webp
     quality: int  # 0 to 100, of jpeg and webp
     texts: dict[str, str]  # what a PNG tells of itself; others tell nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The codec can take a file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """First message of a codec that cannot work here; the message says what is missing."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """The codec took the order and has not looked at the file yet: if it dies from now on, it is the file's doing."""
 
 
 @dataclass(frozen=True, slots=True)
