@@ -18,7 +18,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -27,7 +26,7 @@ from bench.audio_library import Level, Library, Plan
 from bench.audio_material import LONG, order
 from bench.audio_result import Entry, markdown
 from bench.noise import NoiseMeter
-from bench.run import RESULTS_DIR, machine
+from bench.results_folder import save
 
 CONCURRENCIES = (1, 4, 16)
 BATCHES = (4, 8, 16)
@@ -152,12 +151,7 @@ def main(
         return
     complete = long and set(levels) >= set(CONCURRENCIES)
     name = ("audio" if vad else "audio-no-vad") + ("" if complete else "-partial")
-    RESULTS_DIR.mkdir(exist_ok=True)
-    (RESULTS_DIR / f"{name}.md").write_text(text, encoding="utf-8")
-    now = datetime.now(UTC)
-    document = {"date": now.isoformat(timespec="seconds"), "machine": machine(), "entries": turns.entries}
-    raw = msgspec.json.format(msgspec.json.encode(document), indent=1)
-    (RESULTS_DIR / f"{name}-{now:%Y-%m-%d}.json").write_bytes(raw + b"\n")
+    save(name, text, {"entries": turns.entries})
 
 
 if __name__ == "__main__":

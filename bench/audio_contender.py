@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
-
-import msgspec
 
 from bench.audio_library import Level, Library, Plan, Timing
 from bench.audio_material import model_folder
 from bench.audio_upload import Clients, until_ready
 from bench.contender import BUILD_DIR
+from bench.library_process import LibraryProcess, library_process
 from bench.process import Launch, free_port, running
 
 START_SECONDS = 120.0
@@ -46,26 +43,6 @@ class Allm:
         return self._clients.run(level.clips, level.clients)
 
 
-class LibraryProcess:
-    """A library in a process of its own."""
-
-    def __init__(self, plan: Plan, process: subprocess.Popen[str]) -> None:
-        self.name = plan.name
-        self.pid = process.pid
-        self._process = process
-
-    def measure(self, level: Level) -> Timing:
-        """Has the clips of a level transcribed."""
-        given, taken = self._process.stdin, self._process.stdout
-        if given is None or taken is None:
-            raise RuntimeError("the process has no pipes")
-        print(msgspec.json.encode(level).decode(), file=given, flush=True)
-        line = taken.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended with status {self._process.wait()}")
-        return msgspec.json.decode(line, type=Timing)
-
-
 @contextmanager
 def allm(threads: int, compute_type: str, *, vad: bool, environment: dict[str, str] | None = None) -> Iterator[Allm]:
     """Runs allm until the block ends, with the model loaded."""
@@ -90,32 +67,9 @@ def allm(threads: int, compute_type: str, *, vad: bool, environment: dict[str, s
         yield Allm(started.pid, clients)
 
 
-@contextmanager
-def library(plan: Plan) -> Iterator[LibraryProcess]:
+def library(plan: Plan) -> AbstractContextManager[LibraryProcess[Timing]]:
     """Runs a library until the block ends, with its model loaded."""
-    log = BUILD_DIR / "logs" / "audio-library.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.audio_library", msgspec.json.encode(plan).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=Path(__file__).parents[1],
-        )
-    try:
-        if process.stdout is None or not process.stdout.readline():
-            raise RuntimeError(f"{plan.name} did not start: {log} says why")
-        yield LibraryProcess(plan, process)
-    finally:
-        if process.stdin:
-            process.stdin.close()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    return library_process("bench.audio_library", plan, plan.name, Timing)
 
 
 def libraries(threads: int, compute_type: str, batches: Sequence[int], *, vad: bool) -> list[Plan]:

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -24,7 +22,7 @@ from bench.image_contender import Contender, allm, pipeline
 from bench.image_pipeline import Level, Plan, Timing
 from bench.image_result import OURS, Entry, difference, markdown
 from bench.noise import NoiseMeter
-from bench.run import RESULTS_DIR, machine
+from bench.results_folder import save
 
 CONCURRENCIES = (1, 4, 16)
 _PICTURES = {1: 6, 4: 16, 16: 48}
@@ -102,12 +100,7 @@ def main(
     if quick:
         return
     name = "image" if set(levels) >= set(CONCURRENCIES) else "image-partial"
-    RESULTS_DIR.mkdir(exist_ok=True)
-    (RESULTS_DIR / f"{name}.md").write_text(text, encoding="utf-8")
-    now = datetime.now(UTC)
-    document = {"date": now.isoformat(timespec="seconds"), "machine": machine(), "entries": turns.entries}
-    raw = msgspec.json.format(msgspec.json.encode(document), indent=1)
-    (RESULTS_DIR / f"{name}-{now:%Y-%m-%d}.json").write_bytes(raw + b"\n")
+    save(name, text, {"entries": turns.entries})
 
 
 if __name__ == "__main__":

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
-
-import msgspec
 
 from bench.contender import BUILD_DIR
 from bench.image_caller import Callers
 from bench.image_pipeline import MODEL_FOLDER, Level, Plan, Timing
+from bench.library_process import LibraryProcess, library_process
 from bench.process import Launch, free_port, running
 from services.residency.environment import worker_environ
 
 START_SECONDS = 120.0
-STOP_SECONDS = 10.0
 MODEL = "bench"
 
 
@@ -47,30 +42,6 @@ class Allm:
         return self.callers.run(level)
 
 
-@dataclass(frozen=True)
-class PipelineProcess:
-    """The plain pipeline."""
-
-    name: str
-    process: subprocess.Popen[str]
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self.process.pid
-
-    def measure(self, level: Level) -> Timing:
-        """Has the pictures of a level drawn."""
-        given, taken = self.process.stdin, self.process.stdout
-        if given is None or taken is None:
-            raise RuntimeError("the process has no pipes")
-        print(msgspec.json.encode(level).decode(), file=given, flush=True)
-        line = taken.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended with status {self.process.wait()}")
-        return msgspec.json.decode(line, type=Timing)
-
-
 @contextmanager
 def allm(plan: Plan, clients: int) -> Iterator[Allm]:
     """Runs allm until the block ends, with the model loaded and asked by so many clients once."""
@@ -94,30 +65,6 @@ def allm(plan: Plan, clients: int) -> Iterator[Allm]:
         yield Allm(started.pid, callers)
 
 
-@contextmanager
-def pipeline(plan: Plan) -> Iterator[PipelineProcess]:
+def pipeline(plan: Plan) -> AbstractContextManager[LibraryProcess[Timing]]:
     """Runs the plain pipeline until the block ends, with its model loaded, in the environment of allm's workers."""
-    log = BUILD_DIR / "logs" / "image-pipeline.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench.image_pipeline", msgspec.json.encode(plan).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, **worker_environ(plan.threads)},
-            cwd=Path(__file__).parents[1],
-        )
-    try:
-        if process.stdout is None or not process.stdout.readline():
-            raise RuntimeError(f"{plan.name} did not start: {log} says why")
-        yield PipelineProcess(plan.name, process)
-    finally:
-        if process.stdin:
-            process.stdin.close()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    return library_process("bench.image_pipeline", plan, plan.name, Timing, worker_environ(plan.threads))

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -26,7 +25,8 @@ from bench.load import CONCURRENCIES, Target, level_of, measure
 from bench.peer_environment import VLLM, release
 from bench.process import running
 from bench.prompts import PromptSet
-from bench.run import RESULTS_DIR, machine
+from bench.results_folder import save
+from bench.run import machine
 from bench.torch_contender import Contender, Server, contender
 from bench.turn import machine_alone
 from bench.weights import safetensors
@@ -158,17 +158,8 @@ def main(
     text = markdown(turns.entries, threads, releases(servers))
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
     if not quick:
-        RESULTS_DIR.mkdir(exist_ok=True)
         complete = set(servers) == set(Server) and set(levels) >= set(CONCURRENCIES)
-        name = "torch" if complete else "torch-partial"
-        (RESULTS_DIR / f"{name}.md").write_text(text, encoding="utf-8")
-        document = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
-            "turns": turns.entries,
-        }
-        raw = msgspec.json.format(msgspec.json.encode(document), indent=1)
-        (RESULTS_DIR / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json").write_bytes(raw + b"\n")
+        save("torch" if complete else "torch-partial", text, {"turns": turns.entries})
     if any(entry.result.errors for entry in turns.entries):
         raise typer.Exit(1)
 
