@@ -12,13 +12,15 @@ from services.text.conversation import Usage
 
 
 class Completion:
-    """All choices of a request. `choices[i].said` grows as `ready` is awaited."""
+    """All choices of a request, as many for each of its prompts. `choices[i].said` grows as `ready` is awaited."""
 
-    def __init__(self, model_id: str, choices: Sequence[Choice], prefix: str = "chatcmpl") -> None:
+    def __init__(self, model_id: str, choices: Sequence[Choice], prefix: str = "chatcmpl", prompts: int = 1) -> None:
         self.id = f"{prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.model_id = model_id
         self.choices = choices
+        each = len(choices) // prompts
+        self._prompts = [choices[at : at + each] for at in range(0, len(choices), each)]
         self._pending: dict[asyncio.Task[list[ChoiceEvent]], int] = {}
 
     @property
@@ -28,14 +30,20 @@ class Completion:
 
     @property
     def usage(self) -> Usage:
-        """What the request took: its prompt counts once, what was generated for each choice."""
+        """What the request took: each of its prompts counts once, what was generated for each choice."""
         usages = [choice.usage for choice in self.choices]
         return Usage(
-            prompt_tokens=max(usage.prompt_tokens for usage in usages),
-            cached_tokens=min(usage.cached_tokens for usage in usages),
+            prompt_tokens=sum(max(choice.usage.prompt_tokens for choice in each) for each in self._prompts),
+            cached_tokens=sum(min(choice.usage.cached_tokens for choice in each) for each in self._prompts),
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         )
+
+    @property
+    def computed(self) -> int:
+        """Tokens that were computed for the request so far; each of its prompts counts once."""
+        prompt_tokens = sum(max(choice.computed[0] for choice in each) for each in self._prompts)
+        return prompt_tokens + sum(choice.computed[1] for choice in self.choices)
 
     async def ready(self) -> list[tuple[int, ChoiceEvent]]:
         """What has come since, with the index of its choice; raises what ended the request. Empty only at the end."""

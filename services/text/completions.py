@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from services.rpc.caller import current_caller
 from services.rpc.errors import ContextLengthExceeded
 from services.text.choice import Choice
 from services.text.completion import Completion
@@ -54,9 +55,11 @@ class Completions:
         Raises:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
             ContextLengthExceeded: a prompt is too long; `param` is `prompt`.
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or the caller's key has used up its tokens of the minute.
         """
+        caller = current_caller()
         stored = await self._models.find(request.model)
+        await caller.admit()
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
             choices = []
             for prompt in request.prompts:
@@ -65,7 +68,8 @@ class Completions:
                         model.generate(client, prompt, request.sampling.for_choice(number), logprobs=request.logprobs)
                     )
                     choices.append(Choice(answer, _AsItIs()))
-            completion = Completion(stored.id, choices, prefix="cmpl")
+            completion = Completion(stored.id, choices, prefix="cmpl", prompts=len(request.prompts))
+            stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)
             try:
                 yield completion

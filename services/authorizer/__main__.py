@@ -1,0 +1,56 @@
+"""The authorizer: `python -m services.authorizer`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc
+from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
+
+from services.authorizer.api.authorization_servicer import AuthorizationServicer
+from services.authorizer.gatekeeper import Gatekeeper
+from services.authorizer.key_follower import OPTIONS, KeyFollower
+from services.authorizer.key_snapshot import KeySnapshot
+from services.authorizer.key_table import KeyTable
+from services.rpc.own_identity import OwnIdentity
+from services.rpc.secret_file import read_secret
+from services.rpc.server import Application, run
+from services.rpc.setting_reader import SettingError
+from services.rpc.settings import Settings
+
+SNAPSHOT = "authorizer-keys.json"  # in ALLM_HOME
+# How long a start waits for the catalog where no keys are known from before: until then every call would be refused.
+CATALOG_SECONDS = 5.0
+
+
+async def build(server: grpc.aio.Server, settings: Settings) -> Application:
+    """Puts the service together: the table of keys, who fills it, and who asks it."""
+    if not settings.auth.keys:
+        raise SettingError("ALLM_AUTH", settings.auth.mode, "'keys': without keys the gateway asks no authorizer")
+    secret = read_secret(settings.auth.secret_file)
+    table = KeyTable()
+    snapshot = KeySnapshot(settings.home / SNAPSHOT, table)
+    known = snapshot.load()
+    external_auth_pb2_grpc.add_AuthorizationServicer_to_server(AuthorizationServicer(Gatekeeper(table, secret)), server)
+    own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)
+    channel = own.channel(settings.model.catalog, OPTIONS)
+    follower = KeyFollower(channel, table)
+    tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(snapshot.keep())]
+    if not known:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(follower.synced.wait(), CATALOG_SECONDS)
+
+    async def close() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await snapshot.flush()
+        await channel.close()
+
+    name = external_auth_pb2.DESCRIPTOR.services_by_name["Authorization"].full_name
+    return Application([name], close)
+
+
+if __name__ == "__main__":
+    run(build, "authorizer")

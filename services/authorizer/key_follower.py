@@ -1,0 +1,97 @@
+"""Follows the catalog: all keys, and whenever one is made or revoked. While it is away, what is known holds on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+from allm.keys.v1 import keys_pb2, keys_pb2_grpc
+
+from services.authorizer import metrics
+from services.authorizer.key_table import KeyTable
+from services.authorizer.known_key import KnownKey
+
+log = logging.getLogger(__name__)
+
+PAUSE = 0.2  # seconds before the catalog is tried again; doubled each time
+LONGEST_PAUSE = 1.0
+# A catalog that is gone without a word is noticed by pings that nobody answers, within 3 seconds: a key that is
+# revoked must be so within 5.
+OPTIONS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),  # without it a ping has a minute, whatever the line above says
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # 0: any number; nothing else is said for hours
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class KeyFollower:
+    """Keeps a table in step with the catalog behind `channel`, which was opened with OPTIONS."""
+
+    def __init__(self, channel: grpc.aio.Channel, table: KeyTable) -> None:
+        self._catalog = keys_pb2_grpc.KeyServiceStub(channel)
+        self._table = table
+        self._up = True  # whether it answered when it was last asked
+        self.synced = asyncio.Event()  # everything has been heard of, once
+
+    async def follow(self) -> None:
+        """Follows until it is cancelled."""
+        pause = PAUSE
+        while True:
+            try:
+                await self._watch()
+                pause = PAUSE
+                self._down("OK", "it has ended the watch")
+            except grpc.aio.AioRpcError as error:
+                self._down(error.code().name, error.details() or "")
+            except Exception:
+                log.exception("cannot follow the catalog")
+            metrics.FOLLOWING.set(0)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _watch(self) -> None:
+        seen: set[str] = set()
+        async for message in self._catalog.WatchKeys(keys_pb2.WatchKeysRequest()):
+            event = message.WhichOneof("event")
+            if event == "added":
+                for hashed in message.added.keys:
+                    seen.add(hashed.key.id)
+                    self._table.put(known_key(hashed))
+            elif event == "removed_id":
+                seen.discard(message.removed_id)
+                self._table.remove(message.removed_id)
+            elif event == "synced":
+                self._table.retain(seen)
+                self.synced.set()
+                self._up = True
+                metrics.FOLLOWING.set(1)
+                log.info("the catalog tells of keys", extra={"keys": len(self._table)})
+
+    def _down(self, code: str, details: str) -> None:
+        """Says so once, not at every attempt."""
+        if self._up:
+            what = "the catalog does not tell of keys: those that are known hold on"
+            log.warning(what, extra={"code": code, "details": details})
+        self._up = False
+
+
+def known_key(hashed: keys_pb2.HashedKey) -> KnownKey:
+    """A key as the catalog tells it."""
+    key = hashed.key
+    return KnownKey(
+        id=key.id,
+        sha256=hashed.sha256,
+        scopes=tuple(key.scopes),
+        models=tuple(key.models),
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+        expires=key.expire_time.seconds if key.HasField("expire_time") else 0,
+    )

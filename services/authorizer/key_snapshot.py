@@ -1,0 +1,103 @@
+"""What the table knew, in a file: so that a start while the catalog is away stops nobody.
+
+The file holds hashes, of which no key can be computed. It is written a moment after a change, beside what goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from services.authorizer.key_table import KeyTable
+from services.authorizer.known_key import KnownKey
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+PAUSE = 0.05  # seconds from a change until it is written, with all that came meanwhile
+RETRY_SECONDS = 10.0  # until a disk that took nothing is tried again
+MAX_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The file's content, as JSON; hashes are base64."""
+
+    version: int
+    keys: tuple[KnownKey, ...]
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Snapshot).decode
+
+
+class KeySnapshot:
+    """Keeps a file in step with a table, as long as `keep` runs."""
+
+    def __init__(self, path: Path, table: KeyTable) -> None:
+        self._path = path
+        self._table = table
+        self._changed = asyncio.Event()
+        table.on_change = self._changed.set
+
+    def load(self) -> bool:
+        """Fills the table with what the file holds; False where there is none that can be used."""
+        try:
+            found = _read(self._path)
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            log.warning("the snapshot of keys cannot be used", extra={"path": str(self._path), "reason": str(error)})
+            return False
+        self._table.fill(found.keys)
+        log.info("keys of the last run are known", extra={"keys": len(self._table)})
+        return True
+
+    async def keep(self) -> None:
+        """Writes the file after changes, until it is cancelled."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(PAUSE)
+            if not await self.flush():
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def flush(self) -> bool:
+        """Writes what has changed. False where the disk takes nothing: that is said, and it stays to be written."""
+        if not self._changed.is_set():
+            return True
+        self._changed.clear()
+        content = _encode(Snapshot(VERSION, tuple(self._table.all())))
+        try:
+            await asyncio.to_thread(self._write, content)
+        except OSError as error:
+            log.warning(
+                "the snapshot of keys cannot be written: a restart while the catalog is away would know less",
+                extra={"path": str(self._path), "reason": str(error)},
+            )
+            self._changed.set()
+            return False
+        return True
+
+    def _write(self, content: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_name(f"{self._path.name}.partial")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+
+
+def _read(path: Path) -> Snapshot:
+    """Raises OSError, or ValueError for a file that cannot be understood."""
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError("it is too large")
+    found = _decode(path.read_bytes())
+    if found.version != VERSION:
+        raise ValueError(f"it is of version {found.version}, and this is {VERSION}")
+    return found

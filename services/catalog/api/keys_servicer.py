@@ -1,0 +1,100 @@
+"""allm.keys.v1.KeyService: protobuf around the keys."""
+
+from __future__ import annotations
+
+from allm.keys.v1 import keys_pb2, keys_pb2_grpc
+
+from services.catalog.api_key import ApiKey
+from services.catalog.api_keys import ApiKeys, NewKey
+from services.catalog.key_watch import KeyRemoved, KeysAdded
+from services.rpc.call import Call, typed
+from services.rpc.errors import InvalidRequest
+from services.rpc.identity import ADMIN, SERVICE
+
+SECONDS = 30.0  # a disk may be slow
+MAX_TIME = 253_402_300_799  # the last second that a protobuf timestamp has
+
+
+class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
+    """The API of keys."""
+
+    def __init__(self, keys: ApiKeys) -> None:
+        self._keys = keys
+
+    @typed(SECONDS, scope=ADMIN)
+    async def CreateKey(  # noqa: N802
+        self, request: keys_pb2.CreateKeyRequest, call: Call
+    ) -> keys_pb2.CreateKeyResponse:
+        """Makes a key, and gives it away for the only time."""
+        new = NewKey(
+            name=request.name,
+            scopes=tuple(request.scopes),
+            models=tuple(request.models),
+            requests_per_minute=request.requests_per_minute,
+            tokens_per_minute=request.tokens_per_minute,
+            expires=_expires(request),
+        )
+        made, secret = await self._keys.create(new)
+        call.facts["key"] = made.id
+        return keys_pb2.CreateKeyResponse(key=key_message(made), secret=secret)
+
+    @typed(SECONDS, scope=ADMIN)
+    async def ListKeys(self, request: keys_pb2.ListKeysRequest, call: Call) -> keys_pb2.ListKeysResponse:  # noqa: N802
+        """All keys, the oldest first."""
+        return keys_pb2.ListKeysResponse(keys=map(key_message, self._keys.all()))
+
+    @typed(SECONDS, scope=ADMIN)
+    async def RevokeKey(  # noqa: N802
+        self, request: keys_pb2.RevokeKeyRequest, call: Call
+    ) -> keys_pb2.RevokeKeyResponse:
+        """Ends a key for good."""
+        if not request.id:
+            raise InvalidRequest("Missing required parameter: 'id'.", param="id")
+        revoked = await self._keys.revoke(request.id)
+        call.facts["key"] = revoked.id
+        return keys_pb2.RevokeKeyResponse(key=key_message(revoked))
+
+    @typed(scope=SERVICE)
+    async def WatchKeys(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: keys_pb2.WatchKeysRequest, call: Call
+    ) -> None:
+        """All keys that are not revoked, a mark, then every change; for as long as the caller wants."""
+        response = keys_pb2.WatchKeysResponse
+        with self._keys.watchers.watch() as watch:
+            while event := await watch.next():
+                if isinstance(event, KeysAdded):
+                    hashed = [keys_pb2.HashedKey(key=key_message(key), sha256=key.hash) for key in event.keys]
+                    await call.send(response(added=keys_pb2.HashedKeys(keys=hashed)))
+                elif isinstance(event, KeyRemoved):
+                    await call.send(response(removed_id=event.key_id))
+                else:
+                    await call.send(response(synced=keys_pb2.KeysSynced()))
+
+
+def key_message(key: ApiKey) -> keys_pb2.ApiKey:
+    """A key, without its hash."""
+    message = keys_pb2.ApiKey(
+        id=key.id,
+        name=key.name,
+        hint=key.hint,
+        scopes=key.scopes,
+        models=key.models,
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_minute=key.tokens_per_minute,
+    )
+    message.create_time.seconds = key.created
+    if key.expires:
+        message.expire_time.seconds = key.expires
+    if key.revoked:
+        message.revoke_time.seconds = key.revoked
+    return message
+
+
+def _expires(request: keys_pb2.CreateKeyRequest) -> int:
+    """When a new key shall expire; 0: never. Raises InvalidRequest for a time that is none."""
+    if not request.HasField("expire_time"):
+        return 0
+    seconds = request.expire_time.seconds
+    if not 0 < seconds <= MAX_TIME:
+        raise InvalidRequest("'expire_time' must be in the future, before the year 10000", param="expire_time")
+    return seconds

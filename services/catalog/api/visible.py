@@ -1,0 +1,21 @@
+"""The models that a caller may know of: all, but for a key with a list of its own."""
+
+from __future__ import annotations
+
+from services.catalog.picture import Picture, View
+from services.rpc.caller import current_caller
+
+
+def visible(picture: Picture, name: str) -> View:
+    """The model of that id or alias. Raises ModelNotFound and ModelNotAllowed."""
+    caller = current_caller()
+    with caller.looking_for(name):
+        view = picture.get(name)
+    caller.check_model(name, *view.registration.names)
+    return view
+
+
+def all_visible(picture: Picture) -> list[View]:
+    """All models that the caller may use, by id."""
+    identity = current_caller().identity
+    return [view for view in picture.all() if not identity.models or identity.may_use(*view.registration.names)]

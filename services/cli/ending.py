@@ -1,0 +1,36 @@
+"""How commands end when something is wrong: with a sentence on the standard error, and a status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from services.cli.models.waiting import Interrupted
+from services.cli.problem import Problem
+from services.rpc.setting_reader import SettingError
+
+EXIT_PROBLEM = 1
+EXIT_BAD_SETTING = 2
+EXIT_INTERRUPTED = 130
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Ends the command with a sentence and a status when what happens inside of it raises a Problem."""
+    try:
+        yield
+    except SettingError as error:
+        _end(str(error), EXIT_BAD_SETTING)
+    except Interrupted as interrupted:
+        _end(str(interrupted), EXIT_INTERRUPTED)
+    except Problem as problem:
+        _end(str(problem), EXIT_PROBLEM)
+
+
+def _end(sentence: str, status: int) -> NoReturn:
+    print(f"allm: {sentence}", file=sys.stderr)
+    raise typer.Exit(status)

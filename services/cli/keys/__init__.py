@@ -1,0 +1,1 @@
+"""`allm keys`: the API keys that callers show to the gateway."""

@@ -1,0 +1,104 @@
+"""`allm keys`: make, list and revoke keys. It speaks with the catalog itself, and so needs no key to make the first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from allm.keys.v1 import keys_pb2, keys_pb2_grpc
+
+from services.cli.ending import plainly
+from services.cli.keys.catalog_door import key_service
+from services.cli.keys.key_list import show_keys, show_new_key
+from services.cli.models.connection import told
+from services.cli.models.document import document, print_document
+from services.cli.models.page import Page
+from services.rpc.settings import load_settings
+
+ANSWER_SECONDS = 30.0
+DAY_SECONDS = 86_400
+ONCE = "Keep the key now: it is shown this once, and only its hash is stored."
+
+keys_app = typer.Typer(
+    help="Make, list and revoke the API keys that callers show with `ALLM_AUTH=keys`.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+CatalogAddress = Annotated[
+    str, typer.Option("--catalog", metavar="ADDRESS", help="Where the catalog is; default: the one running here.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
+
+
+@contextmanager
+def _session(catalog: str) -> Iterator[keys_pb2_grpc.KeyServiceStub]:
+    """The catalog's keys; ends the command with a sentence where something is wrong."""
+    with plainly(), key_service(catalog, load_settings()) as keys, told():
+        yield keys
+
+
+@keys_app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it: who or what will use it.")],
+    scopes: Annotated[
+        list[str] | None,
+        typer.Option("--scope", metavar="SCOPE", help="`inference` (the default) or `admin`; repeatable."),
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="ID", help="Only this model, or all beginning so: `llama*`; repeatable."),
+    ] = None,
+    requests: Annotated[
+        int, typer.Option("--requests-per-minute", min=0, metavar="N", help="Most requests in a minute; 0: no limit.")
+    ] = 0,
+    tokens: Annotated[
+        int, typer.Option("--tokens-per-minute", min=0, metavar="N", help="Most tokens in a minute; 0: no limit.")
+    ] = 0,
+    days: Annotated[
+        float, typer.Option("--expires", min=0, max=36_500, metavar="DAYS", help="Ends after so many; 0: never.")
+    ] = 0,
+    as_json: Json = False,
+    catalog: CatalogAddress = "",
+) -> None:
+    """Make a key, and show it for the only time."""
+    request = keys_pb2.CreateKeyRequest(name=name, scopes=scopes, models=models, tokens_per_minute=tokens)
+    request.requests_per_minute = min(requests, 2**31 - 1)
+    if days:
+        request.expire_time.seconds = int(time.time() + days * DAY_SECONDS)
+    with _session(catalog) as keys:
+        reply = keys.CreateKey(request, timeout=ANSWER_SECONDS)
+        if as_json:
+            print_document(document(reply))
+        else:
+            show_new_key(Page(), reply)
+            Page(error=True).say(ONCE)
+
+
+@keys_app.command(name="list")
+def list_keys(as_json: Json = False, catalog: CatalogAddress = "") -> None:
+    """List all keys, without what would let anybody use them."""
+    with _session(catalog) as keys:
+        reply = keys.ListKeys(keys_pb2.ListKeysRequest(), timeout=ANSWER_SECONDS)
+        if as_json:
+            print_document(document(reply))
+        else:
+            show_keys(Page(), reply.keys)
+
+
+@keys_app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="`key_...`, as `allm keys list` tells it.")],
+    as_json: Json = False,
+    catalog: CatalogAddress = "",
+) -> None:
+    """End a key for good. Within five seconds no call that shows it begins any more."""
+    with _session(catalog) as keys:
+        reply = keys.RevokeKey(keys_pb2.RevokeKeyRequest(id=key_id), timeout=ANSWER_SECONDS)
+        if as_json:
+            print_document(document(reply))
+        else:
+            Page().say(f"{reply.key.id} ({reply.key.name}) is revoked")

@@ -1,0 +1,113 @@
+"""Which scope a path needs: the same as the services themselves ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from google.api import annotations_pb2
+
+from gateway.descriptor import CHAT, EMBEDDINGS, FACADES, IMAGES, KEYS, MODELS, RESPONSES, TRANSCRIPTIONS
+from services.audio.api.audio_facade import AudioFacade
+from services.audio.api.transcription_servicer import TranscriptionServicer
+from services.authorizer.scopes import ANY, needed_scope
+from services.catalog.api.keys_servicer import KeyServicer
+from services.catalog.api.models_facade import ModelsFacade
+from services.catalog.api.models_servicer import ModelServicer
+from services.image.api.image_servicer import ImageServicer
+from services.image.api.images_facade import ImagesFacade
+from services.rpc.identity import ADMIN, INFERENCE, SERVICE
+from services.text.api.chat_facade import TextFacade
+from services.text.api.chat_servicer import ChatServicer
+from services.text.api.embedding_servicer import EmbeddingServicer
+from services.text.api.response_servicer import ResponseServicer
+from services.text.api.responses_facade import ResponsesFacade
+
+TEXT, RESPONSES_FACADE, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
+SERVICES = (
+    (TEXT, TextFacade),
+    (RESPONSES_FACADE, ResponsesFacade),
+    (AUDIO, AudioFacade),
+    (IMAGES_FACADE, ImagesFacade),
+    (MODELS_FACADE, ModelsFacade),
+    (CHAT, ChatServicer),
+    (EMBEDDINGS, EmbeddingServicer),
+    (RESPONSES, ResponseServicer),
+    (TRANSCRIPTIONS, TranscriptionServicer),
+    (IMAGES, ImageServicer),
+    (MODELS, ModelServicer),
+    (KEYS, KeyServicer),
+)
+
+
+def methods() -> Iterator[tuple[str, str, str, str]]:
+    """Every RPC behind the gateway: its name, the scope that its servicer asks for, and each way to it."""
+    for service, servicer in SERVICES:
+        for method in service.methods:
+            scope = getattr(servicer, method.name).scope
+            yield method.full_name, scope, "POST", f"/{service.full_name}/{method.name}"
+            rule = method.GetOptions().Extensions[annotations_pb2.http]
+            for each in (rule, *rule.additional_bindings):
+                if verb := each.WhichOneof("pattern"):
+                    path = getattr(each, verb).replace("=**", "")
+                    yield method.full_name, scope, verb.upper(), path.partition("?")[0]
+
+
+WAYS = sorted(set(methods()))
+
+
+@pytest.mark.parametrize(("name", "scope", "verb", "path"), WAYS)
+def test_the_gateway_asks_for_the_same_scope_as_the_service(name: str, scope: str, verb: str, path: str) -> None:
+    """Our own processes' calls are no way through the gateway: to be an operator is the least that they need there."""
+    assert needed_scope(verb, path) == (ADMIN if scope == SERVICE else scope)
+
+
+def test_there_are_ways_of_both_kinds() -> None:
+    assert {needed_scope(verb, path) for _, _, verb, path in WAYS} == {ANY, INFERENCE, ADMIN}
+    assert len(WAYS) > 60
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models?x=/v1/chat/completions",
+        "/v1//models",
+        "//v1/models",
+        "/v1/%6dodels",
+        "/v1%2Fmodels",
+        "/v1/models/",
+        "/v1/models/org/m:load",
+        "/v1/models/org%2Fm%3Aload",
+        "/v1/models:x",
+        "/v1/models/\n:load",
+    ],
+)
+def test_no_spelling_makes_management_look_like_anything_else(path: str) -> None:
+    assert needed_scope("POST", path) == needed_scope("DELETE", path) == needed_scope("PUT", path) == ADMIN
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD"])
+@pytest.mark.parametrize("path", ["/v1/api_keys", "/v1/api_keys/key_1", "/v1/%61pi_keys", "/v1/api_keys?x"])
+def test_keys_are_for_operators_alone(method: str, path: str) -> None:
+    assert needed_scope(method, path) == ADMIN
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/allm.new.v1.Service/Method",
+        "/allm.models.v1.ModelService/NewMethod",
+        "/allm.models.v1.ResidencyService/Release",
+        "/allm.text.v1.NewService/Method",
+        "/allm.openai.v1.ModelsService/DeleteModel",
+        "/allm.models.v1.ModelService/ListModels/",
+        "/allm%2Emodels.v1.ModelService/DeleteModel",
+    ],
+)
+def test_what_is_not_known_of_ours_is_for_operators(path: str) -> None:
+    assert needed_scope("POST", path) == ADMIN
+
+
+@pytest.mark.parametrize("path", ["/v1/modelsx", "/v1/assistants", "/favicon.ico", "/", "", "/v1/api_keysx"])
+def test_who_asks_for_nothing_that_there_is_hears_that_there_is_nothing(path: str) -> None:
+    assert needed_scope("POST", path) == INFERENCE

@@ -1,0 +1,151 @@
+"""`allm keys` in front of a real catalog that asks for identities."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from allm.keys.v1 import keys_pb2
+from stack import environment
+from typer.testing import CliRunner, Result
+
+from services.cli.keys.catalog_door import catalog_address
+from services.cli.keys.key_list import state_word
+from services.cli.main import app
+from services.cli.problem import Problem
+from services.cli.run_folder import NOTE_NAME
+from services.rpc.secret_file import ensure_secret
+from services.rpc.settings import load_settings
+
+START_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """The home of a catalog that runs with ALLM_AUTH=keys; its socket is `catalog.sock` in there."""
+    with TemporaryDirectory(prefix="keys-") as name:
+        folder = Path(name)
+        ensure_secret(folder / "identity.secret")
+        settings = {"ALLM_LISTEN": f"unix:{name}/catalog.sock", "ALLM_AUTH": "keys", "ALLM_DRAIN_DELAY_SECONDS": "0"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.catalog"],
+            env=environment(folder, **settings),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stderr
+        try:
+            while b'"msg": "serving"' not in (line := process.stderr.readline()):
+                assert line, "it ended before it served"
+            # What a running `allm serve` leaves in its home.
+            (folder / NOTE_NAME).write_text(json.dumps({"folder": name, "grpc": "127.0.0.1:1"}))
+            yield folder
+        finally:
+            process.terminate()
+            process.communicate(timeout=START_SECONDS)
+
+
+@pytest.fixture
+def allm(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    monkeypatch.setenv("ALLM_HOME", str(home))
+    monkeypatch.setenv("COLUMNS", "200")
+    yield Command()
+
+
+class Command:
+    """`allm`, in this process."""
+
+    def __call__(self, *arguments: str, status: int = 0) -> Result:
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == status, result.output
+        return result
+
+
+def test_a_key_is_shown_once(allm: Command) -> None:
+    made = allm(
+        "keys", "create", "ann", "--requests-per-minute", "60", "--tokens-per-minute", "90000", "--expires", "1"
+    )
+    (secret,) = re.findall(r"sk-allm-[A-Za-z0-9_-]{43}", made.stdout)
+    assert "60 requests a minute, 90,000 tokens a minute" in made.stdout
+    assert "shown this once" in made.stderr
+    listed = allm("keys", "list").stdout
+    assert re.search(r"key_[0-9a-f]{16}  ann +sk-allm-\S{4}\.\.\.  active  inference", listed)
+    assert secret not in listed
+
+
+def test_for_scripts(allm: Command) -> None:
+    made = json.loads(
+        allm("keys", "create", "bob", "--scope", "admin", "--model", "m", "--model", "l*", "--json").stdout
+    )
+    assert (made["key"]["scopes"], made["key"]["models"]) == (["admin"], ["m", "l*"])
+    assert "expire_time" not in made["key"]
+    listed = json.loads(allm("keys", "list", "--json").stdout)
+    assert made["key"] in listed["keys"]
+    revoked = json.loads(allm("keys", "revoke", made["key"]["id"], "--json").stdout)
+    assert revoked["key"]["revoke_time"]
+    assert "revoked" in allm("keys", "list").stdout
+    assert "bob" in allm("keys", "revoke", made["key"]["id"]).stdout, "again, it is"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("create", ""), "'name' must have"),
+        (("create", "x", "--scope", "root"), "'scopes' may hold inference, admin, not 'root'"),
+        (("create", "x", "--model", "a b"), "'models' must hold"),
+        (("revoke", "key_0"), "There is no key of the id `key_0`."),
+        (("list", "--catalog", "nowhere"), "--catalog nowhere is neither host:port nor unix:/path"),
+        (("list", "--catalog", "unix:/nowhere/s"), "does not answer"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(allm: Command, arguments: tuple[str, ...], told: str) -> None:
+    said = allm("keys", *arguments, status=1).stderr
+    assert said.startswith("allm: ")
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_without_the_secret_it_is_nobody(allm: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLM_IDENTITY_SECRET_FILE", str(tmp_path / "none"))
+    assert "x-allm-identity" in allm("keys", "list", status=1).stderr
+    monkeypatch.setenv("ALLM_AUTH", "keys")
+    assert "ALLM_IDENTITY_SECRET_FILE" in allm("keys", "list", status=1).stderr
+    (tmp_path / "none").write_text("another secret, of thirty-two bytes and more")
+    assert "not signed with this deployment's secret" in allm("keys", "list", status=1).stderr
+
+
+def test_where_the_catalog_is(home: Path, tmp_path: Path) -> None:
+    here = {"ALLM_HOME": str(home)}
+    assert catalog_address("", load_settings(here)) == f"unix:{home}/catalog.sock"
+    assert catalog_address("", load_settings({**here, "ALLM_CATALOG": "catalog:50050"})) == "catalog:50050"
+    assert catalog_address("other:1", load_settings({**here, "ALLM_CATALOG": "catalog:50050"})) == "other:1"
+    elsewhere = {"ALLM_HOME": str(tmp_path)}
+    assert catalog_address("", load_settings(elsewhere)) == "127.0.0.1:50050"
+    for note in ("", "[]", "{}", '{"folder": 3}', '{"folder": "/nowhere"}'):
+        (tmp_path / NOTE_NAME).write_text(note)
+        assert catalog_address("", load_settings(elsewhere)) == "127.0.0.1:50050"
+    with pytest.raises(Problem):
+        catalog_address("other", load_settings(here))
+
+
+def test_it_runs_where_only_the_catalog_is_installed() -> None:
+    """As in its container: no Envoy, no library of any other service."""
+    absent = ("envoy", "jinja2", "llama_cpp", "llguidance", "numpy", "torch", "av", "PIL", "gguf", "redis")
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import services.cli.main"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_states() -> None:
+    key = keys_pb2.ApiKey(id="key_1")
+    assert state_word(key, 100.0) == "active"
+    key.expire_time.seconds = 100
+    assert (state_word(key, 99.9), state_word(key, 100.0)) == ("active", "expired")
+    key.revoke_time.seconds = 1
+    assert state_word(key, 0.0) == "revoked"

@@ -1,0 +1,210 @@
+"""`allm serve` with ALLM_AUTH=keys, as an operator meets it: the first key, forged identities, and what dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from key_callers import CREATE_KEY, LIST, PROTOCOLS, Way, ask, bearer
+from stack import MODEL, Stack, environment, running_stack
+from wire import send
+
+from services.authorizer.__main__ import SNAPSHOT
+from services.rpc.identity import HEADER, Identity, sign
+from services.rpc.secret_file import read_secret
+
+PATIENCE = 60.0  # seconds
+REVOKED_SECONDS = 5.0  # what is promised
+CHAT = "/v1/chat/completions"
+ASKED = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
+JSON = {"content-type": "application/json"}
+
+
+def allm(stack: Stack, *arguments: str) -> str:
+    """What a command prints, typed where nobody has said ALLM_AUTH."""
+    command = [sys.executable, "-m", "services.cli", *arguments]
+    environ = environment(stack.home)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("keys") / "home", ALLM_AUTH="keys") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def root(guarded: Stack) -> str:
+    """The first key, made as an operator makes it."""
+    made = json.loads(allm(guarded, "keys", "create", "root", "--scope", "admin", "--scope", "inference", "--json"))
+    return str(made["secret"])
+
+
+async def create(stack: Stack, root: str, **wanted: Any) -> tuple[str, str]:
+    """A further key, by REST: its id, and the key."""
+    body = json.dumps({"name": "more", **wanted}).encode()
+    reply = await send(stack.port, "POST", "/v1/api_keys", {**bearer(root), **JSON}, body)
+    assert reply.status == 200, reply
+    return reply.json["key"]["id"], reply.json["secret"]
+
+
+async def until(
+    stack: Stack, key: str, status: str, protocol: str = "rest", way: Way = LIST, seconds: float = PATIENCE
+) -> None:
+    async with asyncio.timeout(seconds):
+        while (await ask(protocol, stack.port, way, bearer(key))).status != status:  # noqa: ASYNC110 - other processes
+            await asyncio.sleep(0.05)
+
+
+def children(stack: Stack) -> dict[str, int]:
+    found: dict[str, int] = stack.note["children"]
+    return found
+
+
+async def restarted(stack: Stack, name: str, before: int) -> None:
+    """Waits until the supervisor has brought a child back, and said so."""
+    async with asyncio.timeout(PATIENCE):
+        while children(stack).get(name, before) == before:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def away(stack: Stack, name: str) -> AsyncIterator[None]:
+    """A child that does nothing at all as long as the block runs."""
+    process = children(stack)[name]
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def logged(stack: Stack, name: str) -> str:
+    return (stack.home / "logs" / f"{name}.log").read_text()
+
+
+async def until_logged(stack: Stack, name: str, found: Callable[[str], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not found(logged(stack, name)):  # noqa: ASYNC110 - a file has no events
+            await asyncio.sleep(0.05)
+
+
+async def test_the_start_says_that_keys_are_needed_and_makes_the_secret(guarded: Stack, root: str) -> None:
+    said = (guarded.home / "output.txt").read_text()
+    assert "allm keys create" in said
+    assert "Authorization: Bearer" in said
+    secret = guarded.home / "identity.secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    listed = allm(guarded, "keys", "list")
+    assert "root" in listed
+    assert root not in listed
+    for protocol in PROTOCOLS:
+        assert (await ask(protocol, guarded.port, LIST)).status == "UNAUTHENTICATED"
+        assert (await ask(protocol, guarded.port, LIST, bearer(root))).status == "OK"
+    everything = "".join(path.read_text() for path in (guarded.home / "logs").iterdir())
+    assert root not in everything
+    assert read_secret(secret).decode() not in everything
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_forged_identity_makes_nobody_an_operator(guarded: Stack, root: str, protocol: str) -> None:
+    _, key = await create(guarded, root)
+    claimed = Identity("key_root", frozenset(("admin", "inference", "service")), expires=int(time.time()) + 60)
+    for secret in (b"guessed, and of thirty-two bytes or more", read_secret(guarded.home / "identity.secret")):
+        forged = {HEADER: sign(claimed, secret), "x-client-id": "key_root"}
+        assert (await ask(protocol, guarded.port, CREATE_KEY, forged)).status == "UNAUTHENTICATED"
+        assert (await ask(protocol, guarded.port, CREATE_KEY, {**forged, **bearer(key)})).status == "PERMISSION_DENIED"
+
+
+async def test_openais_client_knows_every_refusal(guarded: Stack, root: str) -> None:
+    _, key = await create(guarded, root, requests_per_minute=1)
+
+    def client(key: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=guarded.base_url, api_key=key, max_retries=0)
+
+    async with client(key) as limited, client("sk-allm-wrong") as stranger:
+        assert MODEL in [model.id async for model in limited.models.list()]
+        with pytest.raises(openai.RateLimitError) as over:
+            await limited.models.list()
+        assert over.value.code == "rate_limit_exceeded"
+        with pytest.raises(openai.AuthenticationError) as wrong:
+            await stranger.models.list()
+        assert wrong.value.code == "invalid_api_key"
+        with pytest.raises(openai.PermissionDeniedError):
+            await limited.models.delete(MODEL)
+
+
+async def test_who_called_is_the_keys_owner_in_every_log(guarded: Stack, root: str) -> None:
+    key_id, key = await create(guarded, root)
+    reply = await send(guarded.port, "POST", CHAT, {**bearer(key), **JSON, "x-client-id": "somebody"}, b"{}")
+    assert reply.status == 400, "the service says what is missing; to load a model for this would take long"
+    request_id = reply.headers["x-request-id"]
+    for name in ("text", "gateway"):
+        await until_logged(guarded, name, lambda log: request_id in log)
+        (line,) = [
+            json.loads(line) for line in logged(guarded, name).splitlines() if request_id in line and '"client"' in line
+        ]
+        assert line["client"] == key_id
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_revoked_key_is_refused(guarded: Stack, root: str, protocol: str) -> None:
+    key_id, key = await create(guarded, root)
+    await until(guarded, key, "OK", protocol)
+    reply = await send(guarded.port, "DELETE", f"/v1/api_keys/{key_id}", bearer(root))
+    assert (reply.status, "revoke_time" in reply.json["key"]) == (200, True)
+    await until(guarded, key, "UNAUTHENTICATED", protocol, seconds=REVOKED_SECONDS)
+    unknown = await send(guarded.port, "DELETE", "/v1/api_keys/key_0", bearer(root))
+    assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (404, "key_not_found", "id")
+
+
+async def test_a_key_that_expires(guarded: Stack, root: str) -> None:
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3))
+    _, key = await create(guarded, root, expire_time=soon)
+    await until(guarded, key, "UNAUTHENTICATED")
+    past = json.dumps({"name": "past", "expire_time": "2020-01-01T00:00:00Z"}).encode()
+    reply = await send(guarded.port, "POST", "/v1/api_keys", {**bearer(root), **JSON}, past)
+    assert (reply.status, reply.error["param"]) == (400, "expire_time")
+
+
+@pytest.mark.slow
+async def test_the_catalog_may_die_and_the_authorizer_too(guarded: Stack, root: str) -> None:
+    key_id, key = await create(guarded, root)
+    await until(guarded, key, "OK")
+    chat = {**bearer(key), **JSON}
+
+    async def chats() -> int:
+        return (await send(guarded.port, "POST", CHAT, chat, ASKED)).status
+
+    # The catalog is killed: keys go on, and after its return they are followed again.
+    before = children(guarded)["catalog"]
+    os.kill(before, signal.SIGKILL)
+    assert await chats() == 200
+    await restarted(guarded, "catalog", before)
+    assert await chats() == 200
+
+    # It stands still, and the authorizer is killed meanwhile: what that knew it knows again.
+    async with away(guarded, "catalog"):
+        before = children(guarded)["authorizer"]
+        assert key_id in (guarded.home / SNAPSHOT).read_text()
+        os.kill(before, signal.SIGKILL)
+        await restarted(guarded, "authorizer", before)
+        assert await chats() == 200
+        wrong = await send(guarded.port, "POST", CHAT, {**bearer("sk-allm-wrong"), **JSON}, ASKED)
+        assert wrong.status == 401, "and nobody else gets in"
+
+    # It goes on, and a key that is revoked now ends.
+    async with asyncio.timeout(PATIENCE):
+        while (await send(guarded.port, "DELETE", f"/v1/api_keys/{key_id}", bearer(root))).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    await until(guarded, key, "UNAUTHENTICATED")

@@ -1,0 +1,34 @@
+"""Work done for a key with a rate of tokens, and what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from services.rpc.caller import Caller, keep_caller
+from services.rpc.identity import INFERENCE, Identity
+from services.rpc.token_rates import TokenRates
+
+
+class Purse:
+    """A key that may use so many tokens a minute, and a process that counts for itself. Time stands still."""
+
+    def __init__(self, tokens: int) -> None:
+        self._rates = TokenRates(None, lambda: 0.0)
+        self._caller = Caller(Identity("key_ann", frozenset({INFERENCE}), (), tokens), self._rates)
+
+    async def pays(self, work: Awaitable[Any]) -> Any:
+        """Does something for this key, in a context of its own."""
+
+        async def paid() -> Any:
+            keep_caller(self._caller)
+            return await work
+
+        return await asyncio.create_task(paid())
+
+    @property
+    def spent(self) -> float:
+        """Tokens that were counted."""
+        account = self._rates._accounts.get("key_ann")
+        return account.used if account else 0
