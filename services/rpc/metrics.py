@@ -14,8 +14,8 @@ from contextvars import ContextVar
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
+# Else every counter and histogram has a series more, which says when it began.
 disable_created_metrics()  # type: ignore[no-untyped-call]
-# else every counter and histogram has a series more, which says when it began
 
 PROVIDER = "allm"
 _MODEL = ("model",)
@@ -63,7 +63,8 @@ WAITING = Gauge(
 )
 QUEUED = Histogram(
     "allm_request_queue_seconds",
-    "From when a request could have been computed, its prompt or first sound being there, to its place in the batch.",
+    "From when a request could have been computed, its prompt or first sound being there, to its place in the batch; "
+    "without live sound, and without those that never got one.",
     _MODEL,
     buckets=_LATENCY,
 )
@@ -158,13 +159,16 @@ OVERRUNS = Counter(
 
 # --- memory
 
-HOST_MEMORY = Gauge("allm_host_memory_bytes", "Of the machine or container: total, used.", ("kind",))
+HOST_MEMORY = Gauge(
+    "allm_host_memory_bytes",
+    "Of the machine or container: total, used, and the threshold above which idle models are unloaded.",
+    ("kind",),
+)
 DEVICE_MEMORY = Gauge(
     "allm_device_memory_bytes",
-    "Of a GPU: total, used, and used by this service's models (ours).",
+    "Of a GPU: total, used, used by this service's models (ours), and the threshold as for the host.",
     ("device", "kind"),
 )
-MEMORY_THRESHOLD = Gauge("allm_memory_threshold_ratio", "ALLM_MEMORY_THRESHOLD: above it idle models are unloaded.")
 MEMORY_PRESSURE = Gauge("allm_memory_pressure", "1 while a place is above ALLM_MEMORY_THRESHOLD.", ("place",))
 WORKER_MEMORY = Gauge(
     "allm_worker_memory_bytes", "What the model's worker holds on the host, mapped files included.", _MODEL
@@ -175,6 +179,10 @@ WORKER_DEVICE_MEMORY = Gauge(
 
 # --- the process
 
+SPANS_SENT = Counter("allm_trace_spans_sent", "Spans of traces that the collector took.")
+SPANS_DROPPED = Counter(
+    "allm_trace_spans_dropped", "Spans that never reached it, by reason: queue_full, not_sent, shutdown.", ("reason",)
+)
 TASKS = Gauge("allm_tasks", "Tasks of the event loop; grows without end where something is never ended.")
 
 

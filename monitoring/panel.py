@@ -1,0 +1,82 @@
+"""Panels of the dashboard: what they show, and how Grafana is told."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+from typing import Any
+
+WIDTH = 24  # columns of Grafana's grid
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+THRESHOLD = "threshold"  # a query of this legend is drawn as a line to stay below of
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """An expression of PromQL. `$model` is what the viewer has chosen, `$__rate_interval` a few scrapes."""
+
+    expression: str
+    legend: str
+    must_have_data: bool = True  # whether a stack that has served text, sound and a picture has something to show
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel."""
+
+    title: str
+    unit: str  # as Grafana calls it
+    queries: tuple[Query, ...]
+    says: str  # a sentence for whoever does not know what it shows
+    kind: str = "timeseries"
+    width: int = 8
+    height: int = 8
+
+    def as_grafana(self, number: int, x: int, y: int) -> dict[str, Any]:
+        """The panel at a place of the grid."""
+        custom = {"fillOpacity": 10, "showPoints": "never", "lineWidth": 1} if self.kind == "timeseries" else {}
+        return {
+            "id": number,
+            "type": self.kind,
+            "title": self.title,
+            "description": self.says,
+            "datasource": DATASOURCE,
+            "gridPos": {"x": x, "y": y, "w": self.width, "h": self.height},
+            "fieldConfig": {
+                "defaults": {"unit": self.unit, "min": 0, "custom": custom},
+                "overrides": [_line()] if any(query.legend.startswith(THRESHOLD) for query in self.queries) else [],
+            },
+            "options": _OPTIONS[self.kind],
+            "targets": [
+                {
+                    "refId": letter,
+                    "datasource": DATASOURCE,
+                    "expr": query.expression,
+                    "legendFormat": query.legend,
+                    "range": True,
+                }
+                for letter, query in zip(string.ascii_uppercase, self.queries, strict=False)
+            ],
+        }
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "colorMode": "value"},
+}
+
+
+def _line() -> dict[str, Any]:
+    """A dashed red line without anything below it."""
+    properties = {
+        "color": {"mode": "fixed", "fixedColor": "red"},
+        "custom.fillOpacity": 0,
+        "custom.lineStyle": {"fill": "dash", "dash": [10, 10]},
+    }
+    return {
+        "matcher": {"id": "byRegexp", "options": f"/^{THRESHOLD}/"},
+        "properties": [{"id": name, "value": value} for name, value in properties.items()],
+    }

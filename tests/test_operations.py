@@ -1,0 +1,54 @@
+"""Which RPCs infer, and what: by that their metrics are told apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.audio.api.audio_facade import AudioFacade
+from services.audio.api.transcription_servicer import TranscriptionServicer
+from services.image.api.image_servicer import ImageServicer
+from services.image.api.images_facade import ImagesFacade
+from services.text.api.chat_facade import TextFacade
+from services.text.api.chat_servicer import ChatServicer
+from services.text.api.embedding_servicer import EmbeddingServicer
+from services.text.api.response_servicer import ResponseServicer
+from services.text.api.responses_facade import ResponsesFacade
+
+OPERATIONS = {
+    TextFacade: {
+        "CreateChatCompletion": "chat",
+        "CreateCompletion": "text_completion",
+        "CreateEmbedding": "embeddings",
+    },
+    ChatServicer: {"CreateChatCompletion": "chat", "StreamChatCompletion": "chat"},
+    EmbeddingServicer: {"CreateEmbeddings": "embeddings"},
+    ResponsesFacade: {"CreateResponse": "chat"},
+    ResponseServicer: {"CreateResponse": "chat", "StreamResponse": "chat"},
+    AudioFacade: {"CreateTranscription": "transcription", "CreateTranslation": "translation"},
+    TranscriptionServicer: {
+        "Transcribe": "transcription",
+        "Translate": "translation",
+        "StreamTranscribe": "transcription",
+    },
+    ImagesFacade: {
+        "CreateImage": "image_generation",
+        "CreateImageEdit": "image_edit",
+        "CreateImageVariation": "image_variation",
+    },
+    ImageServicer: {
+        "GenerateImage": "image_generation",
+        "StreamGenerateImage": "image_generation",
+        "EditImage": "image_edit",
+        "CreateVariation": "image_variation",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.__name__)
+def test_every_rpc_says_what_it_infers(kind: type) -> None:
+    """Those that only read, count or delete say nothing."""
+    found = {
+        name: method.operation for name, method in vars(kind).items() if "operation" in getattr(method, "__dict__", ())
+    }
+    assert {name: operation for name, operation in found.items() if operation} == OPERATIONS[kind]
+    assert set(found) == {name for name in vars(kind.__base__) if name[0].isupper()}
