@@ -1,0 +1,155 @@
+"""Envoy's part of traces: its tracer, the collector's cluster, and whose traces it goes on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gateway.address import envoy_address, is_loopback, needs_dns
+from services.rpc.trace_settings import TraceSettings
+
+CLUSTER = "otlp"
+SERVICE = "allm-gateway"
+# How a caller says which trace its request belongs to (W3C Trace Context).
+PARENT_HEADERS = ("traceparent", "tracestate")
+CLIENT_TRACE = "x-client-trace-id"  # Envoy's own of old, which it would write into spans
+FLUSH_MILLISECONDS = 1000
+EXPORT_SECONDS = 5
+PERCENT = 100
+MILLION = 1_000_000
+# What spans tell besides, or instead of what Envoy would: whole addresses, in whose queries people put secrets.
+TAGS = {
+    "allm.request_id": "%REQ(X-REQUEST-ID)%",
+    "allm.client": "%REQ(X-CLIENT-ID)%",
+    "allm.attempt": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "http.url": "%PATH(NQ:ORIG_OR_PATH):256%",
+    "user_agent": "%REQ(USER-AGENT):128%",
+}
+_EXTENSIONS = "type.googleapis.com/envoy.extensions"
+_SAMPLERS = "envoy.tracers.opentelemetry.samplers"
+_CODEC = {
+    "name": "envoy.filters.http.upstream_codec",
+    "typed_config": {"@type": f"{_EXTENSIONS}.filters.http.upstream_codec.v3.UpstreamCodec"},
+}
+_WITHOUT_MESSAGES = {
+    "name": "envoy.filters.http.lua",
+    "typed_config": {
+        "@type": f"{_EXTENSIONS}.filters.http.lua.v3.Lua",
+        "default_source_code": {"filename": str(Path(__file__).with_name("spans.lua"))},
+    },
+}
+_TRACE = "type.googleapis.com/envoy.config.trace.v3"
+
+
+def tracing(trace: TraceSettings) -> dict[str, Any] | None:
+    """What the connection manager is told; None: no traces."""
+    if not trace.wanted:
+        return None
+    every, never = {"value": PERCENT}, {"value": 0}
+    return {
+        "provider": {
+            "name": "envoy.tracers.opentelemetry",
+            "typed_config": {
+                "@type": f"{_TRACE}.OpenTelemetryConfig",
+                "service_name": SERVICE,
+                "grpc_service": {
+                    "envoy_grpc": {"cluster_name": CLUSTER},
+                    "timeout": f"{EXPORT_SECONDS}s",
+                    "initial_metadata": [{"key": name, "value": value} for name, value in trace.headers],
+                },
+                "sampler": _sampler(trace.sampling),
+            },
+        },
+        "client_sampling": never,  # a header of Envoy's own, by which callers could have themselves traced
+        "random_sampling": every,  # the sampler says which
+        "overall_sampling": every,
+        "spawn_upstream_span": True,
+        # The RPC: in OpenAI's paths there are ids.
+        "operation": "%REQ(X-ENVOY-ORIGINAL-METHOD?:METHOD)% %PATH(NQ:PATH):128%",
+        "upstream_operation": "%UPSTREAM_CLUSTER%",
+        "custom_tags": [{"tag": name, "value": value} for name, value in TAGS.items()],
+    }
+
+
+def runtime(trace: TraceSettings) -> dict[str, Any] | None:
+    """Values of Envoy's runtime: spans are sent at once, not every five seconds."""
+    if not trace.wanted:
+        return None
+    values = {"tracing.opentelemetry.flush_interval_ms": FLUSH_MILLISECONDS}
+    return {"layers": [{"name": "traces", "static_layer": values}]}
+
+
+def cluster(trace: TraceSettings) -> dict[str, Any]:
+    """The collector. It may be away: nothing but spans waits for it."""
+    address = f"[{trace.host}]:{trace.port}" if ":" in trace.host else f"{trace.host}:{trace.port}"
+    return {
+        "name": CLUSTER,
+        "type": "STRICT_DNS" if needs_dns(address) else "STATIC",
+        "dns_lookup_family": "V4_PREFERRED",
+        "connect_timeout": "1s",
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": f"{_EXTENSIONS}.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {"http2_protocol_options": {}},
+                "http_filters": [_WITHOUT_MESSAGES, _CODEC],
+            },
+        },
+        "circuit_breakers": {"thresholds": [{"max_connections": 4, "max_requests": 64, "max_pending_requests": 64}]},
+        "transport_socket": _tls(trace) if trace.tls else None,
+        "load_assignment": {
+            "cluster_name": CLUSTER,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": envoy_address(address)}}]}],
+        },
+    }
+
+
+def removed_parents(trace: TraceSettings, host: str) -> tuple[str, ...]:
+    """Headers that callers' requests lose, so that every trace begins here. `host`: where the gateway listens.
+
+    Who may say which trace a request belongs to can have any number of them recorded, whatever share is wanted, and
+    write into others' traces. So strangers may not: only programs on this machine, or those that the operator trusts.
+    """
+    if not trace.wanted:
+        return ()
+    trusted = trace.parents == "accept" or (trace.parents == "auto" and is_loopback(host))
+    return (CLIENT_TRACE,) if trusted else (CLIENT_TRACE, *PARENT_HEADERS)
+
+
+def _sampler(share: float) -> dict[str, Any]:
+    """What a caller's trace that is gone on with says of itself; of new ones a share, by their ids."""
+    ratio = {
+        "name": f"{_SAMPLERS}.trace_id_ratio_based",
+        "typed_config": {
+            "@type": f"{_EXTENSIONS}.tracers.opentelemetry.samplers.v3.TraceIdRatioBasedSamplerConfig",
+            "sampling_percentage": {"numerator": round(share * MILLION), "denominator": "MILLION"},
+        },
+    }
+    return {
+        "name": f"{_SAMPLERS}.parent_based",
+        "typed_config": {
+            "@type": f"{_EXTENSIONS}.tracers.opentelemetry.samplers.v3.ParentBasedSamplerConfig",
+            "wrapped_sampler": ratio,
+        },
+    }
+
+
+def _tls(trace: TraceSettings) -> dict[str, Any]:
+    name = {"san_type": _san_type(trace.host), "matcher": {"exact": trace.host}}
+    return {
+        "name": "envoy.transport_sockets.tls",
+        "typed_config": {
+            "@type": f"{_EXTENSIONS}.transport_sockets.tls.v3.UpstreamTlsContext",
+            "sni": trace.host,
+            "common_tls_context": {
+                "alpn_protocols": ["h2"],
+                "validation_context": {
+                    "trusted_ca": {"filename": str(trace.authorities)},
+                    "match_typed_subject_alt_names": [name],
+                },
+            },
+        },
+    }
+
+
+def _san_type(host: str) -> str:
+    return "DNS" if needs_dns(f"[{host}]:1" if ":" in host else f"{host}:1") else "IP_ADDRESS"
