@@ -28,10 +28,12 @@ class SettingReader:
 
     def text(self, name: str, default: str) -> str:
         """A text without spaces around it."""
+        self._note(name, default, "text")
         return self.environ.get(name, "").strip() or default
 
     def path(self, name: str, default: Path) -> Path:
         """An absolute path; `~` is the home folder."""
+        self._note(name, default, "path")
         return Path(self.text(name, str(default))).expanduser().absolute()
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
@@ -48,6 +50,7 @@ class SettingReader:
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
         """One of the words that are allowed, in lower case."""
+        self._note(name, default, allowed)
         value = self.text(name, default).lower()
         if value not in allowed:
             raise SettingError(name, value, f"one of {', '.join(allowed)}")
@@ -59,10 +62,12 @@ class SettingReader:
 
     def names(self, name: str) -> tuple[str, ...]:
         """What commas separate."""
+        self._note(name, "", "list")
         return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
 
     def origins(self, name: str) -> tuple[str, ...]:
         """Origins of web pages, which commas separate."""
+        self._note(name, "", "list of `https://host`")
         found = self.names(name)
         for origin in found:
             scheme, separator, host = origin.partition("://")
@@ -72,6 +77,7 @@ class SettingReader:
 
     def address(self, name: str, default: str) -> str:
         """Where an HTTP server is reached, without a slash at the end."""
+        self._note(name, default, "`https://host` or `http://host`")
         url = self.text(name, default).rstrip("/")
         try:
             parts = urlsplit(url)
@@ -84,6 +90,7 @@ class SettingReader:
 
     def redis(self, name: str) -> str:
         """Where a Redis is reached; empty: nowhere."""
+        self._note(name, "", "`redis://`, `rediss://` or `unix://`")
         url = self.text(name, "")
         try:
             parts = urlsplit(url)
@@ -97,6 +104,7 @@ class SettingReader:
 
     def pairs(self, name: str, shape: str) -> tuple[tuple[str, str], ...]:
         """`key=value` pairs, which commas separate; `shape` shows one."""
+        self._note(name, "", f"list of `{shape}`")
         found = []
         for part in self.names(name):
             key, _, value = part.partition("=")
@@ -105,7 +113,11 @@ class SettingReader:
             found.append((key.strip(), value.strip()))
         return tuple(found)
 
+    def _note(self, name: str, default: object, allowed: str | tuple[object, ...]) -> None:
+        """Is told of every variable, with a number's bounds or the words that are allowed (setting_notes.py)."""
+
     def _parsed(self, name: str, default: T, parse: Callable[[str], T], low: T, high: T, what: str) -> T:
+        self._note(name, default, (low, high))
         value = self.environ.get(name, "").strip()
         if not value:
             return default
