@@ -1,0 +1,102 @@
+"""A text service without models: every stream gets one token after the other at a speed that is set.
+
+    python -m bench.paced_text TOKENS_PER_SECOND
+
+All around it is what every service has (services/rpc): the server, the calls, the messages. Each token's text is the
+moment at which it was made, in nanoseconds of the monotonic clock, which all processes of a machine share. The model's
+name is how many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from random import Random
+
+import grpc
+from allm.openai.v1 import text_service_pb2_grpc
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from google.api.httpbody_pb2 import HttpBody
+
+from services.rpc.call import Call, facade, typed
+from services.rpc.server import Application, run
+from services.rpc.settings import Settings
+
+SECOND_NS = 1_000_000_000
+NAMES = [service.full_name for service in chat_service_pb2.DESCRIPTOR.services_by_name.values()]
+# As long as a real one of the text service.
+CHUNK = (
+    'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1790000000,'
+    '"model":"smollm2-135m-instruct","system_fingerprint":null,"choices":[{"index":0,"delta":{"content":"%d"},'
+    '"logprobs":null,"finish_reason":null}]}\n\n'
+)
+Reply = chat_service_pb2.StreamChatCompletionResponse
+
+
+class Pace:
+    """When the tokens of a stream come. Each stream begins somewhere within the time between two."""
+
+    def __init__(self, tokens_per_second: float) -> None:
+        self._between = 1 / tokens_per_second
+        self._random = Random(1)  # noqa: S311 (nothing is kept secret by it)
+
+    async def tokens(self, count: int) -> AsyncIterator[int]:
+        """The moment of each token, in nanoseconds, when it has come."""
+        at = time.perf_counter() + self._between * self._random.random()
+        for _ in range(count):
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            yield time.perf_counter_ns()
+            at += self._between
+
+
+class PacedFacade(text_service_pb2_grpc.TextServiceServicer):
+    """REST."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    @facade()
+    async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: HttpBody, call: Call
+    ) -> None:
+        """Server-sent events, one a token."""
+        async for moment in self._pace.tokens(int(json.loads(request.data)["model"])):
+            await call.send(HttpBody(content_type="text/event-stream", data=(CHUNK % moment).encode()))
+        await call.send(HttpBody(content_type="text/event-stream", data=b"data: [DONE]\n\n"))
+
+
+class PacedChat(chat_service_pb2_grpc.ChatServiceServicer):
+    """gRPC."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    @typed()
+    async def StreamChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: chat_service_pb2.StreamChatCompletionRequest, call: Call
+    ) -> None:
+        """A delta for each token."""
+        await call.send(Reply(started=chat_service_pb2.ChatStarted(id="chatcmpl-1", model=request.model)))
+        async for moment in self._pace.tokens(int(request.model)):
+            await call.send(Reply(delta=chat_service_pb2.ChatDelta(text=str(moment))))
+        reason = chat_pb2.FINISH_REASON_LENGTH
+        await call.send(Reply(finished=chat_service_pb2.ChatFinished(finish_reason=reason)))
+
+
+async def build(server: grpc.aio.Server, settings: Settings) -> Application:
+    """The two services."""
+    pace = Pace(float(sys.argv[1]))
+    text_service_pb2_grpc.add_TextServiceServicer_to_server(PacedFacade(pace), server)  # type: ignore[abstract]
+    chat_service_pb2_grpc.add_ChatServiceServicer_to_server(PacedChat(pace), server)  # type: ignore[abstract]
+    return Application(NAMES, _nothing)
+
+
+async def _nothing() -> None:
+    """There is nothing to close."""
+
+
+if __name__ == "__main__":
+    run(build)
