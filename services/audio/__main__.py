@@ -20,6 +20,7 @@ from services.models.registry import EngineRegistry
 from services.provision.provision import Provision
 from services.residency.residency import Residency
 from services.residency.residency_servicer import ResidencyServicer
+from services.rpc.own_identity import OwnIdentity
 from services.rpc.server import Application, run
 from services.rpc.settings import Settings
 
@@ -33,7 +34,8 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     residency = await Residency.open(settings, manager, AudioNeed(audio, device, manager.options))
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
-    provision = Provision(settings.model, "audio", registry, manager, settings.residency.preload)
+    own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)
+    provision = Provision(settings.model, "audio", registry, manager, settings.residency.preload, own)
     decoders = SoundDecoders(
         decoders=audio.decoders,
         folder=audio.upload_folder,
@@ -61,8 +63,8 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await decoders.close()
 
     typed = [transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name]
-    return Application(typed, close, leave=leave)
+    return Application(typed, close, leave=leave, warm=provision.warm, models=provision.models)
 
 
 if __name__ == "__main__":
-    run(build)
+    run(build, "audio")

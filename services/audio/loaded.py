@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -30,6 +30,7 @@ from services.rpc import metrics
 from services.rpc.deadline import caller_deadline
 from services.rpc.errors import AllmError
 from services.rpc.settings import AudioSettings
+from services.rpc.tracing import AUDIO_SECONDS, OUTPUT_TOKENS
 
 SOUND_AHEAD = 600 * SAMPLE_RATE  # samples that the worker may hold of a request; then its sound waits
 SOUND_OWED = 120 * SAMPLE_RATE  # samples, more than any window: a worker that holds them has something to compute
@@ -53,13 +54,24 @@ class Hearing(Pending):
         self._consumed = 0  # of these, what the worker no longer holds
         self._all = False  # whether the sound is all there
         self.told = False  # whether a segment has come
+        self._counts: dict[str, float] = {}
         self._unread: deque[News] = deque()
         self._room = asyncio.Event()
+
+    @property
+    def heard_seconds(self) -> float:
+        """Seconds of sound that the worker has dealt with so far."""
+        return self._counts.get(AUDIO_SECONDS, self._consumed / SAMPLE_RATE)
 
     @property
     def held(self) -> int:
         """Samples that the worker has and may still need."""
         return self._sent - self._consumed
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Seconds of sound and tokens of text, once it is done."""
+        return self._counts
 
     async def feed(self, samples: bytes, *, last: bool = False) -> None:
         """Sends sound; waits while the worker has enough, or nobody reads what it says.
@@ -93,6 +105,7 @@ class Hearing(Pending):
             self._unread.pop()
         self._unread.append(news)
         if isinstance(news, Finished):
+            self._counts = {AUDIO_SECONDS: news.seconds, OUTPUT_TOKENS: news.tokens}
             self.finish()
             self._room.set()
         self._tell()

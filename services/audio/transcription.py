@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from services.audio.language import language_code
 from services.audio.loaded import Hearing, LoadedWhisper
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource
+from services.rpc import tracing
+from services.rpc.caller import current_caller
 from services.rpc.errors import AllmError, Internal, InvalidRequest
 from services.rpc.settings import AudioSettings
 
 log = logging.getLogger(__name__)
 
+TOKENS_PER_SECOND = 10  # as which a second of sound counts where a key has a rate of tokens; its text counts nothing
 LANGUAGES_SHOWN = 5  # a message names so many at the most
 # Characters of a prompt's end that the worker gets, many more than the tokens that a model reads: others' sound waits
 # while it makes tokens of them, which takes seconds for the longest prompt that is allowed.
@@ -109,10 +113,12 @@ class Transcriptions:
         Raises, here or while events are read:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do that.
             InvalidRequest: the sound cannot be decoded or is too long, or a parameter is wrong; `param` names it.
-            Overloaded: too many requests wait.
+            Overloaded: too many requests wait, or the caller's key has used up its tokens of the minute.
             Timeout, Internal, OutOfMemory: it took too long, or went wrong.
         """
+        caller = current_caller()
         stored = await self._models.find(request.model)
+        await caller.admit()
         async with self._models.loaded(stored, request.task) as model:
             decoding = self._decoding(request, stored.id, model)
             with model.hear(client, decoding) as hearing:
@@ -122,19 +128,24 @@ class Transcriptions:
                 finally:
                     pump.cancel()
                     await asyncio.gather(pump, return_exceptions=True)
+                    caller.spend(math.ceil(hearing.heard_seconds * TOKENS_PER_SECOND))
 
     async def _pump(self, source: SoundSource, raw: RawSound | None, hearing: Hearing) -> None:
         """Brings the sound to the worker, as fast as that takes it. Whatever goes wrong ends the request."""
         try:
-            async with self._decoders.open(source, raw) as sound:
-                while samples := await sound.read():
-                    await hearing.feed(samples)
+            with tracing.part("decode sound"):
+                await self._feed(source, raw, hearing)
             await hearing.feed(b"", last=True)
         except AllmError as error:
             hearing.fail(error)
         except Exception:
             log.exception("unexpected error while decoding")
             hearing.fail(Internal("the sound could not be decoded; the service's log says why"))
+
+    async def _feed(self, source: SoundSource, raw: RawSound | None, hearing: Hearing) -> None:
+        async with self._decoders.open(source, raw) as sound:
+            while samples := await sound.read():
+                await hearing.feed(samples)
 
     def _decoding(self, request: TranscriptionRequest, model_id: str, model: LoadedWhisper) -> Decoding:
         """The request in the worker's words. Raises InvalidRequest."""

@@ -49,9 +49,10 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         catalog.watchers.close()
         keys.watchers.close()
 
-    name = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
-    return Application([name], close, leave)
+    models_name = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
+    keys_name = keys_pb2.DESCRIPTOR.services_by_name["KeyService"].full_name
+    return Application([models_name, keys_name], close, leave, models=lambda: {model.id for model in registrations})
 
 
 if __name__ == "__main__":
-    run(build)
+    run(build, "catalog")

@@ -59,6 +59,6 @@ MIGRATIONS: tuple[str, ...] = (
         created INTEGER NOT NULL,                  -- seconds since the epoch; so are the next two
         expires INTEGER NOT NULL,                  -- 0: never
         revoked INTEGER NOT NULL                   -- 0: it was not
-    ) STRICT, WITHOUT ROWID;
+    ) STRICT;
     """,
 )

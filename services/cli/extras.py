@@ -6,7 +6,9 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from services.rpc.setting_reader import SettingError
 from services.rpc.settings import Settings
+from services.rpc.trace_settings import ENDPOINT, EXTRA
 
 # What the audio service and its processes import, all of the extra `audio`.
 AUDIO_PACKAGES = ("av", "faster_whisper", "numpy", "python_multipart")
@@ -18,6 +20,16 @@ IMAGE_PACKAGES = ("PIL", "diffusers", "peft", "python_multipart", "safetensors",
 NO_IMAGE = (
     "There is no image service: pip install 'allm[image]' brings it (ALLM_IMAGE_REPLICAS=0 says that none is wanted)"
 )
+
+
+# Likewise of the extra `traces`, which any service needs that makes them.
+TRACES_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
+
+
+def check_traces(settings: Settings) -> None:
+    """Raises SettingError where traces are wanted that cannot be made: no service would start."""
+    if settings.trace.wanted and not _installed(TRACES_PACKAGES):
+        raise SettingError(ENDPOINT, "...", EXTRA)
 
 
 def with_installed(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -32,4 +44,7 @@ def with_installed(settings: Settings, say: Callable[[str], None]) -> Settings:
 
 
 def _installed(packages: Sequence[str]) -> bool:
-    return all(map(importlib.util.find_spec, packages))  # imports nothing
+    try:
+        return all(map(importlib.util.find_spec, packages))  # imports nothing
+    except ModuleNotFoundError:  # not even what a package lies in
+        return False

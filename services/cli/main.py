@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib import metadata
 from typing import Annotated
 
 import typer
 
+from services.cli.ending import plainly
+from services.cli.gateway import run_gateway
+from services.cli.keys.app import keys_app
 from services.cli.models.app import models_app
-from services.cli.problem import Problem
 from services.cli.screen import Screen
 from services.cli.serve import serve as serve_stack
-from services.rpc.setting_reader import SettingError
-
-EXIT_PROBLEM = 1
-EXIT_BAD_SETTING = 2
 
 app = typer.Typer(
     name="allm",
@@ -26,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(models_app, name="models")
+app.add_typer(keys_app, name="keys")
 
 
 def run() -> None:
@@ -64,18 +62,25 @@ def serve() -> None:
 
     * `ALLM_MODELS` - models to register, as `id=/path/to/model.gguf`, comma-separated; see also `allm models add`
     * `ALLM_HOST`, `ALLM_PORT` - where to listen (127.0.0.1, 8080)
+    * `ALLM_AUTH` - `keys` asks every caller for an API key; without it only this machine gets in
     * `ALLM_ALLOWED_HOSTS` - names besides localhost under which clients reach it
     * `ALLM_CORS_ORIGINS` - origins whose web pages may call it
     * `ALLM_HOME` - models, logs and state (~/.allm)
     """
-    try:
+    with plainly():
         serve_stack(os.environ, _installed_version(), Screen())
-    except SettingError as error:
-        _fail(str(error), EXIT_BAD_SETTING)
-    except Problem as problem:
-        _fail(str(problem), EXIT_PROBLEM)
 
 
-def _fail(sentence: str, status: int) -> None:
-    print(f"allm: {sentence}", file=sys.stderr)
-    raise typer.Exit(status)
+@app.command()
+def gateway() -> None:
+    """Start the gateway alone, in front of services that run elsewhere, until SIGTERM or Ctrl-C.
+
+    Settings are environment variables; those that say where the services are:
+
+    * `ALLM_GATEWAY_TEXT`, `ALLM_GATEWAY_AUDIO`, `ALLM_GATEWAY_IMAGE` - addresses `host:port`, comma-separated
+    * `ALLM_GATEWAY_TEXT_GROUPS`, `ALLM_TEXT_GROUP_MODELS` - further text services, each for a group of models
+    * `ALLM_CATALOG` - address of the catalog
+    * `ALLM_TLS_CERT`, `ALLM_TLS_KEY` - PEM files, for HTTPS
+    """
+    with plainly():
+        run_gateway(os.environ)

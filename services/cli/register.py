@@ -27,6 +27,7 @@ from services.models.inspection.guess import guess
 from services.models.inspection.whisper import CHECKPOINT
 from services.models.tree import LocalTree
 from services.rpc.errors import AllmError
+from services.rpc.own_identity import OwnIdentity
 from services.rpc.settings import Settings
 
 SETTLE_SECONDS = 30.0
@@ -44,6 +45,7 @@ class Registrar:
     def __init__(self, address: str, settings: Settings, say: Callable[[str], None]) -> None:
         self._address = address
         self._settings = settings
+        self._own = OwnIdentity.of_command(settings.auth, "supervisor", settings.tls.service)
         self._say = say
         self._hears = settings.audio_replicas > 0
         self._draws = settings.image_replicas > 0
@@ -94,7 +96,7 @@ class Registrar:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[model_service_pb2_grpc.ModelServiceAsyncStub]:
         options = (("grpc.max_receive_message_length", -1),)
-        async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+        async with self._own.channel(self._address, options) as channel:
             try:
                 yield model_service_pb2_grpc.ModelServiceStub(channel)
             except grpc.aio.AioRpcError as error:

@@ -31,6 +31,7 @@ class RunNote:
     folder: str  # of sockets and rendered files
     children: dict[str, int]  # process ids by name
     ready: bool  # whether the models that the settings name are registered
+    local: str = ""  # where this user's commands reach the gateway: a Unix socket where that port has TLS
 
     def write(self, home: Path) -> None:
         """Puts the note in place of an older one, whole."""
@@ -58,7 +59,7 @@ def run_folder(home: Path) -> Iterator[Path]:
             ) from None
         _remove_remains(home)
         (home / NOTE_NAME).unlink(missing_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="allm-", dir=_parent()))  # readable for this user only
+        folder = Path(tempfile.mkdtemp(prefix="allm-", dir=socket_parent()))  # readable for this user only
         try:
             yield folder
         finally:
@@ -73,10 +74,11 @@ def _remove_remains(home: Path) -> None:
         ours = folder.name.startswith("allm-") and folder.stat().st_uid == os.getuid()
     except (OSError, ValueError, LookupError, TypeError):
         return
-    if ours and folder.parent == _parent():
+    if ours and folder.parent == socket_parent():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parent() -> Path:
+def socket_parent() -> Path:
+    """Where folders with Unix sockets can be: their paths must be short."""
     usual = tempfile.gettempdir()
     return Path(usual if len(os.fsencode(usual)) <= LONGEST_PARENT else "/tmp")  # noqa: S108 - mkdtemp makes it private

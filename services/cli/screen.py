@@ -16,7 +16,12 @@ from gateway.address import is_loopback
 from services.cli.models.words import reason_word
 from services.cli.stack import Stack
 
-OPEN = "Mind: there are no API keys; whoever reaches this machine's address may use the models."
+OPEN = "Mind: ALLM_AUTH=open asks for no API keys; whoever reaches this machine's address may use the models."
+KEYS = (
+    "Every call needs an API key, as `Authorization: Bearer sk-allm-...`. Make the first one:\n"
+    "allm keys create me --scope inference --scope admin"
+)
+CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_KEY" '
 MIB = 1024 * 1024
 NO_MODELS = "none: register one with `allm models add`, or pip install 'allm[demo]' for a small one"
 MAX_SHOWN = 20
@@ -62,9 +67,13 @@ class Screen:
         if not models:
             table.add_row("Models", escape(NO_MODELS))
         self._console.print(table)
-        if tries := list(_tries(stack.base_url, models)):
+        tries = list(_tries(stack.base_url, models))
+        if stack.settings.auth.keys:
+            self.say(KEYS)
+            tries = [line.replace("curl ", CURL_WITH_KEY, 1) for line in tries]
+        if tries:
             self.say("\n".join(("Try it:", *tries)))
-        if not is_loopback(stack.settings.gateway.host):
+        if not stack.settings.auth.keys and not is_loopback(stack.settings.gateway.host):
             self.say(OPEN)
         self.say("Ctrl-C stops it.")
 

@@ -9,22 +9,36 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
-from services.cli.extras import with_installed
+from gateway.exposure import confined, is_confined
+from services.cli.extras import check_traces, with_installed
 from services.cli.ports import choose_port
 from services.cli.problem import Problem
 from services.cli.register import Registrar
 from services.cli.run_folder import RunNote, run_folder
 from services.cli.screen import Screen
-from services.cli.stack import CATALOG, Stack, audio_names, image_names, text_names, with_port
+from services.cli.stack import (
+    CATALOG,
+    Stack,
+    audio_names,
+    authorizer_names,
+    image_names,
+    text_names,
+    with_listener,
+)
 from services.cli.supervisor import Supervisor
 from services.models.demo import DEMO_ID
 from services.models.demo_encoder import DEMO_ENCODER_ID
 from services.models.demo_safetensors import SAFETENSORS_DEMO_ID
 from services.models.demo_shapes import DEMO_SHAPES_ID
 from services.models.demo_whisper import DEMO_WHISPER_ID
+from services.rpc.secret_file import SecretUnusable, ensure_secret
 from services.rpc.settings import Settings, load_settings
 
 DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID, DEMO_WHISPER_ID, DEMO_SHAPES_ID)
+CONFINED = (
+    "Mind: ALLM_HOST={host} is not obeyed, the gateway listens on 127.0.0.1: whoever reached it could use the models. "
+    "Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open where something else guards it (docs/keys.md)."
+)
 NOTE_SECONDS = 2.0  # until `run.json` is tried again that could not be written
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,20 +51,45 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
         Problem: it cannot start.
     """
     settings = with_installed(load_settings(environ), screen.say)
+    check_traces(settings)
+    if is_confined(settings.gateway):
+        screen.say(CONFINED.format(host=settings.gateway.host))
     with run_folder(settings.home) as folder:
-        gateway = settings.gateway
-        settings = _with_demo(with_port(settings, choose_port(gateway.host, gateway.port, "ALLM_PORT")))
+        host = confined(settings.gateway).host
+        port = choose_port(host, settings.gateway.port, "ALLM_PORT")
+        settings = _with_demo(_with_gateway_metrics(with_listener(settings, host, port)))
+        if settings.auth.keys:
+            _make_secret(settings)
         stack = Stack(settings, folder, environ, _metrics_ports(settings), screen.say)
         asyncio.run(_Run(stack, version, screen).until_stopped())
+
+
+def _make_secret(settings: Settings) -> None:
+    """Services read it when they start."""
+    try:
+        ensure_secret(settings.auth.secret_file)
+    except SecretUnusable as error:
+        raise Problem(str(error)) from error
 
 
 def _with_demo(settings: Settings) -> Settings:
     """With the demos' folders below one of the roots, also where ALLM_MODEL_ROOTS leaves them out."""
     model = settings.model
     folders = [model.folder / name for name in DEMO_IDS]
-    if settings.models or model.models_file or all(any(folder.is_relative_to(root) for root in model.roots) for folder in folders):
+    if (
+        settings.models
+        or model.models_file
+        or all(any(folder.is_relative_to(root) for root in model.roots) for folder in folders)
+    ):
         return settings
     return replace(settings, model=replace(model, roots=(*model.roots, *folders)))
+
+
+def _with_gateway_metrics(settings: Settings) -> Settings:
+    """With the port on which the gateway tells its own metrics."""
+    gateway = settings.gateway
+    port = choose_port(gateway.stats_host, gateway.stats_port, "ALLM_GATEWAY_METRICS_PORT")
+    return replace(settings, gateway=replace(gateway, stats_port=port))
 
 
 def _metrics_ports(settings: Settings) -> dict[str, int]:
@@ -63,7 +102,7 @@ def _metrics_ports(settings: Settings) -> dict[str, int]:
     )
     return {
         first: choose_port(host, port, "ALLM_METRICS_PORT"),
-        **{name: choose_port(host, 0, "ALLM_METRICS_PORT") for name in (*others, CATALOG)},
+        **{name: choose_port(host, 0, "ALLM_METRICS_PORT") for name in (*others, CATALOG, *authorizer_names(settings))},
     }
 
 
@@ -129,6 +168,7 @@ class _Run:
             folder=str(stack.folder),
             children=children,
             ready=self._ready,
+            local=stack.local_address,
         )
         try:
             note.write(stack.settings.home)

@@ -1,4 +1,5 @@
-"""The services of one machine, as the supervisor runs them: catalog, text, audio, image, and then the gateway."""
+"""The services of one machine, as the supervisor runs them: catalog, text, audio, image, with keys the
+authorizer, and then the gateway."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from gateway import stats
 from gateway.address import url_host
-from gateway.admin import AdminError, EnvoyAdmin
+from gateway.admin import EnvoyAdmin
+from gateway.drain import drain
 from gateway.process import envoy_command
 from gateway.render import Gateway, write_config
 from services.cli.process import Program
@@ -26,6 +29,7 @@ CATALOG = "catalog"
 TEXT = "text"
 AUDIO = "audio"
 IMAGE = "image"
+AUTHORIZER = "authorizer"
 GATEWAY = "gateway"
 
 # A socket that is not there yet is tried again soon: nothing is spared by waiting.
@@ -45,7 +49,7 @@ class Stack:
     @property
     def base_url(self) -> str:
         """For OpenAI clients on this machine."""
-        return f"http://{self.grpc_address}/v1"
+        return f"{'https' if self.settings.tls.edge else 'http'}://{self.grpc_address}/v1"
 
     @property
     def grpc_address(self) -> str:
@@ -53,10 +57,18 @@ class Stack:
         return f"{url_host(self.settings.gateway.host)}:{self.settings.gateway.port}"
 
     @property
+    def local_address(self) -> str:
+        """For the commands of this user: where they need no certificate."""
+        return self._socket(GATEWAY) if self.settings.tls.edge else self.grpc_address
+
+    @property
     def metrics_urls(self) -> dict[str, str]:
-        """Where each service tells its Prometheus metrics."""
-        host = url_host(self.settings.service.metrics_host)
-        return {name: f"http://{host}:{port}/metrics" for name, port in self.metrics_ports.items()}
+        """Where each service tells its Prometheus metrics, and the gateway those of Envoy."""
+        host, gateway = url_host(self.settings.service.metrics_host), self.settings.gateway
+        urls = {name: f"http://{host}:{port}/metrics" for name, port in self.metrics_ports.items()}
+        if gateway.stats_port:
+            urls[GATEWAY] = f"http://{url_host(gateway.stats_host)}:{gateway.stats_port}{stats.PATH}"
+        return urls
 
     @property
     def catalog_address(self) -> str:
@@ -68,7 +80,8 @@ class Stack:
         text = [self._service(TEXT, name) for name in text_names(self.settings.text_replicas)]
         audio = [self._service(AUDIO, name) for name in audio_names(self.settings.audio_replicas)]
         image = [self._service(IMAGE, name) for name in image_names(self.settings.image_replicas)]
-        return [self._service(CATALOG, CATALOG), *text, *audio, *image, self._gateway()]
+        authorizer = [self._service(name, name) for name in authorizer_names(self.settings)]
+        return [self._service(CATALOG, CATALOG), *text, *audio, *image, *authorizer, self._gateway()]
 
     def _socket(self, name: str) -> str:
         return f"unix:{self.folder / name}.sock"
@@ -81,7 +94,8 @@ class Stack:
         environ = {
             **self.environ,
             "ALLM_LISTEN": address,
-            # The gateway's real one: what callers are told to fetch later has it in its address.
+            # The gateway's real ones: what callers are told to fetch later has them in its address.
+            "ALLM_HOST": self.settings.gateway.host,
             "ALLM_PORT": str(self.settings.gateway.port),
             "ALLM_METRICS_PORT": str(self.metrics_ports[name]),
             "ALLM_CATALOG": self.catalog_address,
@@ -99,13 +113,16 @@ class Stack:
         admin = EnvoyAdmin(self.folder / "admin.sock")
         config = write_config(
             Gateway(
-                self.settings.gateway,
+                replace(self.settings.gateway, authorizer=self._socket(AUTHORIZER)),
                 text=tuple(map(self._socket, text_names(self.settings.text_replicas))),
                 audio=tuple(map(self._socket, audio_names(self.settings.audio_replicas))),
                 image=tuple(map(self._socket, image_names(self.settings.image_replicas))),
                 catalog=self.catalog_address,
                 admin=f"unix:{admin.socket}",
                 folder=self.folder,
+                tls=self.settings.tls,
+                local=self._socket(GATEWAY) if self.settings.tls.edge else "",
+                trace=self.settings.trace,
             )
         )
         program = Program(GATEWAY, tuple(envoy_command(config, os.cpu_count() or 1)), self.environ)
@@ -113,19 +130,7 @@ class Stack:
 
     async def _drain(self, admin: EnvoyAdmin) -> None:
         """Turns clients away, and gives running requests time to end."""
-        seconds = self.settings.service.drain_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await admin.drain()
-                if active := await admin.active_requests():
-                    requests = "1 running request" if active == 1 else f"{active} running requests"
-                    self.say(f"waiting up to {seconds:g} s for {requests}; Ctrl-C stops at once")
-                while await admin.active_requests():  # noqa: ASYNC110 - another process, it has no events
-                    await asyncio.sleep(POLL_SECONDS)
-        except AdminError:  # Envoy has crashed or is stuck: there is nothing to wait for
-            return
-        except TimeoutError:
-            self.say("the time for running requests is over")
+        await drain(admin, self.settings.service.drain_seconds, self.say)
 
 
 def text_names(replicas: int) -> list[str]:
@@ -147,9 +152,14 @@ def _names(service: str, replicas: int) -> list[str]:
     return [service] if replicas == 1 else [f"{service}-{number}" for number in range(1, replicas + 1)]
 
 
-def with_port(settings: Settings, port: int) -> Settings:
-    """The settings with the gateway's port that was chosen."""
-    return replace(settings, gateway=replace(settings.gateway, port=port))
+def authorizer_names(settings: Settings) -> list[str]:
+    """Name of the authorizer, if there is one."""
+    return [AUTHORIZER] if settings.auth.keys else []
+
+
+def with_listener(settings: Settings, host: str, port: int) -> Settings:
+    """The settings with the gateway's host and port that were chosen."""
+    return replace(settings, gateway=replace(settings.gateway, host=host, port=port))
 
 
 async def _wait_serving(address: str) -> None:

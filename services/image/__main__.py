@@ -21,6 +21,7 @@ from services.models.registry import EngineRegistry
 from services.provision.provision import Provision
 from services.residency.residency import Residency
 from services.residency.residency_servicer import ResidencyServicer
+from services.rpc.own_identity import OwnIdentity
 from services.rpc.server import Application, run
 from services.rpc.settings import Settings
 
@@ -34,7 +35,8 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     residency = await Residency.open(settings, manager, ImageNeed(manager.options))
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
-    provision = Provision(settings.model, "image", registry, manager, settings.residency.preload)
+    own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)
+    provision = Provision(settings.model, "image", registry, manager, settings.residency.preload, own)
     pictures = Pictures(image)
     files = ImageFiles(image.folder, image.folder_bytes, image.public_url)
     images = Images(ImageModels(provision.store, manager), pictures, image)
@@ -59,8 +61,8 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await pictures.close()
 
     typed = [image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name]
-    return Application(typed, close, leave=leave)
+    return Application(typed, close, leave=leave, warm=provision.warm, models=provision.models)
 
 
 if __name__ == "__main__":
-    run(build)
+    run(build, "image")

@@ -13,6 +13,8 @@ from services.image.loaded import Drawing
 from services.image.pictures.coding.messages import Decode, Encode
 from services.image.pictures.pictures import Pictures
 from services.image.recipe import Parameters, Recipe
+from services.rpc import tracing
+from services.rpc.caller import current_caller
 from services.rpc.settings import ImageSettings
 
 
@@ -93,10 +95,12 @@ class Images:
         Raises, here or while events are read:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do that.
             InvalidRequest: a picture cannot be read, or a value is wrong; `param` is a field of ImageRequest.
-            Overloaded: too many requests wait.
+            Overloaded: too many requests wait, or the caller's key has used up its tokens of the minute.
             Timeout, Internal, OutOfMemory: it took too long, or went wrong.
         """
+        caller = current_caller()
         stored = await self._models.find(request.model)
+        await caller.admit()
         async with self._models.loaded(stored) as model:
             recipe = Recipe(request, stored.id, model.ready, stored.desired.image_defaults)
             image, mask = None, None
@@ -105,7 +109,8 @@ class Images:
             else:
                 own = request.task == "edit"
                 order = Decode(image=request.image, mask=request.mask, fit=recipe.fit(), own_mask=own)
-                given = await self._pictures.decode(order)
+                with tracing.part("decode picture"):
+                    given = await self._pictures.decode(order)
                 image, mask = given.pixels, given.mask
                 parameters = recipe.over(given.width, given.height, masked=mask is not None)
 
@@ -113,7 +118,10 @@ class Images:
                 return recipe.generate(number, client, parameters, image, mask)
 
             with model.draw(message) as drawing:
-                yield self._events(request, stored.id, parameters, drawing)
+                try:
+                    yield self._events(request, stored.id, parameters, drawing)
+                finally:
+                    caller.spend(drawing.tokens(parameters.width * parameters.height * request.count))
 
     async def _events(
         self, request: ImageRequest, model_id: str, parameters: Parameters, drawing: Drawing
@@ -146,13 +154,15 @@ class Images:
             quality=request.output.quality,
             texts=_texts(model_id, parameters, seed) if self._metadata and whole else {},
         )
+        with tracing.part("encode"):
+            data = await self._pictures.encode(order)
         return Drawn(
             index=picture.index,
             seed=seed,
             kind=request.output.kind,
             width=picture.width,
             height=picture.height,
-            data=await self._pictures.encode(order),
+            data=data,
         )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
@@ -25,6 +26,9 @@ from services.residency.worker import WorkerProcess
 from services.rpc import metrics
 from services.rpc.deadline import caller_deadline
 from services.rpc.settings import ImageSettings
+from services.rpc.tracing import IMAGES, INPUT_TOKENS, STEPS
+
+TILE = 16  # pixels: the side of what counts as an image token
 
 News = Accepted | Progress | Picture | Finished
 
@@ -36,7 +40,18 @@ class Drawing(Pending):
         super().__init__()
         self.queued_since = None  # until its prompt is read
         self.told = False  # whether a picture has come
+        self.share = 0.0  # of its steps, that is computed
+        self._counts: dict[str, float] = {}
         self._unread: deque[News] = deque()
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Tokens of the prompt, pictures, and, once they are done, steps of them all."""
+        return self._counts
+
+    def tokens(self, pixels: int) -> int:
+        """What it counts for so far where a key has a rate of tokens, with so many pixels of all its pictures."""
+        return int(self._counts.get(INPUT_TOKENS, 0)) + math.ceil(self.share * pixels / TILE**2)
 
     async def next(self) -> News:
         """Waits for the next news. Raises the error that ended the request, after what came before it."""
@@ -51,7 +66,15 @@ class Drawing(Pending):
         if self._unread and isinstance(news, Progress) and isinstance(self._unread[-1], Progress):
             self._unread.pop()
         self._unread.append(news)
-        if isinstance(news, Finished):
+        if isinstance(news, Accepted):
+            self._counts[INPUT_TOKENS] = news.prompt_tokens
+        elif isinstance(news, Progress):
+            self.share = news.step / news.steps
+        elif isinstance(news, Picture) and news.partial is None:
+            self._counts[IMAGES] = self._counts.get(IMAGES, 0) + 1
+        elif isinstance(news, Finished):
+            self._counts[STEPS] = news.steps
+            self.share = 1.0
             self.finish()
         self._tell()
 

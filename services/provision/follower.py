@@ -18,6 +18,7 @@ from services.models.desired import DesiredModel
 from services.models.store import ModelStore
 from services.provision.supply import Supply
 from services.rpc.errors import AllmError, ModelNotFound, ModelNotReady, Unsupported
+from services.rpc.model_groups import GroupShare
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,20 @@ SETTLE_SECONDS = 6.0  # what replicas have to report to a catalog that has start
 class Follower:
     """Keeps a supply in step with the catalog behind `channel`."""
 
-    def __init__(self, channel: grpc.aio.Channel, modality: Modality, supply: Supply, store: ModelStore) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        modality: Modality,
+        supply: Supply,
+        store: ModelStore,
+        share: GroupShare | None = None,
+    ) -> None:
+        """`share`: which of the models are served here; None: all."""
         self._catalog = model_service_pb2_grpc.ModelServiceStub(channel)
         self._modality = modality
         self._supply = supply
         self._store = store
+        self._share = share or GroupShare()
         self._asking = 0
         self._unsettled: dict[str, DesiredModel] | None = None  # as they came, while a catalog may be new
         self.synced = asyncio.Event()  # everything that is registered has been heard of, once
@@ -72,6 +82,8 @@ class Follower:
             if modality != self._modality:
                 offered = ", ".join(sorted(reply.model.capabilities)) or modality
                 raise Unsupported(f"The model `{name}` is for {offered}, not for {self._modality}.", param="model")
+            if not self._share.holds(names := (reply.model.id, *reply.model.aliases)):
+                raise ModelNotFound(self._share.elsewhere(name, names), param="model")
             await self._arrival(name)
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
@@ -102,18 +114,23 @@ class Follower:
         request = model_service_pb2.WatchModelsRequest(modality=wire.MODALITIES[self._modality])
         async for message in self._catalog.WatchModels(request):
             event = message.WhichOneof("event")
-            if event == "changed":
+            if event == "changed" and not self._share.holds(_names(message.changed)):
+                self._forget(message.changed.model.id, seen)
+            elif event == "changed":
                 seen.add(message.changed.model.id)
                 self._apply(message.changed)
             elif event == "removed_id":
-                seen.discard(message.removed_id)
-                if self._unsettled is not None:
-                    self._unsettled.pop(message.removed_id, None)
-                self._supply.remove(message.removed_id)
+                self._forget(message.removed_id, seen)
             elif event == "synced":
                 self._supply.retain(seen)
                 self.synced.set()
             self.heard.set()
+
+    def _forget(self, model_id: str, seen: set[str]) -> None:
+        seen.discard(model_id)
+        if self._unsettled is not None:
+            self._unsettled.pop(model_id, None)
+        self._supply.remove(model_id)
 
     def _apply(self, message: manifest_pb2.DesiredModel) -> None:
         try:
@@ -132,3 +149,7 @@ class Follower:
         unsettled, self._unsettled = self._unsettled or {}, None
         for desired in unsettled.values():
             self._supply.apply(desired)
+
+
+def _names(message: manifest_pb2.DesiredModel) -> tuple[str, ...]:
+    return message.model.id, *message.model.aliases

@@ -93,7 +93,7 @@ class Preparation:
         self._loading: asyncio.Task[None] | None = None
         self._load_again = 0.0
         self._gone = False
-        self._preload = bool(means.preload & {desired.id, *desired.aliases})  # not in memory for the first time yet
+        self.preload = bool(means.preload & {desired.id, *desired.aliases})  # not in memory for the first time yet
         means.manager.pin(desired.id, wanted=desired.keep_loaded)
         self._examined: AllmError | None = None  # why loading last failed, when the files were looked at for it
         self._prepare()
@@ -104,7 +104,7 @@ class Preparation:
         unload, load = desired.unloads > old.unloads, desired.keep_loaded and not old.keep_loaded
         self._means.manager.pin(desired.id, wanted=desired.keep_loaded)
         if unload:
-            self._preload = False
+            self.preload = False
             self._beside(self._means.manager.retire(desired.id))
         if load:
             self._load_again = 0.0  # now, not when the next attempt would be due
@@ -156,8 +156,8 @@ class Preparation:
             self._examined = problem
             self._beside(self._examine(stand))
         resident = self._means.manager.resident(stand.key)
-        self._preload &= resident is None
-        if not (self.desired.keep_loaded or self._preload) or now < self._load_again:
+        self.preload &= resident is None
+        if not (self.desired.keep_loaded or self.preload) or now < self._load_again:
             return
         if (self._loading is None or self._loading.done()) and not resident:
             self._load_again = now + LOAD_AGAIN
@@ -338,7 +338,7 @@ class Preparation:
     async def _load(self, serving: Serving) -> None:
         with contextlib.suppress(AllmError):  # the manager remembers it, and it is shown as the model's state
             await self._means.manager.load(serving.descriptor, serving.runtime)
-            self._preload = False
+            self.preload = False
 
     # --- what others see of it
 

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from typing import Any
 
-import grpc
-
 from services.models.descriptor import Modality
 from services.models.registry import EngineRegistry
 from services.models.store import ModelStore
@@ -17,8 +15,12 @@ from services.provision.reporter import Reporter
 from services.provision.shelf import Shelf
 from services.provision.supply import Supply
 from services.residency.manager import ModelManager
+from services.rpc.model_groups import GroupShare
+from services.rpc.own_identity import NOBODY, OwnIdentity
 from services.rpc.settings import ModelSettings
 
+EVERYTHING = GroupShare()
+WARMING_SECONDS = 0.2  # between looks at what is loaded at the start
 SYNC_SECONDS = 5.0  # how long a start waits for the catalog; after that it begins without models
 # A catalog that comes back is found soon. Its pings are ours to send: a watch may be silent for days.
 CHANNEL_OPTIONS = (
@@ -41,10 +43,15 @@ class Provision:
         registry: EngineRegistry,
         manager: ModelManager[Any],
         preload: tuple[str, ...] = (),
+        own: OwnIdentity | None = None,
+        share: GroupShare = EVERYTHING,
     ) -> None:
-        """`preload`: ids or aliases of models that are loaded once, as soon as they are ready."""
+        """`preload`: ids or aliases of models that are loaded once, as soon as they are ready. `own`: what the catalog
+        is shown; None: nothing. `share`: which models are served here.
+        """
         changed = asyncio.Event()
         manager.on_change = changed.set
+        self._manager = manager
         self.store = ModelStore(settings.replica)
         shelf = Shelf(settings.folder)
         means = Means(
@@ -57,8 +64,8 @@ class Provision:
             preload=frozenset(preload),
         )
         self._supply = Supply(means)
-        self._channel = grpc.aio.insecure_channel(settings.catalog, options=CHANNEL_OPTIONS)
-        self._follower = Follower(self._channel, modality, self._supply, self.store)
+        self._channel = (own or NOBODY).channel(settings.catalog, CHANNEL_OPTIONS)
+        self._follower = Follower(self._channel, modality, self._supply, self.store, share)
         self.store.ask = self._follower.ask
         self._reporter = Reporter(self._channel, modality, registry, settings, self._supply, changed)
         self._following: asyncio.Task[None] | None = None
@@ -70,6 +77,16 @@ class Provision:
         self._reporting = asyncio.create_task(self._reporter.report())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._follower.synced.wait(), SYNC_SECONDS)
+
+    async def warm(self) -> None:
+        """Returns once the catalog was heard, and what is to be in memory by then is, or cannot be."""
+        await self._follower.synced.wait()
+        while self._supply.is_warming():  # noqa: ASYNC110 - workers load, and tell nobody but who asks
+            await asyncio.sleep(WARMING_SECONDS)
+
+    def models(self) -> set[str]:
+        """Ids of what is registered, or still in memory."""
+        return {*(model.id for model in self.store), *(slot.key.model_id for slot in self._manager.slots())}
 
     async def leave(self) -> None:
         """Tells the catalog that this replica takes no more requests."""

@@ -7,8 +7,10 @@ import logging
 from collections.abc import Collection
 
 from services.models.desired import DesiredModel
-from services.models.status import Status
+from services.models.status import State, Status
 from services.provision.preparation import Means, Preparation
+
+COMING: frozenset[State] = frozenset({"pending", "downloading", "verifying"})
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,11 @@ class Supply:
         for model_id in self._models.keys() - set(model_ids):
             self.remove(model_id)
 
+    def is_warming(self) -> bool:
+        """Whether a model is to be in memory that is not, and may be soon."""
+        wanted = (model for model in self._models.values() if model.preload or model.desired.keep_loaded)
+        return any(_is_coming(model.status()) for model in wanted)
+
     def keep(self) -> None:
         """Loads what is to be in memory and is not."""
         for model in self._models.values():
@@ -76,6 +83,11 @@ class Supply:
         finally:
             if self._leaving.get(model_id) is asyncio.current_task():
                 del self._leaving[model_id]
+
+
+def _is_coming(status: Status) -> bool:
+    """Whether a model is not in memory, and nothing is known to be in the way."""
+    return status.state in COMING or (status.state == "ready" and not status.reason)
 
 
 def _anew(old: DesiredModel, new: DesiredModel) -> bool:

@@ -23,12 +23,13 @@ from services.residency.refusal import NeverFits
 from services.residency.resident import Resident, ResidentKey, resident_key
 from services.residency.slot import Slot
 from services.residency.worker import started_pids
-from services.rpc import metrics
+from services.rpc import metrics, tracing
 from services.rpc.errors import AllmError, Internal, ModelNotReady
 from services.rpc.settings import MIB
 
 log = logging.getLogger(__name__)
 
+LOAD_CODES = ("MODEL_INVALID", "OUT_OF_MEMORY", "TIMEOUT", "INTERNAL")  # what loads usually fail with
 R = TypeVar("R", bound=Resident)
 Load = Callable[[ModelDescriptor, Runtime], Awaitable[R]]
 
@@ -60,6 +61,7 @@ class ModelManager(Generic[R]):
         self._clock = clock
         self._slots: dict[ResidentKey, Slot[R]] = {}
         self._leaving: set[Slot[R]] = set()  # nobody new gets them; they end, or wait for their last lease
+        self._died: set[ResidentKey] = set()  # what is loaded of these next comes in place of a worker that died
         self._backoff = Backoff(monotonic)
         self._refused: dict[ResidentKey, AllmError] = {}
         self._pinned: set[str] = set()
@@ -76,7 +78,8 @@ class ModelManager(Generic[R]):
         slot = self._slot(descriptor, runtime)
         slot.take()
         try:
-            resident = await self._loaded(slot, descriptor)
+            with slot.awaited():
+                resident = await self._loaded(slot, descriptor)
             yield resident
             if resident.alive:
                 self._backoff.served(slot.key)
@@ -188,6 +191,7 @@ class ModelManager(Generic[R]):
             if key.model_id == model_id and key != keep:
                 self._backoff.forget(key)
                 self._refused.pop(key, None)
+        self._died -= {key for key in self._died if key.model_id == model_id and key != keep}
         await asyncio.gather(*(self._retire(slot) for slot in slots))
         if slots:
             log.info("model unloaded", extra={"model": model_id})
@@ -215,7 +219,9 @@ class ModelManager(Generic[R]):
         self._backoff.check(key)
         slot = Slot(descriptor, runtime, self._clock)
         before = [one for one in self._leaving if one.key == key and not one.leases]
+        slot.span = tracing.open_span("load", {"gen_ai.request.model": key.model_id, "allm.runtime": key.runtime})
         slot.task = asyncio.create_task(self._timed_load(slot, before))
+        slot.task.add_done_callback(slot.tell_load)
         slot.task.add_done_callback(lambda _: self.on_change())
         self._slots[key] = slot
         return slot
@@ -224,6 +230,8 @@ class ModelManager(Generic[R]):
         for one in before:
             await self._end(one)
         key, started = slot.key, time.monotonic()
+        for code in LOAD_CODES:
+            metrics.LOAD_FAILURES.labels(key.model_id, code)  # at 0: Prometheus sees no increase to a first 1
         await self._enter(slot)
         started_pids.set(slot.started)
         try:
@@ -231,6 +239,7 @@ class ModelManager(Generic[R]):
         except BaseException as error:
             await self._leave(slot)
             if isinstance(error, AllmError):
+                metrics.LOAD_FAILURES.labels(key.model_id, error.code).inc()
                 self._backoff.load_failed(key, error)
                 raise
             if not isinstance(error, Exception):
@@ -238,11 +247,15 @@ class ModelManager(Generic[R]):
             # Such as no more processes: it is told as any other reason, and tried anew.
             log.exception("unexpected error while loading", extra={"model": key.model_id})
             problem = Internal(f"{key.model_id} could not be loaded: {error}")
+            metrics.LOAD_FAILURES.labels(key.model_id, problem.code).inc()
             self._backoff.load_failed(key, problem)
             raise problem from error
         self._backoff.loaded(key)
         seconds = time.monotonic() - started
         metrics.LOAD_SECONDS.labels(key.model_id).observe(seconds)
+        if key in self._died:
+            self._died.discard(key)
+            metrics.WORKER_RESTARTS.labels(key.model_id).inc()
         log.info("model loaded", extra={"model": key.model_id, "runtime": key.runtime, "seconds": round(seconds, 2)})
         return resident
 
@@ -263,7 +276,10 @@ class ModelManager(Generic[R]):
     async def _loaded(self, slot: Slot[R], descriptor: ModelDescriptor) -> R:
         try:
             # Shielded: the load goes on for the others when one who waits for it gives up.
-            return await asyncio.shield(slot.task)
+            if not slot.loading:
+                return await asyncio.shield(slot.task)
+            with tracing.part("wait for load", slot.span):
+                return await asyncio.shield(slot.task)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if slot.task.cancelled() and not (task and task.cancelling()):
@@ -273,6 +289,7 @@ class ModelManager(Generic[R]):
     def _bury(self, slot: Slot[R]) -> None:
         """Ends what takes no requests any more, beside whatever else goes on."""
         if slot.died:
+            self._died.add(slot.key)
             problem = slot.task.result().problem
             self._backoff.died(slot.key, problem.message if problem else "its worker ended")
             self._leaving.add(slot)

@@ -59,7 +59,7 @@ class Phase:
 
 
 class EngineError(Exception):
-    """A fault that ends requests or loading; `code` is one of the ten error codes."""
+    """A fault that ends requests or loading; `code` is one of the error codes."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)

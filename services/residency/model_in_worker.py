@@ -7,15 +7,16 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from services.residency.completion_rate import CompletionRate
 from services.residency.messages import Cancel, Phase, Refused, Stop
 from services.residency.worker import WorkerDied, WorkerProcess
-from services.rpc import metrics
+from services.rpc import metrics, tracing
 from services.rpc.deadline import Deadline, caller_deadline
 from services.rpc.errors import AllmError, Internal, ModelNotReady, Overloaded, Timeout, from_code
 from services.rpc.model_series import ModelPart
@@ -29,6 +30,7 @@ LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's heed no longer one
 # A request is taken only if its caller waits so many times longer than those before it are likely to need: what is
 # given up shortly before its end has cost as much as an answer.
 MARGIN = 1.5
+CANCELLED = "CANCELLED"
 QUEUE = "queue"  # the phase before the first that a worker tells of
 MOST_PHASES = 64  # of a request that are remembered: one that loses its place again and again has any number
 
@@ -83,6 +85,18 @@ class Pending:
         """Whether an error has ended it."""
         return self._error is not None
 
+    @property
+    def problem(self) -> str:
+        """The code of what it ended with; CANCELLED where its caller left before its end, empty where all is well."""
+        if self._error:
+            return self._error.code
+        return "" if self.finished else CANCELLED
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """What it has taken so far, for its trace: by names of attributes, as OpenTelemetry has them."""
+        return {}
+
     def _tell(self) -> None:
         """The worker has said something of the request: whoever waits for that goes on."""
         self.begun = True
@@ -127,9 +141,12 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._places = (0, 0)  # requests that run, and that wait, as the worker last said
         self._part = ModelPart(model_id)
         self._part.set(metrics.LOADED, 1)
+        for metric in (metrics.WORKER_DEATHS, metrics.WORKER_RESTARTS, metrics.OVERRUNS):
+            metric.labels(model_id)  # at 0 from the beginning: Prometheus sees no increase to a first 1
         self.problem: AllmError | None = None  # why it takes no requests any more
-        self._listening = asyncio.create_task(self._listen())
-        self._watching = asyncio.create_task(self._watch())
+        # Not in the context of whoever had the model loaded: what they log is not about that request.
+        self._listening = asyncio.create_task(self._listen(), context=Context())
+        self._watching = asyncio.create_task(self._watch(), context=Context())
 
     @property
     def alive(self) -> bool:
@@ -189,6 +206,8 @@ class ModelInWorker(ABC, Generic[P, M]):
             if self._requests.pop(request, None) and self.alive:
                 self._worker.send(Cancel(request))
             self._rate.count(len(self._requests), ended=pending.finished and not pending.failed)
+            if tracing.tracer:
+                tracing.tell_phases(pending.phases, pending.ended, pending.counts, pending.problem)
             self._tell_places(*self._places)
 
     def _admit(self, deadline: Deadline | None) -> None:

@@ -174,12 +174,13 @@ class Monitor:
     def _measure(self, seen: Seen) -> None:
         loaded = {slot.key.model_id: slot for slot in self._manager.slots() if slot.resident}
         pids = {resident.pid for slot in loaded.values() if (resident := slot.resident)}
-        metrics.MEMORY_THRESHOLD.set(self._settings.threshold)
         metrics.HOST_MEMORY.labels("total").set(seen.host.total)
         metrics.HOST_MEMORY.labels("used").set(seen.host.used)
+        metrics.HOST_MEMORY.labels("threshold").set(seen.host.total * self._settings.threshold)
         for device in seen.devices:
             metrics.DEVICE_MEMORY.labels(device.name, "total").set(device.total)
             metrics.DEVICE_MEMORY.labels(device.name, "used").set(device.used)
+            metrics.DEVICE_MEMORY.labels(device.name, "threshold").set(device.total * self._settings.threshold)
             ours = sum(count for pid, count in device.processes.items() if pid in pids)
             metrics.DEVICE_MEMORY.labels(device.name, "ours").set(ours)
         for model_id, slot in loaded.items():

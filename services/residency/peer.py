@@ -9,6 +9,7 @@ import grpc
 from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 
 from services.residency.reservation import Reservation
+from services.rpc.own_identity import NOBODY, OwnIdentity
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,11 @@ def peer_address(listen: str) -> str:
     return f"{own}:{port}"
 
 
-async def ask_to_release(holder: Reservation, seconds: float = RELEASE_SECONDS, requester: str = "") -> int | None:
-    """Asks the owner of a reservation to unload that model; `requester`: the replica that asks, for the owner's log.
+async def ask_to_release(
+    holder: Reservation, seconds: float = RELEASE_SECONDS, requester: str = "", own: OwnIdentity = NOBODY
+) -> int | None:
+    """Asks the owner of a reservation to unload that model; `requester`: the replica that asks, for the owner's log;
+    `own`: what the owner is shown.
 
     Returns the bytes that it freed; None where it did not: the model is in use, pinned or gone, or the owner is not
     reached within `seconds`. Never raises, but when it is cancelled.
@@ -47,7 +51,7 @@ async def ask_to_release(holder: Reservation, seconds: float = RELEASE_SECONDS, 
         requester=requester,
     )
     try:
-        async with grpc.aio.insecure_channel(holder.address, options=OPTIONS) as channel:
+        async with own.channel(holder.address, OPTIONS) as channel:
             answer = await residency_service_pb2_grpc.ResidencyServiceStub(channel).Release(request, timeout=seconds)
     except grpc.aio.AioRpcError as error:
         extra = {"replica": holder.replica, "address": holder.address, "code": error.code().name}

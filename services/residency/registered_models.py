@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from services.models.store import ModelStore, StoredModel
 from services.residency.manager import ModelManager
 from services.residency.resident import Resident
+from services.rpc.caller import current_caller
 from services.rpc.errors import AllmError, Unsupported
 
 R = TypeVar("R", bound=Resident)
@@ -22,8 +23,21 @@ class RegisteredModels(Generic[R]):
         self._manager = manager
 
     async def find(self, name: str) -> StoredModel:
-        """The model of that id or alias. Raises ModelNotFound."""
-        return await self._store.find(name)
+        """The model of that id or alias.
+
+        Everything that is done with a model for a caller begins here. Raises ModelNotFound, and ModelNotAllowed where
+        the caller's key has a list without it.
+        """
+        caller = current_caller()
+        with caller.looking_for(name):
+            stored = await self._store.find(name)
+        caller.check_model(name, stored.id, *stored.desired.aliases)
+        return stored
+
+    def check_allowed(self, name: str) -> None:
+        """Raises ModelNotAllowed for a model, registered here or not any more, that the caller may not use."""
+        aliases = self._store.get(name).desired.aliases if name in self._store else ()
+        current_caller().check_model(name, *aliases)
 
     @asynccontextmanager
     async def _leased(self, stored: StoredModel) -> AsyncIterator[R]:

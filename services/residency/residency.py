@@ -16,6 +16,7 @@ from services.residency.pools import Pools
 from services.residency.readings import Readings
 from services.residency.resident import ResidentKey
 from services.residency.snapshot import Snapshot
+from services.rpc.own_identity import OwnIdentity
 from services.rpc.settings import Settings
 
 
@@ -40,13 +41,15 @@ class Residency:
 
         Raises:
             DatabaseUnusable: the ledger cannot be used; the message says what to do about it.
+            SecretUnusable: keys are asked for, and there is no secret to sign with.
         """
         kept, replica = settings.residency, settings.model.replica
         readings = readings or Readings(devices=lambda: read_devices(kept.visible_devices))
         pools = await asyncio.to_thread(Pools.read, kept.visible_devices)
         ledger = await Ledger.open(kept.folder, peer_address(settings.service.listen), replica, pools)
         books = Books(manager, ledger, readings)
-        admission = Admission(manager, ledger, books, needed, kept, readings, replica)
+        own = OwnIdentity.of_service(settings.auth, replica, settings.tls.service)
+        admission = Admission(manager, ledger, books, needed, kept, readings, replica, own=own)
         manager.gate = admission
         return cls(manager, ledger, Monitor(manager, ledger, books, admission, kept, readings))
 

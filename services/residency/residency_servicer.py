@@ -14,6 +14,7 @@ from services.residency.resident import ResidentKey
 from services.residency.snapshot import Snapshot
 from services.rpc.call import Call, typed
 from services.rpc.errors import InvalidRequest, Overloaded
+from services.rpc.identity import ADMIN
 
 RELEASE_SECONDS = 30.0  # a worker is asked, and killed after two; its process may be slow to give everything back
 SECONDS = 10.0
@@ -49,7 +50,7 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         """Ends all watches, and those to come: nobody who looks on shall hold up the end of a service."""
         self._ending.set()
 
-    @typed(RELEASE_SECONDS)
+    @typed(RELEASE_SECONDS, scope=ADMIN)
     async def Release(  # noqa: N802
         self, request: residency_service_pb2.ReleaseRequest, call: Call
     ) -> residency_service_pb2.ReleaseResponse:
@@ -64,14 +65,14 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         call.facts["released"] = freed is not None
         return residency_service_pb2.ReleaseResponse(released=freed is not None, bytes=freed or 0)
 
-    @typed(SECONDS, quiet=True)
+    @typed(SECONDS, quiet=True, scope=ADMIN)
     async def GetResidency(  # noqa: N802
         self, request: residency_service_pb2.GetResidencyRequest, call: Call
     ) -> residency_service_pb2.GetResidencyResponse:
         """Memory and models, once."""
         return residency_service_pb2.GetResidencyResponse(residency=_residency(self._residents.snapshot()))
 
-    @typed()
+    @typed(scope=ADMIN)
     async def WatchResidency(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: residency_service_pb2.WatchResidencyRequest, call: Call
     ) -> None:

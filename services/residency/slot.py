@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.residency.reservation import Reservation
 from services.residency.resident import Resident, ResidentKey, resident_key
+from services.rpc import metrics, tracing
+from services.rpc.model_series import ModelPart
 
 R = TypeVar("R", bound=Resident)
 
@@ -34,6 +37,9 @@ class Slot(Generic[R]):
         self.idle.set()
         self.last_used = clock()
         self._clock = clock
+        self._awaiting = 0  # requests that wait for it to load
+        self._part: ModelPart | None = None  # what tells of them
+        self.span: tracing.Span | None = None  # of its load
         self._ending: asyncio.Task[None] | None = None
 
     @property
@@ -71,6 +77,14 @@ class Slot(Generic[R]):
         """Somebody uses it, or it is loading."""
         return self.leases > 0 or self.loading
 
+    def tell_load(self, task: asyncio.Task[R]) -> None:
+        """Ends the span of its load."""
+        if self.span is None:
+            return
+        error = None if task.cancelled() else task.exception()
+        problem = "CANCELLED" if task.cancelled() else getattr(error, "code", "INTERNAL") if error else ""
+        self.span.end(time.monotonic(), problem, fault=error is not None)
+
     def take(self) -> None:
         """One more uses it."""
         self.leases += 1
@@ -83,6 +97,24 @@ class Slot(Generic[R]):
         self.last_used = self._clock()
         if not self.leases:
             self.idle.set()
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """A request waits for it, until the block ends."""
+        if not self.loading:
+            yield
+            return
+        part = self._part = self._part or ModelPart(self.key.model_id)
+        self._awaiting += 1
+        part.set(metrics.WAITING, self._awaiting)
+        try:
+            yield
+        finally:
+            self._awaiting -= 1
+            part.set(metrics.WAITING, self._awaiting)
+            if not self._awaiting:
+                part.close()
+                self._part = None
 
     def end(self, leave: Callable[[Slot[R]], Awaitable[None]]) -> asyncio.Task[None]:
         """Ends the resident, or its loading, and then leaves its place, once however often this is called. Who waits

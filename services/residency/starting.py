@@ -38,7 +38,9 @@ class WorkerStart(Generic[M]):
         worker: WorkerProcess[M] = await WorkerProcess.start(self.module, self.messages, self.model_id, self.environ)
         try:
             worker.send(self.load)
-            return adopt(worker, await asyncio.wait_for(_ready(worker), self.seconds))
+            ready = await asyncio.wait_for(_ready(worker), self.seconds)
+            worker.belongs_to_all()
+            return adopt(worker, ready)
         except TimeoutError:
             await worker.close()
             raise Timeout(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from services.residency.channel import AsyncChannel, ChannelClosed
+from services.rpc import logs
 
 M = TypeVar("M")
 
@@ -45,6 +46,7 @@ class WorkerProcess(Generic[M]):
         self._channel = channel
         self._name = name
         self._killed = False
+        self._for_all = False  # whether it is loaded, and no longer the affair of one request
         self._log_task = asyncio.create_task(self._forward_log())
 
     @classmethod
@@ -91,6 +93,10 @@ class WorkerProcess(Generic[M]):
         except OSError:
             return 0
         return int(found[1]) * 1024 if found else 0
+
+    def belongs_to_all(self) -> None:
+        """What it writes from here on is not about the request that had it started."""
+        self._for_all = True
 
     def send(self, message: object) -> None:
         """Queues one message."""
@@ -155,6 +161,9 @@ class WorkerProcess(Generic[M]):
                 continue  # a line over the reader's limit: dropped, the rest goes on
             if not line:
                 return
+            if self._for_all:
+                logs.request_id.set("")
+                logs.trace_id.set("")
             log.warning("worker: %s", line.decode(errors="replace").rstrip(), extra={"model": self._name})
 
 

@@ -22,7 +22,7 @@ from allm.openai.v1 import error_pb2
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from services.rpc import logs, metrics
+from services.rpc import logs, metrics, tracing
 from services.rpc.caller import keep_caller
 from services.rpc.deadline import Deadline, keep_deadline, read_deadline
 from services.rpc.doorkeeper import Doorkeeper
@@ -67,6 +67,7 @@ class Call:
         self.facts: dict[str, Any] = {}  # what the log line of this request tells besides
         self.answering = False  # whether the first message is out: from then on errors must go in band
         self.stuck = False  # whether a message is on its way that nobody takes: no other can follow it
+        self.trace: tracing.Trace | None = None  # None: none is made
 
     def identify(self, scope: str) -> None:
         """Finds out who calls, for all that is done from here on.
@@ -81,6 +82,10 @@ class Call:
             self.client = caller.identity.subject
         keep_caller(caller)
         caller.check_scope(scope)
+
+    def begin_trace(self, servicer: object, method: str, operation: str) -> None:
+        """Begins the span of this RPC; ends when the RPC is counted."""
+        self.trace = tracing.begin(servicer, method, self.started, self._metadata, operation)
 
     def deadline(self) -> Deadline | None:
         """Until when the caller waits. Raises InvalidRequest for a header that is no number of seconds."""
@@ -117,19 +122,21 @@ class Call:
 
 
 def typed(
-    seconds: float | None = None, *, quiet: bool = False, scope: str = INFERENCE
+    seconds: float | None = None, *, quiet: bool = False, scope: str = INFERENCE, operation: str = ""
 ) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
     """Wraps a method of a typed service. `seconds`: its time limit; None: the method keeps one of its own.
 
     `quiet`: successful calls are logged at debug level only; for heartbeats. `scope`: what callers need; "" for all
-    who are known.
+    who are known. `operation`: what it infers, in words of metrics; "" for what does not infer.
     """
-    return functools.partial(_wrap, seconds=seconds, rest=False, quiet=quiet, scope=_known(scope))
+    return functools.partial(_wrap, seconds=seconds, rest=False, quiet=quiet, scope=_known(scope), operation=operation)
 
 
-def facade(seconds: float | None = None, *, scope: str = INFERENCE) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
+def facade(
+    seconds: float | None = None, *, scope: str = INFERENCE, operation: str = ""
+) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
     """Wraps a method of the REST facade; an error after the first message becomes a server-sent event."""
-    return functools.partial(_wrap, seconds=seconds, rest=True, scope=_known(scope))
+    return functools.partial(_wrap, seconds=seconds, rest=True, scope=_known(scope), operation=operation)
 
 
 def _known(scope: str) -> str:
@@ -143,12 +150,16 @@ def _wrap(
     seconds: float | None,
     rest: bool,
     scope: str,
+    operation: str,
     quiet: bool = False,
 ) -> Handler[S, Q, R]:
     @functools.wraps(method)
     async def handle(servicer: S, request: Q, context: grpc.aio.ServicerContext[Any, Any]) -> R:
         call = Call(context, f"{type(servicer).__name__}.{method.__name__}")
         logs.request_id.set(call.request_id)
+        metrics.operation.set(operation)
+        if tracing.tracer and not quiet:
+            call.begin_trace(servicer, method.__name__, operation)
         error: AllmError
         try:
             call.identify(scope)
@@ -171,9 +182,9 @@ def _wrap(
                 await asyncio.wait_for(call.send(sse.error(error)), IN_BAND_SECONDS)
         if rest or call.transcoded:
             return await call.abort(error, _openai_details(error), rest=True)
-        return await call.abort(error, _typed_details(error, call), rest=False)
+        return await call.abort(error, typed_details(error, call.request_id), rest=False)
 
-    handle.scope = scope  # type: ignore[attr-defined] (for a test that looks at all of them)
+    handle.__dict__.update(scope=scope, operation=operation)  # for tests that look at all of them
     return handle
 
 
@@ -199,7 +210,14 @@ def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
     """Counts and logs the end of a request, once."""
     seconds = time.monotonic() - call.started
     metrics.REQUESTS.labels(call.rpc, call.model).inc()
-    metrics.DURATION.labels(call.rpc, call.model).observe(seconds)
+    if operation := metrics.operation.get():
+        labels = metrics.gen_ai(call.model, operation)
+        metrics.SERVER_DURATION.labels(*labels, error.code if error else "").observe(seconds)
+    else:
+        metrics.DURATION.labels(call.rpc, call.model).observe(seconds)
+    if call.trace:
+        who = {"allm.request_id": call.request_id, "allm.client": call.client}
+        tracing.finish(call.trace, who, call.model, error)
     facts = {"rpc": call.rpc, "client": call.client, "model": call.model, "ms": round(seconds * 1000), **call.facts}
     if error:
         metrics.ERRORS.labels(call.rpc, error.code, call.model).inc()
@@ -210,8 +228,9 @@ def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
         log.log(logging.DEBUG if quiet else logging.INFO, "request done", extra=facts)
 
 
-def _typed_details(error: AllmError, call: Call) -> bytes:
-    info = error_details_pb2.ErrorInfo(reason=error.code, domain="allm", metadata={"request_id": call.request_id})
+def typed_details(error: AllmError, request_id: str) -> bytes:
+    """What gRPC callers get as `grpc-status-details-bin`: a google.rpc.Status with a google.rpc.ErrorInfo."""
+    info = error_details_pb2.ErrorInfo(reason=error.code, domain="allm", metadata={"request_id": request_id})
     if error.param:
         info.metadata["param"] = error.param
     packed = any_pb2.Any()

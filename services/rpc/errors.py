@@ -21,7 +21,8 @@ response that is not there, or another's, one told as NOT_FOUND, 404 and respons
 picture whose address has expired, or never was, one told as NOT_FOUND, 404 and image_not_found (`ImageNotFound`); an
 API key of an unknown id likewise, with key_not_found (`KeyNotFound`); a file over a limit one told as OUT_OF_RANGE, 413
 and request_too_large (`RequestTooLarge`). An Internal told as UNAVAILABLE, 503 and store_unavailable: the store of
-responses cannot be reached (`StoreUnavailable`).
+responses cannot be reached (`StoreUnavailable`); likewise with service_unavailable: nothing is known of keys yet
+(`AuthorizerUnavailable`).
 
 A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
 """
@@ -269,6 +270,17 @@ class StoreUnavailable(Internal):
     grpc_status = grpc.StatusCode.UNAVAILABLE
     http_status = 503
     openai_code = "store_unavailable"
+
+    def __init__(self, message: str, *, retry_after: float = 2.0) -> None:
+        super().__init__(message, retry_after=retry_after)
+
+
+class AuthorizerUnavailable(Internal):
+    """Nobody can say at the moment which keys there are; asking again later helps."""
+
+    grpc_status = grpc.StatusCode.UNAVAILABLE
+    http_status = 503
+    openai_code = "service_unavailable"
 
     def __init__(self, message: str, *, retry_after: float = 2.0) -> None:
         super().__init__(message, retry_after=retry_after)

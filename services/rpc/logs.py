@@ -10,12 +10,13 @@ import time
 from typing import Any
 
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
+trace_id: contextvars.ContextVar[str] = contextvars.ContextVar("trace_id", default="")  # empty: no traces are made
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
-    """Time (UTC), level, logger, message, request id, and whatever `extra` brought."""
+    """Time (UTC), level, logger, message, request and trace id, and whatever `extra` brought."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of JSON."""
@@ -27,6 +28,8 @@ class JsonFormatter(logging.Formatter):
         }
         if current := request_id.get():
             entry["request_id"] = current
+        if trace := trace_id.get():
+            entry["trace_id"] = trace
         entry |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

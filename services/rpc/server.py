@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -19,17 +19,24 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.rpc import tracing
 from services.rpc.call import Call
+from services.rpc.doorkeeper import Doorkeeper
 from services.rpc.errors import AllmError
 from services.rpc.logs import setup_logs
 from services.rpc.metrics import TASKS, serve_metrics
+from services.rpc.model_series import SWEEP_SECONDS, forget_others
+from services.rpc.probes import Probes
+from services.rpc.service_channel import is_plain, server_credentials
 from services.rpc.setting_reader import SettingError
 from services.rpc.settings import MIB, ServiceSettings, Settings, load_settings
+from services.rpc.tls_settings import ServiceTls
 
 log = logging.getLogger(__name__)
 
 EXIT_BAD_SETTING = 2
 EXIT_CANNOT_START = 1
+FLUSH_SECONDS = 3.0  # for what the collector has not got yet, at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +47,22 @@ class Application:
     close: Callable[[], Awaitable[None]]
     leave: Callable[[], Awaitable[None]] | None = None  # called when no new requests shall come, before the last ended
     described: Sequence[str] = ()  # services of other processes that reflection here tells about as well
+    warm: Callable[[], Awaitable[None]] | None = None  # returns once what is to be in memory at the start is there
+    models: Callable[[], Collection[str]] | None = None  # ids of what there is: metrics of other models end
 
 
 Build = Callable[[grpc.aio.Server, Settings], Awaitable[Application]]
 
 
-def run(build: Build) -> None:
-    """Runs a service until it is told to stop; exits with a plain sentence when it cannot start."""
+def run(build: Build, name: str = "") -> None:
+    """Runs a service until it is told to stop; exits with a plain sentence when it cannot start.
+
+    `name`: what traces call it, after `allm-`.
+    """
     try:
         settings = load_settings()
         setup_logs(settings.service.log_level)
-        uvloop.run(serve(build, settings))
+        uvloop.run(_traced(build, settings, f"allm-{name}" if name else "allm"))
     except SettingError as error:
         print(f"allm: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_SETTING)
@@ -59,10 +71,25 @@ def run(build: Build) -> None:
         sys.exit(EXIT_CANNOT_START)
 
 
+async def _traced(build: Build, settings: Settings, name: str) -> None:
+    """Serves, and makes traces meanwhile where they are wanted."""
+    stop = tracing.start(settings.trace, name, settings.model.replica)
+    try:
+        await serve(build, settings)
+    finally:
+        await asyncio.to_thread(stop, FLUSH_SECONDS)
+
+
 async def serve(build: Build, settings: Settings) -> None:
     """Starts a service, serves until SIGTERM, SIGINT or the end of the supervisor, and drains."""
+    async with Probes(settings.service.health_listen) as probes:
+        await _serve(build, settings, probes)
+
+
+async def _serve(build: Build, settings: Settings, probes: Probes) -> None:
     stop = _stop_event(settings.service)
     Call.slow_client_seconds = settings.service.slow_client_seconds
+    doorkeeper = Call.doorkeeper = Doorkeeper.of(settings)
     server = grpc.aio.server(options=_options(settings.service))
     application = await build(server, settings)
     try:
@@ -70,27 +97,55 @@ async def serve(build: Build, settings: Settings) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(status, server)
         names = (*application.services, *application.described, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
-        _bind(server, settings.service.listen)
+        _bind(server, settings.service.listen, settings.tls.service)
         port, stop_metrics = serve_metrics(settings.service.metrics_host, settings.service.metrics_port)
         loop = asyncio.get_running_loop()
         TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
+        sweeping = asyncio.create_task(_sweep_metrics(application.models)) if application.models else None
         await server.start()
         for name in ("", *application.services):
             await status.set(name, health_pb2.HealthCheckResponse.SERVING)
         log.info("serving", extra={"listen": settings.service.listen, "metrics_port": port, "pid": os.getpid()})
+        await probes.ready()
+        warming = asyncio.create_task(_warm(application, probes))
         await stop.wait()
+        warming.cancel()
+        await probes.leaving()
         if application.leave:
             await application.leave()
         await _drain(server, status, settings.service)
         stop_metrics()
+        if sweeping:
+            sweeping.cancel()
     finally:
         await application.close()
+        await doorkeeper.close()
     log.info("stopped")
 
 
-def _bind(server: grpc.aio.Server, listen: str) -> None:
+async def _sweep_metrics(models: Callable[[], Collection[str]]) -> None:
+    """Ends the metrics of models that are gone, until it is cancelled."""
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        try:
+            forget_others(models())
+        except Exception:
+            log.exception("metrics of models that are gone cannot be ended")
+
+
+async def _warm(application: Application, probes: Probes) -> None:
+    if application.warm:
+        await application.warm()
+    await probes.started()
+    log.info("started")
+
+
+def _bind(server: grpc.aio.Server, listen: str, tls: ServiceTls | None) -> None:
     try:
-        server.add_insecure_port(listen)
+        if tls is None or is_plain(listen, tls):
+            server.add_insecure_port(listen)
+        else:
+            server.add_secure_port(listen, server_credentials(tls))
     except RuntimeError as error:
         raise OSError(f"ALLM_LISTEN={listen}: the address cannot be used: {error}") from error
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from services.rpc.cluster_settings import ClusterSettings, read_cluster
 from services.rpc.setting_reader import SettingReader
 from services.rpc.tls_settings import TlsSettings, read_tls
+from services.rpc.trace_settings import TraceSettings, read_traces
 
 MIB = 1024 * 1024
 MAX_BYTES = 1024 * 1024 * 1024 * MIB
 AUTH_MODES = ("none", "keys", "open")
+DEFAULT_CATALOG = "127.0.0.1:50050"
 # Of audio models, as CTranslate2 names them; int8 ones keep the rest in what follows the underscore.
 COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 
@@ -34,6 +36,9 @@ class GatewaySettings:
     max_body_bytes: int  # ALLM_MAX_BODY_BYTES: the largest request body
     auth: str = "none"  # ALLM_AUTH: none, keys or open; with `none` it listens on loopback, whatever `host` says
     authorizer: str = ""  # ALLM_AUTHORIZER: where it asks about keys, `host:port` or `unix:/path`
+    stats_host: str = "127.0.0.1"  # ALLM_GATEWAY_METRICS_HOST: address of the listener for Envoy's own metrics
+    stats_port: int = 0  # ALLM_GATEWAY_METRICS_PORT: 0: `allm serve` takes a free one, `allm gateway` has none
+    console: bool = True  # ALLM_CONSOLE: whether it serves the console at /
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class AuthSettings:
 
     mode: str  # ALLM_AUTH: none, keys or open
     secret_file: Path  # ALLM_IDENTITY_SECRET_FILE: what identities are signed with (rpc/secret_file.py)
+    api_key: str = field(default="", repr=False)  # ALLM_API_KEY: the key that commands show to the gateway
 
     @property
     def keys(self) -> bool:
@@ -188,6 +194,7 @@ class Settings:
     store: StoreSettings
     tls: TlsSettings
     cluster: ClusterSettings
+    trace: TraceSettings
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
@@ -196,7 +203,11 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     Raises:
         SettingError: a variable holds what is not allowed there.
     """
-    read = SettingReader(os.environ if environ is None else environ)
+    return read_settings(SettingReader(os.environ if environ is None else environ))
+
+
+def read_settings(read: SettingReader) -> Settings:
+    """The same from a reader. What each variable is for stands in setting_table.toml. Raises SettingError."""
     home = read.path("ALLM_HOME", Path.home() / ".allm")
     max_body_bytes = read.integer("ALLM_MAX_BODY_BYTES", 32 * MIB, 1024, 1024 * MIB)
     return Settings(
@@ -210,6 +221,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         auth=AuthSettings(
             mode=read.choice("ALLM_AUTH", "none", AUTH_MODES),
             secret_file=read.path("ALLM_IDENTITY_SECRET_FILE", home / "identity.secret"),
+            api_key=read.text("ALLM_API_KEY", ""),
         ),
         service=_service(read, max_body_bytes),
         model=_model(read, home),
@@ -224,6 +236,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         ),
         tls=read_tls(read),
         cluster=read_cluster(read),
+        trace=read_traces(read),
     )
 
 
@@ -236,6 +249,9 @@ def _gateway(read: SettingReader, max_body_bytes: int) -> GatewaySettings:
         max_body_bytes=max_body_bytes,
         auth=read.choice("ALLM_AUTH", "none", AUTH_MODES),
         authorizer=read.text("ALLM_AUTHORIZER", "127.0.0.1:50052"),
+        stats_host=read.text("ALLM_GATEWAY_METRICS_HOST", "127.0.0.1"),
+        stats_port=read.integer("ALLM_GATEWAY_METRICS_PORT", 0, 0, 65535),
+        console=read.switch("ALLM_CONSOLE", True),
     )
 
 
@@ -262,7 +278,7 @@ def _model(read: SettingReader, home: Path) -> ModelSettings:
     return ModelSettings(
         folder=folder,
         roots=roots or (folder, Path.cwd()),
-        catalog=read.text("ALLM_CATALOG", "127.0.0.1:50050"),
+        catalog=read.text("ALLM_CATALOG", DEFAULT_CATALOG),
         replica=read.text("ALLM_REPLICA", f"{socket.gethostname()}-{os.getpid()}"),
         artifacts=read.choice("ALLM_ARTIFACTS", "auto", ("auto", "off")) == "auto",
         publishers=read.names("ALLM_ARTIFACT_PUBLISHERS") or ("openai/*", "nvidia/*"),

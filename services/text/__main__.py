@@ -21,6 +21,7 @@ from services.models.registry import EngineRegistry
 from services.provision.provision import Provision
 from services.residency.residency import Residency
 from services.residency.residency_servicer import ResidencyServicer
+from services.rpc.own_identity import OwnIdentity
 from services.rpc.server import Application, run
 from services.rpc.setting_reader import SettingError
 from services.rpc.settings import Settings
@@ -50,7 +51,9 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     residency = await Residency.open(settings, manager, TextNeed(settings.text, device, manager.options))
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
-    provision = Provision(settings.model, "text", registry, manager, settings.residency.preload)
+    share = settings.cluster.share
+    own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)
+    provision = Provision(settings.model, "text", registry, manager, settings.residency.preload, own, share)
     models = TextModels(provision.store, manager)
     chat = Chat(models)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(chat), server)
@@ -85,7 +88,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name,
         image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name,
     ]
-    return Application(typed, close, leave=leave, described=others)
+    return Application(typed, close, leave=leave, described=others, warm=provision.warm, models=provision.models)
 
 
 async def _store(settings: Settings) -> ResponseStore | None:
@@ -105,4 +108,4 @@ async def _store(settings: Settings) -> ResponseStore | None:
 
 
 if __name__ == "__main__":
-    run(build)
+    run(build, "text")

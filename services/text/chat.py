@@ -7,6 +7,8 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from services.rpc import tracing
+from services.rpc.caller import current_caller
 from services.rpc.errors import Unsupported
 from services.text.choice import Choice
 from services.text.completion import Completion
@@ -31,6 +33,10 @@ class Chat:
         """The id behind an id or alias. Raises ModelNotFound."""
         return (await self._models.find(name)).id
 
+    def check_allowed(self, name: str) -> None:
+        """Raises ModelNotAllowed for a model, registered or not, that the caller may not use."""
+        self._models.check_allowed(name)
+
     async def servable_id(self, name: str) -> str:
         """As `model_id`, but raises what `complete` would where the model cannot be served here. Loads nothing."""
         return await self._models.servable_id(name)
@@ -50,11 +56,14 @@ class Chat:
         Raises:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
             InvalidRequest: the conversation does not fit the model, or a schema cannot be honoured.
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or the caller's key has used up its tokens of the minute.
         """
+        caller = current_caller()
         stored = await self._models.find(request.model)
+        await caller.admit()
         async with self._models.loaded(stored) as model, AsyncExitStack() as stack:
-            prompt = await _prompt(model, request)
+            with tracing.part("render"):
+                prompt = await _prompt(model, request)
             reasoning_open = bool(_OPEN_THOUGHT.search(prompt))
             grammar = grammar_of(request, model.dialect, reasoning_open=reasoning_open)
             tools = [ToolShape(tool.name, tool.parameters) for tool in request.callable_tools]
@@ -66,6 +75,7 @@ class Chat:
                 )
                 choices.append(Choice(answer, model.dialect.parser(tools, reasoning_open=reasoning_open)))
             completion = Completion(stored.id, choices)
+            stack.callback(lambda: caller.spend(completion.computed))
             stack.push_async_callback(completion.close)
             yield completion
 

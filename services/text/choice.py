@@ -82,6 +82,11 @@ class Choice:
         return self._answer.started
 
     @property
+    def computed(self) -> tuple[int, int]:
+        """Tokens of its prompt and of the answer so far, whether or not anybody has read them."""
+        return self._answer.prompt_tokens, self._answer.tokens
+
+    @property
     def prompt(self) -> str:
         """The text of a prompt that was given as tokens, as soon as there is anything of the answer."""
         return self._answer.prompt

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from services.rpc.caller import current_caller
 from services.rpc.errors import InvalidRequest
 from services.text.text_models import TextModels
 
@@ -47,9 +48,10 @@ class Embeddings:
         Raises:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or does not embed.
             InvalidRequest: an input does not fit the model, or vectors are shorter than `dimensions`.
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or the caller's key has used up its tokens of the minute.
         """
         stored = await self._models.find(request.model)
+        await current_caller().admit()
         async with self._models.encoder(stored) as model:
             vectors, tokens = await model.embed(client, request.inputs, request.dimensions or 0, request.param)
         return Embedding(model_id=stored.id, vectors=vectors, tokens=tokens)

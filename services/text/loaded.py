@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from services.residency.worker import WorkerProcess
 from services.rpc import metrics
 from services.rpc.deadline import caller_deadline
 from services.rpc.settings import TextSettings
+from services.rpc.tracing import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS
 from services.text.engine.messages import Encoded, FromWorker, Hold, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.parsers.dialect import choose
@@ -57,6 +58,12 @@ class Answer(PendingText):
         more = self.tokens - self._first.completion_tokens if self._first else 0
         return (time.monotonic() - self._begun_at) / more if more else None
 
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Tokens of prompt and answer."""
+        cached = self._first.cached_tokens if self._first else 0
+        return {INPUT_TOKENS: self.prompt_tokens, OUTPUT_TOKENS: self.tokens, CACHED_TOKENS: cached}
+
     def push(self, piece: Piece) -> None:
         """Takes a piece from the worker."""
         self._pieces.append(piece)
@@ -90,6 +97,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         self.template = template
         super().__init__(model_id, worker, ready.max_sequences, settings)
         self._part.set(metrics.CELLS, ready.kv_tokens)
+        self._generated = metrics.GENERATED_TOKENS.labels(model_id)  # looked up once: it grows with every token
 
     async def open(self) -> None:
         """Compiles the chat template. Raises ModelInvalid where it does not compile; the model is closed then."""
@@ -166,7 +174,9 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         """Hands a piece over, and counts what it brings."""
         before, first = answer.tokens, answer.first_token_seconds is None
         answer.push(piece)
-        metrics.GENERATED_TOKENS.labels(self._model_id).inc(piece.completion_tokens - before)
+        self._generated.inc(piece.completion_tokens - before)
+        if not (first or piece.finish):
+            return
         labels = metrics.gen_ai(self._model_id, answer.operation)
         if first:
             metrics.PROMPT_TOKENS.labels(self._model_id).inc(answer.prompt_tokens)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from services.residency.worker import WorkerProcess
 from services.rpc import metrics
+from services.rpc.caller import current_caller
 from services.rpc.deadline import caller_deadline
 from services.rpc.errors import InvalidRequest
 from services.rpc.settings import TextSettings
+from services.rpc.tracing import INPUT_TOKENS
 from services.text.engine.messages import Embed, Embedded, Encoded, EncoderReady, FromWorker, Stepped
 from services.text.resident import PendingText, TextModelInWorker
 
@@ -26,6 +29,16 @@ class EmbeddingAnswer(PendingText):
         while self._missing:
             await self._wait()
         return self._vectors
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """Tokens of the inputs."""
+        return {INPUT_TOKENS: self.prompt_tokens}
+
+    @property
+    def computed(self) -> int:
+        """Tokens of the inputs whose vectors are there; of all of them about as many each."""
+        return math.ceil(self.prompt_tokens * (1 - self._missing / len(self._vectors)))
 
     def push(self, embedded: Embedded) -> None:
         """Takes a vector from the worker."""
@@ -77,7 +90,10 @@ class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
             )
 
         with self._open(EmbeddingAnswer(len(inputs)), embed) as answer:
-            return await answer.whole(), answer.prompt_tokens
+            try:
+                return await answer.whole(), answer.prompt_tokens
+            finally:
+                current_caller().spend(answer.computed)
 
     def _step(self, message: Stepped | Encoded) -> None:
         if not isinstance(message, Encoded):

@@ -47,6 +47,11 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
     ) -> None:
         """Takes over a worker that is ready."""
         self.counters = Counters(0, 0, 0, 0, 0, 0)
+        # Looked up once: they change with every step.
+        self._steps = metrics.STEPS.labels(model_id)
+        self._preempted = metrics.PREEMPTED.labels(model_id)
+        self._batch_sequences = metrics.BATCH_SEQUENCES.labels(model_id)
+        self._batch_tokens = metrics.BATCH_TOKENS.labels(model_id)
         limits = RequestLimits(
             running=max_sequences,
             queue=settings.queue_limit,
@@ -73,8 +78,9 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
     def _count(self, counters: Counters) -> None:
         before, self.counters = self.counters, counters
         self._tell_places(counters.running, counters.waiting)
-        metrics.PREEMPTED.labels(self._model_id).inc(max(0, counters.preempted - before.preempted))
+        if counters.preempted > before.preempted:
+            self._preempted.inc(counters.preempted - before.preempted)
         if counters.steps > before.steps:
-            metrics.STEPS.labels(self._model_id).inc(counters.steps - before.steps)
-            metrics.BATCH_SEQUENCES.labels(self._model_id).observe(counters.batch)
-            metrics.BATCH_TOKENS.labels(self._model_id).observe(counters.batch_tokens)
+            self._steps.inc(counters.steps - before.steps)
+            self._batch_sequences.observe(counters.batch)
+            self._batch_tokens.observe(counters.batch_tokens)

@@ -17,7 +17,7 @@ class TextModels(RegisteredModels[TextResident]):
 
     async def servable_id(self, name: str) -> str:
         """The id of a model; raises what `loaded` would where it cannot be served here. Loads nothing."""
-        stored = await self._store.find(name)
+        stored = await self.find(name)
         require(stored, "chat")
         self._store.serveable(stored)
         return stored.id

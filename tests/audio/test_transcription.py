@@ -12,6 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from speech import librivox
+from spending import Purse
 from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 from services.audio.engine.messages import TEMPERATURES, Decoding, VadOptions
@@ -19,7 +20,16 @@ from services.audio.loaded import SOUND_AHEAD, Hearing, LoadedWhisper
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, RawSound
 from services.audio.transcription import PROMPT_END, Event, Finished, LanguageFound, SegmentDone, Started
 from services.residency.model_in_worker import JUST
-from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, Overloaded, Timeout, Unsupported
+from services.rpc.errors import (
+    AllmError,
+    Internal,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    RateLimited,
+    Timeout,
+    Unsupported,
+)
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -301,3 +311,30 @@ async def test_a_worker_that_falls_behind_holds_a_bounded_part_of_the_sound(audi
             assert end.seconds == 2 * SOUND_AHEAD / SECOND + 60
     finally:
         process.resume()
+
+
+# --- keys with a rate of tokens
+
+
+async def test_a_second_of_sound_counts_as_ten_tokens(audio: Audio) -> None:
+    purse = Purse(tokens=10)
+    *_, finished = await purse.pays(audio.file(librivox()[0].path))
+    assert isinstance(finished, Finished)
+    assert finished.seconds * 10 <= purse.spent < finished.seconds * 10 + 1
+    with pytest.raises(RateLimited):
+        await purse.pays(audio.file(librivox()[0].path))
+
+
+async def test_of_sound_that_is_cut_short_what_was_heard_counts(audio: Audio) -> None:
+    purse = Purse(tokens=1_000_000)
+
+    async def part() -> None:
+        with audio.upload(librivox()[0].path) as upload:
+            async with audio.transcriptions.transcribe(asked(), upload, None, "ann") as events:
+                async for event in events:
+                    if isinstance(event, SegmentDone):
+                        return
+
+    await purse.pays(part())
+    *_, finished = await audio.file(librivox()[0].path)
+    assert 0 < purse.spent <= finished.seconds * 10 + 1

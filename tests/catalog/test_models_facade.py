@@ -98,6 +98,7 @@ async def test_all_of_them_with_all_that_is_known(tmp_path: Path) -> None:
             "format": "gguf",
             "modality": "text",
             "source": model.source,
+            "declared": False,
             "size_bytes": model.size_bytes,
             "progress": {"done_bytes": 2, "total_bytes": 4},
         }

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from services.cli import extras
-from services.cli.extras import NO_AUDIO, NO_IMAGE, with_installed
+from services.cli.extras import NO_AUDIO, NO_IMAGE, check_traces, with_installed
+from services.rpc.setting_reader import SettingError
 from services.rpc.settings import load_settings
 
 OPTIONAL = ("audio", "image")
@@ -43,3 +44,14 @@ def test_who_wants_none_is_told_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     settings = with_installed(load_settings(environ), said.append)
     assert (settings.audio_replicas, settings.image_replicas) == (0, 0)
     assert said == []
+
+
+def test_traces_without_their_packages_stop_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environ = {"ALLM_HOME": str(tmp_path)}
+    wanted = load_settings({**environ, "ALLM_OTLP_ENDPOINT": "http://collector"})
+    check_traces(wanted)
+    for missing in ("no_such_package", "no_such_package.part", "opentelemetry.no_such_part"):
+        monkeypatch.setattr(extras, "TRACES_PACKAGES", (missing,))
+        with pytest.raises(SettingError, match=r"ALLM_OTLP_ENDPOINT.*pip install 'allm\[traces\]'"):
+            check_traces(wanted)
+        check_traces(load_settings(environ))

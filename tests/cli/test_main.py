@@ -48,6 +48,23 @@ def test_a_wrong_setting_stops_the_start(tmp_path: Path, name: str, value: str) 
     assert "Traceback" not in done.stderr
 
 
+def test_without_keys_it_stays_on_this_machine_and_says_so(tmp_path: Path) -> None:
+    """The port is taken on loopback, and there alone: so it is there that it wants to listen."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        settings = {"ALLM_PORT": port, "ALLM_MODELS": "m=/nowhere/m.gguf"}
+        done = allm(tmp_path, "serve", ALLM_HOST="192.0.2.1", **settings)  # of documentation: no machine has it
+        assert "ALLM_HOST=192.0.2.1 is not obeyed" in done.stdout
+        assert "ALLM_AUTH=keys" in done.stdout
+        assert done.returncode == 1
+        assert f"port {port}" in done.stderr
+        open_to_all = allm(tmp_path, "serve", ALLM_HOST="192.0.2.1", ALLM_AUTH="open", **settings)
+        assert "not obeyed" not in open_to_all.stdout
+        assert "192.0.2.1" in open_to_all.stderr
+
+
 @pytest.mark.parametrize("variable", ["ALLM_PORT", "ALLM_METRICS_PORT"])
 def test_a_taken_port_stops_the_start(tmp_path: Path, variable: str) -> None:
     with socket.socket() as other:

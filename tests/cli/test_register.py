@@ -102,6 +102,18 @@ def test_what_cannot_be_registered_is_said_and_the_rest_goes_on(tmp_path: Path) 
         assert registered(stack)["good"]["aliases"] == ["nick"]
 
 
+def test_a_file_of_models_is_served_from_the_start_without_the_demo(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", tmp_path / "models.yaml"
+    path = put(home / "models" / "m.gguf", demo_model())
+    file.write_text(f"models:\n- {{id: m, source: '{path.as_uri()}', format: gguf, aliases: [nick]}}\n")
+    with serving(home, ALLM_MODELS_FILE=str(file), aliases="x=m") as stack:
+        assert "m - ready" in row(stack, "m")
+        assert "ALLM_ALIASES: x does not stand for m: " in said(stack)
+        assert f"declared in ALLM_MODELS_FILE: change {file} instead" in said(stack)
+        assert set(registered(stack)) == {"m"}
+        assert (registered(stack)["m"]["declared"], registered(stack)["m"]["aliases"]) == (True, ["nick"])
+
+
 @pytest.mark.slow
 def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tmp_path: Path) -> None:
     home, path = tmp_path / "home", put(tmp_path / "own" / "m.gguf", demo_model())

@@ -84,7 +84,7 @@ test("shows progress at each step, partial images, and then the pictures", async
 
 test("progress comes while the model draws, and cancelling stops it", async () => {
   await until(idle);
-  const before = await counted("allm_engine_steps");
+  const before = await counted("allm_engine_steps_total");
   const stream = service.StreamGenerateImage({ config: { ...config, steps: MANY }, prompt }, inTime());
   await assert.rejects(
     (async () => {
@@ -93,7 +93,7 @@ test("progress comes while the model draws, and cancelling stops it", async () =
     { code: grpc.status.CANCELLED },
   );
   await until(idle);
-  const computed = (await counted("allm_engine_steps")) - before;
+  const computed = (await counted("allm_engine_steps_total")) - before;
   assert.ok(computed > 0 && computed < MANY, `${computed} steps`);
 });
 

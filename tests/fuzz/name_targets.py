@@ -17,6 +17,8 @@ from google.protobuf.message import DecodeError, Message
 from services.audio.api import transcription_messages
 from services.catalog import names
 from services.catalog.api import messages as catalog_messages
+from services.catalog.marked_yaml import Wrong
+from services.catalog.models_file import read_models
 from services.image.api import image_messages
 from services.models import hub
 from services.models.source import HubSource, parse_source
@@ -30,6 +32,17 @@ _ANSWER: list[tuple[int, list[tuple[bytes, ...]], bytes]] = []
 LISTING_WORDS = tuple(
     f'"{word}"'.encode()
     for word in ("sha", "siblings", "rfilename", "size", "lfs", "sha256", "../x", "a/b", "C:", "a" * 64)
+)
+
+MODELS_WORDS = (
+    b"models:\n  - id: ",
+    b"\n    source: hf://a/b",
+    b"\n    format: gguf",
+    b"loras:",
+    b"&a",
+    b"*a",
+    b"<<",
+    b"!!python",
 )
 
 
@@ -80,6 +93,17 @@ def _names(case: bytes) -> None:
     names.check_aliases(lines[2:], lines[0])
 
 
+def _models_file(case: bytes) -> None:
+    """An operator's file, which may be half written."""
+    found = read_models(case)
+    ids = [declaration.id for declaration in found.declarations]
+    assert len(ids) == len(set(ids)) <= len(found.named)
+    for problem in found.problems:
+        assert problem.line >= 1
+    for declaration in found.declarations:
+        assert declaration.problem("source", "no").line >= 1
+
+
 MESSAGES: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (
     (chat_service_pb2.CreateChatCompletionRequest, chat_servicer.read_request),
     (image_service_pb2.GenerateImageRequest, image_messages.read_generate),
@@ -114,5 +138,6 @@ def _typed(case: bytes) -> None:
 NAME_TARGETS = (
     FuzzTarget("hub", _hub, words=LISTING_WORDS, cases=600),
     FuzzTarget("names", _names, words=(b"hf://a/b@main#c.gguf", b"file:///", b"%2e%2e", b"@", b"#"), longest=4096),
+    FuzzTarget("models-file", _models_file, declared=(Wrong,), words=MODELS_WORDS),
     FuzzTarget("typed-message", _typed, cases=2000),
 )

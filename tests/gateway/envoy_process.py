@@ -6,15 +6,17 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ports import free_port
 
 from gateway.admin import EnvoyAdmin
 from gateway.process import envoy_command
-from gateway.render import Gateway, write_config
+from gateway.render import PLAIN, Gateway, write_config
 from services.rpc.settings import GatewaySettings
+from services.rpc.tls_settings import TlsSettings
+from services.rpc.trace_settings import NO_TRACES, TraceSettings
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound in the tests that use it
 START_SECONDS = 30
@@ -30,9 +32,11 @@ def gateway_settings(
     allowed_hosts: tuple[str, ...] = (),
     cors_origins: tuple[str, ...] = (),
     max_body_bytes: int = 1024 * 1024,
+    auth: str = "none",
+    authorizer: str = "",
 ) -> GatewaySettings:
     """Settings as `load_settings` gives them by default, but for the arguments."""
-    return GatewaySettings(host, port, allowed_hosts, cors_origins, max_body_bytes)
+    return GatewaySettings(host, port, allowed_hosts, cors_origins, max_body_bytes, auth, authorizer)
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,18 @@ async def running_gateway(
     settings: GatewaySettings,
     audio: tuple[str, ...] = (),
     image: tuple[str, ...] = (),
+    trace: TraceSettings = NO_TRACES,
+    tls: TlsSettings = PLAIN,
+    local: str = "",
 ) -> AsyncIterator[RunningGateway]:
     """Runs Envoy in front of the replicas `text`, `audio` and `image`, and of `catalog`, on a free port."""
     port = free_port()
-    settings = gateway_settings(
-        port=port,
-        allowed_hosts=settings.allowed_hosts,
-        cors_origins=settings.cors_origins,
-        max_body_bytes=settings.max_body_bytes,
-    )
+    settings = replace(settings, host="127.0.0.1", port=port)
     admin = EnvoyAdmin(folder / "admin.sock")
-    config = write_config(Gateway(settings, text, catalog, f"unix:{admin.socket}", folder, audio, image))
+    gateway = Gateway(
+        settings, text, catalog, f"unix:{admin.socket}", folder, audio, image, trace=trace, tls=tls, local=local
+    )
+    config = write_config(gateway)
     log = folder / "gateway.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*envoy_command(config, cores=1), stdout=output, stderr=output)

@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 import pytest_asyncio
+from spending import Purse
 
+from services.image.engine import messages
 from services.image.image_request import Output
 from services.image.images import Done, Finished, Partial, Progress, Started
-from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, Timeout
+from services.image.loaded import TILE, Drawing
+from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, RateLimited, Timeout
 from tests.image.drawing import PATIENCE_SECONDS, Studio, asked, drawing, opened
 from tests.image.engine.tiny_pipelines import SIDE, TOKENS, saved
 from tests.image.pictures.picture_files import file, halves
@@ -175,3 +178,39 @@ async def test_a_full_queue_is_told_by_its_setting(tmp_path_factory: pytest.Temp
             await anext(aiter(events))
             with pytest.raises(AllmError, match="ALLM_IMAGE_QUEUE"):
                 await studio.drawn()
+
+
+# --- keys with a rate of tokens
+
+
+async def test_pixels_count_as_tokens(studio: Studio) -> None:
+    purse = Purse(tokens=4)
+    events = await purse.pays(studio.events(asked(count=2)))
+    (started,) = [event for event in events if isinstance(event, Started)]
+    assert purse.spent == started.prompt_tokens + 2 * SIDE * SIDE / TILE**2
+    with pytest.raises(RateLimited):
+        await purse.pays(studio.events(asked()))
+
+
+async def test_of_a_picture_that_is_given_up_the_drawn_share_counts(studio: Studio) -> None:
+    purse = Purse(tokens=1_000_000)
+
+    async def part() -> None:
+        async with studio.images.generate(asked(steps=50), "ann") as events:
+            async for event in events:
+                if isinstance(event, Progress) and event.step >= 5:
+                    return
+
+    await purse.pays(part())
+    assert purse.spent > 0
+
+
+async def test_how_much_of_a_picture_counts() -> None:
+    drawing, pixels = Drawing(), 2 * 1024 * 1024
+    assert drawing.tokens(pixels) == 0
+    drawing.push(messages.Accepted(1, 7))
+    assert drawing.tokens(pixels) == 7
+    drawing.push(messages.Progress(1, 5, 20))
+    assert drawing.tokens(pixels) == 7 + 2048
+    drawing.push(messages.Finished(1, 1.0, 40))
+    assert drawing.tokens(pixels) == 7 + 8192

@@ -17,7 +17,7 @@ from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision import follower as follower_module
 from services.provision import provision as provision_module
 from services.provision.provision import Provision
-from services.rpc.errors import ModelNotFound, ModelNotReady, Unsupported
+from services.rpc.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.rpc.settings import load_settings
 
 PATIENCE_SECONDS = 20
@@ -279,3 +279,87 @@ async def test_a_report_that_cannot_be_made_is_not_the_last(
     catalog.reports.clear()
     loader.made[0].memory = 1
     await until(lambda: any(status.status.peak_memory_bytes == 1 for one in catalog.reports for status in one.statuses))
+
+
+@pytest_asyncio.fixture
+async def grouped(
+    catalog: ScriptedCatalog, manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Provision]:
+    """Of the group `code`, with a model that is to be loaded at the start."""
+    monkeypatch.setattr(provision_module, "SYNC_SECONDS", 0.2)
+    monkeypatch.setattr(provision_module, "WARMING_SECONDS", POLL_SECONDS)
+    settings = load_settings(
+        {
+            "ALLM_HOME": str(tmp_path),
+            "ALLM_CATALOG": catalog.address,
+            "ALLM_TEXT_GROUP_MODELS": "code=coder*,helper;large=llama",
+            "ALLM_TEXT_GROUP": "code",
+        }
+    )
+    registry, preload = EngineRegistry("cpu", forced=True), ("coder", "llama", "nothing")
+    made = Provision(settings.model, "text", registry, manager, preload, share=settings.cluster.share)
+    yield made
+    await made.close()
+    await manager.close()
+
+
+async def test_a_group_has_its_own_models_only(catalog: ScriptedCatalog, grouped: Provision, tmp_path: Path) -> None:
+    for name in ("coder", "llama", "small"):
+        catalog.known[name] = registration(local_manifest(tmp_path / name), model_id=name)
+        catalog.tell(catalog.known[name])
+    await grouped.start()
+    assert [model.id for model in grouped.store] == ["coder"]
+    with pytest.raises(ModelNotFound, match=r"not served by the group 'code'.*'large'.*ALLM_TEXT_GROUP_MODELS"):
+        await grouped.store.find("llama")
+    with pytest.raises(ModelNotFound, match="the default one"):
+        await grouped.store.find("small")
+    with pytest.raises(ModelNotFound, match="does not exist"):
+        await grouped.store.find("never")
+
+
+async def test_an_alias_brings_a_model_to_a_group_and_takes_it_away(
+    catalog: ScriptedCatalog, grouped: Provision, tmp_path: Path
+) -> None:
+    small = registration(local_manifest(tmp_path / "small"), model_id="small")
+    catalog.tell(small)
+    await grouped.start()
+    assert not list(grouped.store)
+    catalog.tell(dataclasses.replace(small, aliases=("helper",)))
+    await until(lambda: "helper" in grouped.store)
+    catalog.tell(small)
+    await until(lambda: "small" not in grouped.store)
+
+
+async def test_warm_is_who_has_loaded_what_is_to_be_loaded_at_the_start(
+    catalog: ScriptedCatalog, grouped: Provision, loader: Loader, tmp_path: Path
+) -> None:
+    catalog.tell(registration(local_manifest(tmp_path / "coder"), model_id="coder"))
+    loader.gate.clear()
+    warm = asyncio.create_task(grouped.warm())
+    await grouped.start()
+    await until(lambda: states(catalog).get("coder") == "ready")
+    assert not warm.done(), "it is not in memory yet"
+    loader.gate.set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await warm
+
+
+async def test_who_cannot_load_a_model_is_warm_all_the_same(
+    catalog: ScriptedCatalog, grouped: Provision, loader: Loader, tmp_path: Path
+) -> None:
+    """Else a model that is broken would keep all others of its service from ever serving."""
+    catalog.tell(registration(local_manifest(tmp_path / "coder"), model_id="coder"))
+    loader.failure = ModelInvalid("broken")
+    await grouped.start()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await grouped.warm()
+
+
+async def test_nobody_is_warm_who_has_not_heard_the_catalog(catalog: ScriptedCatalog, grouped: Provision) -> None:
+    await catalog.stop()
+    warm = asyncio.create_task(grouped.warm())
+    await grouped.start()
+    assert not warm.done()
+    await catalog.start()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await warm

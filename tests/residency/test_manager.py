@@ -12,6 +12,7 @@ from services.models.descriptor import ModelDescriptor
 from services.models.registry import RUNTIMES, Runtime
 from services.residency.manager import ModelManager
 from services.residency.resident import ResidentKey, resident_key
+from services.rpc import tracing
 from services.rpc.errors import AllmError, Internal, ModelInvalid, ModelNotReady
 
 RUNTIME = RUNTIMES[0]
@@ -314,6 +315,54 @@ async def test_one_that_fails_to_close_does_not_keep_the_others_open(
     assert good.closed == 1
 
 
+async def test_who_waits_for_a_load_is_told_as_waiting(manager: ModelManager[Loaded], loader: Loader) -> None:
+    def waiting() -> float | None:
+        return REGISTRY.get_sample_value("allm_requests_waiting", {"model": "m"})
+
+    users = [asyncio.create_task(use(manager)) for _ in range(3)]
+    await turns()
+    assert waiting() == 3
+    users[0].cancel()
+    await turns()
+    assert waiting() == 2
+    loader.gate.set()
+    await asyncio.gather(*users, return_exceptions=True)
+    assert waiting() == 0
+
+
+async def test_a_worker_that_comes_in_place_of_a_dead_one_is_a_restart(
+    manager: ModelManager[Loaded], loader: Loader
+) -> None:
+    def restarts() -> float:
+        return REGISTRY.get_sample_value("allm_worker_restarts_total", {"model": "m"}) or 0.0
+
+    before = restarts()
+    loader.gate.set()
+    first = await use(manager)
+    await manager.evict(key(), "idle")
+    again = await use(manager)
+    assert again is not first
+    assert restarts() == before, "what was unloaded has not died"
+    again.alive = False
+    await use(manager)
+    await use(manager)
+    assert restarts() == before + 1
+
+
+async def test_loads_that_fail_are_counted_from_zero(manager: ModelManager[Loaded], loader: Loader) -> None:
+    def failures(model_id: str, code: str) -> float | None:
+        labels = {"model": model_id, "code": code}
+        return REGISTRY.get_sample_value("allm_model_load_failures_total", labels)
+
+    loader.gate.set()
+    await use(manager, "counted")
+    assert failures("counted", "MODEL_INVALID") == failures("counted", "INTERNAL") == 0
+    loader.failure = ModelInvalid("broken")
+    with pytest.raises(ModelInvalid):
+        await use(manager, "broken")
+    assert failures("broken", "MODEL_INVALID") == 1
+
+
 async def test_loads_are_timed_by_model(manager: ModelManager[Loaded], loader: Loader) -> None:
     loader.gate.set()
     await use(manager, "timed-load")
@@ -440,3 +489,51 @@ async def test_loading_ahead_is_no_use_that_clears_a_worker_of_its_deaths(
         await manager.load(model(), RUNTIME)
     await turns()
     assert [loaded.closed for loaded in loader.made] == [1, 1, 1]
+
+
+class SpanNotes:
+    """Stands for a tracer and for its only span: notes what is made of it."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[str, bool]] = []
+        self.attributes: dict[str, object] = {}
+
+    def root(self, name: str, started: float) -> SpanNotes:
+        assert name == "load"
+        return self
+
+    def set(self, attributes: dict[str, object]) -> None:
+        self.attributes |= attributes
+
+    def end(self, ended: float, problem: str = "", fault: bool = False) -> None:
+        self.ended.append((problem, fault))
+
+
+async def test_a_load_is_one_span_that_ends_with_it(
+    manager: ModelManager[Loaded], loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = SpanNotes()
+    monkeypatch.setattr(tracing, "tracer", notes)
+    loader.gate.set()
+    await asyncio.gather(*(use(manager) for _ in range(3)))
+    assert notes.attributes == {"gen_ai.request.model": "m", "allm.runtime": RUNTIME.name}
+    assert notes.ended == [("", False)]
+
+
+async def test_a_load_that_fails_or_is_stopped_says_so_in_its_span(
+    manager: ModelManager[Loaded], loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = SpanNotes()
+    monkeypatch.setattr(tracing, "tracer", notes)
+    loader.failure = Internal("no")
+    loader.gate.set()
+    with pytest.raises(Internal):
+        await use(manager)
+    assert notes.ended == [("INTERNAL", True)]
+    loader.gate.clear()
+    waiting = asyncio.create_task(use(manager))
+    await turns()
+    await manager.close()
+    with pytest.raises(ModelNotReady):
+        await waiting
+    assert notes.ended[1:] == [("CANCELLED", False)]

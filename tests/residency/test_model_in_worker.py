@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
-from services.residency.messages import Cancel, Refused, Stop
+from services.residency.messages import Cancel, Phase, Refused, Stop
 from services.residency.model_in_worker import (
     LONGEST_RETRY_SECONDS,
     MARGIN,
@@ -22,6 +23,7 @@ from services.residency.model_in_worker import (
     RequestLimits,
 )
 from services.residency.worker import WorkerDied
+from services.rpc import logs, tracing
 from services.rpc.deadline import Deadline, keep_deadline
 from services.rpc.errors import Internal, InvalidRequest, ModelNotReady, Overloaded, Timeout
 
@@ -441,3 +443,120 @@ async def test_who_could_not_be_answered_in_time_is_refused_at_once(
                 keep_deadline(None)
                 with model.ask():  # who waits for ever is welcome
                     pass
+
+
+# --- what is told of requests that run and wait
+
+
+def told(state: str) -> float:
+    return REGISTRY.get_sample_value(f"allm_requests_{state}", {"model": "m"}) or 0.0
+
+
+async def test_who_is_not_placed_yet_waits_and_whoever_leaves_is_not_counted() -> None:
+    async with running(Scripted(), queue=5) as model:
+        with ExitStack() as asked:
+            for _ in range(3):
+                asked.enter_context(model.ask())
+            assert (told("running"), told("waiting")) == (0, 3)
+            model._tell_places(1, 2)  # as a model does with what its worker's steps count
+            assert (told("running"), told("waiting")) == (1, 2)
+            model._tell_places(1, 0)
+            assert (told("running"), told("waiting")) == (1, 2), "the worker has not looked at two of them"
+        model._tell_places(0, 0)
+        assert (told("running"), told("waiting")) == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["refused", "cancelled", "died", "closed"])
+async def test_however_a_request_ends_it_is_no_longer_counted(end: str) -> None:
+    worker = Scripted()
+    with contextlib.suppress(InvalidRequest, Internal, ModelNotReady, asyncio.CancelledError):
+        async with running(worker) as model:
+            with model.ask() as question:
+                model._tell_places(1, 0)
+                assert told("running") == 1
+                match end:
+                    case "refused":
+                        worker.say(Refused(request=1, code="INVALID_REQUEST", message="no"))
+                        model._tell_places(0, 0)  # with the worker's next step
+                    case "cancelled":
+                        model._tell_places(0, 0)
+                        raise asyncio.CancelledError
+                    case "died":
+                        worker.kill()
+                    case "closed":
+                        await model.close()
+                await question.answer()
+    assert (told("running"), told("waiting")) == (0, 0)
+    assert REGISTRY.get_sample_value("allm_models_loaded", {"model": "m"}) == 0
+
+
+async def test_the_time_in_the_queue_ends_with_the_first_place() -> None:
+    def measured(part: str) -> float:
+        return REGISTRY.get_sample_value(f"allm_request_queue_seconds_{part}", {"model": "m"}) or 0.0
+
+    before = measured("count"), measured("sum")
+    async with running(Scripted(), queue=5) as model:
+        with model.ask() as question, model.ask(Question()) as unmeasured:
+            unmeasured.queued_since = None
+            assert question.queued_since is not None
+            model._entered([Phase(1, "prefill", question.queued_since + 2.0), Phase(2, "prefill", time.monotonic())])
+            model._entered([Phase(1, "queue", question.queued_since + 3.0)])
+            model._entered([Phase(1, "prefill", question.queued_since + 9.0)])
+    assert (measured("count") - before[0], measured("sum") - before[1]) == (1, pytest.approx(2.0))
+
+
+async def test_deaths_are_counted_from_zero() -> None:
+    """Prometheus sees no increase where a counter begins with 1."""
+    name, labels = "allm_worker_deaths_total", {"model": "m"}
+    worker = Scripted()
+    async with running(worker) as model:
+        before = REGISTRY.get_sample_value(name, labels)
+        assert before is not None
+        worker.kill()
+        await until(lambda: not model.alive)
+        assert REGISTRY.get_sample_value(name, labels) == before + 1
+
+
+# --- what is told of requests elsewhere
+
+
+async def test_the_phases_of_a_request_become_spans_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[list[str], bool, str]] = []
+
+    def tell(phases: Any, ended: float | None, counts: Any, problem: str) -> None:
+        assert [at for _, at in phases] == sorted(at for _, at in phases)
+        told.append(([name for name, _ in phases], ended is None, problem))
+
+    monkeypatch.setattr(tracing, "tracer", object())
+    monkeypatch.setattr(tracing, "tell_phases", tell)
+    worker = Scripted()
+    async with running(worker) as model:
+        with model.ask() as question:
+            model._entered([Phase(1, "prefill", time.monotonic()), Phase(9, "decode", time.monotonic())])
+            worker.say(Answered(1))
+            await question.answer()
+        with model.ask():
+            pass
+        with pytest.raises(InvalidRequest), model.ask() as question:
+            worker.say(Refused(request=3, code="INVALID_REQUEST", message="no"))
+            await question.answer()
+    assert told == [
+        (["queue", "prefill"], True, ""),
+        (["queue"], True, "CANCELLED"),
+        (["queue"], False, "INVALID_REQUEST"),
+    ]
+
+
+async def test_what_becomes_of_a_worker_is_not_logged_as_part_of_the_request_that_had_it_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "services.residency.model_in_worker.log.error", lambda text, **_: seen.append((text, logs.request_id.get()))
+    )
+    logs.request_id.set("id-1")
+    worker = Scripted()
+    async with running(worker) as model:
+        worker.say(None)
+        await until(lambda: not model.alive)
+    assert seen == [("worker died", "")]

@@ -48,7 +48,12 @@ async def test_everything_is_read_and_told(host: SmallHost) -> None:
         assert metric("host_memory_bytes", kind="used") == 100 * MIB
         assert metric("device_memory_bytes", device="cuda:0", kind="used") == 300 * MIB
         assert metric("device_memory_bytes", device="cuda:0", kind="ours") == 300 * MIB
+        assert metric("host_memory_bytes", kind="threshold") == 900 * MIB
+        assert metric("device_memory_bytes", device="cuda:0", kind="threshold") == pytest.approx(
+            0.9 * (metric("device_memory_bytes", device="cuda:0", kind="total") or 0)
+        )
         assert metric("worker_memory_bytes", model="told-100+300") == 100 * MIB
+        assert metric("worker_device_memory_bytes", model="told-100+300", device="cuda:0") == 300 * MIB
         (row,) = text.monitor.snapshot.residents
         assert (row.idle, row.measured) == (True, {"host": 100 * MIB, "cuda:0": 300 * MIB})
         assert text.monitor.snapshot.host.used == 100 * MIB
@@ -58,6 +63,7 @@ async def test_everything_is_read_and_told(host: SmallHost) -> None:
         await text.manager.evict(key(loaded.id), "test")
         await text.turn()
         assert metric("worker_memory_bytes", model="told-100+300") is None
+        assert metric("worker_device_memory_bytes", model="told-100+300", device="cuda:0") is None
         assert text.monitor.snapshot.residents == ()
 
 

@@ -13,6 +13,7 @@ import grpc
 import pytest
 from allm.models.v1 import residency_service_pb2 as pb
 from allm.models.v1 import residency_service_pb2_grpc as pb_grpc
+from identities import SECRET, ann, operator
 
 from services.residency import residency_servicer
 from services.residency.device_memory import DeviceMemory
@@ -23,6 +24,9 @@ from services.residency.reservation import Reservation
 from services.residency.residency_servicer import ResidencyServicer
 from services.residency.resident import ResidentKey
 from services.residency.snapshot import Snapshot
+from services.rpc.call import Call
+from services.rpc.doorkeeper import Doorkeeper
+from services.rpc.own_identity import OwnIdentity
 
 KEY = ResidentKey("org/m", 3, "toy")
 ROW = Reservation(
@@ -136,6 +140,26 @@ async def test_who_does_not_say_what_to_release_is_refused(tmp_path: Path, given
             await pb_grpc.ResidencyServiceStub(channel).Release(pb.ReleaseRequest(**given))
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert residents.asked == []
+
+
+async def test_with_keys_only_neighbours_and_operators_are_listened_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Call, "doorkeeper", Doorkeeper(SECRET))
+    residents = Scripted()
+    async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
+        row = replace(ROW, address=address)
+        assert await ask_to_release(row) is None
+        assert await ask_to_release(row, own=OwnIdentity(b"x" * 32, "service:text-2")) is None
+        assert residents.asked == []
+        assert await ask_to_release(row, own=OwnIdentity(SECRET, "service:text-2")) == 120
+        stub = pb_grpc.ResidencyServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await stub.GetResidency(pb.GetResidencyRequest(), metadata=ann())
+        assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.WatchResidency(pb.WatchResidencyRequest(), metadata=ann()).read()
+        assert await stub.GetResidency(pb.GetResidencyRequest(), metadata=operator())
 
 
 async def test_it_tells_memory_and_models(tmp_path: Path) -> None:

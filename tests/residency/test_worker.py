@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from services.residency.worker import WorkerDied, WorkerProcess, describe_exit
+from services.rpc import logs
 from tests.residency.toy_worker import (
     Breed,
     Deafen,
@@ -212,6 +213,27 @@ async def test_an_endless_line_is_dropped_and_the_rest_goes_on(worker: Toy, capl
     assert max(len(record.getMessage()) for record in caplog.records) < 100_000
     worker.send(Say("still there"))
     assert await worker.receive() == Echo("still there")
+
+
+async def test_what_it_writes_while_it_loads_is_about_the_request_that_had_it_started() -> None:
+    """And what comes later is about no single one."""
+    seen: list[tuple[str, str]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append((record.getMessage(), logs.request_id.get()))  # type: ignore[method-assign]
+    logger = logging.getLogger("services.residency.worker")
+    logger.addHandler(handler)
+    logs.request_id.set("id-1")
+    worker = await start()
+    try:
+        worker.send(Log("loading\n"))
+        await until(lambda: len(seen) == 1)
+        worker.belongs_to_all()
+        worker.send(Log("working\n"))
+        await until(lambda: len(seen) == 2)
+    finally:
+        logger.removeHandler(handler)
+        await worker.close()
+    assert seen == [("worker: loading", "id-1"), ("worker: working", "")]
 
 
 async def test_the_last_words_of_a_dying_worker_are_logged(caplog: pytest.LogCaptureFixture) -> None:

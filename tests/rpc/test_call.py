@@ -18,6 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import REGISTRY
 
 from services.rpc import call as call_module
+from services.rpc import metrics
 from services.rpc.call import Call, facade, typed
 from services.rpc.deadline import Deadline, caller_deadline
 from services.rpc.errors import (
@@ -59,7 +60,7 @@ class Scripted(
     async def StreamChatCompletion(self, request, call: Call):  # noqa: N802
         await self.script(call)
 
-    @facade()
+    @facade(operation="chat")
     async def CreateChatCompletion(self, request, call: Call):  # noqa: N802
         await self.script(call)
 
@@ -430,6 +431,28 @@ async def test_requests_that_run_at_the_same_time_keep_their_own_ids(stack: Stac
     inside = [line for line in stack.lines() if line["msg"] == "inside"]
     assert [line["request_id"] for line in inside] == [line["expected"] for line in inside]
     assert len({line["request_id"] for line in inside}) == 3
+
+
+async def test_what_infers_is_timed_as_the_conventions_name_it_and_under_no_other_name(stack: Stack) -> None:
+    seen = []
+
+    async def script(call: Call) -> None:
+        call.model = "inferring"
+        seen.append(metrics.operation.get())
+        if len(seen) == 2:
+            raise Overloaded("x")
+
+    stack.play(script)
+    request = httpbody_pb2.HttpBody()
+    assert [message async for message in stack.rest.CreateChatCompletion(request, timeout=30)] == []
+    await stack.rest_error()
+    gen_ai = dict(zip(metrics.SERVER_DURATION._labelnames, metrics.gen_ai("inferring", "chat"), strict=False))
+    for error_type in ("", "OVERLOADED"):
+        assert counted("gen_ai_server_request_duration_seconds_count", **gen_ai, error_type=error_type) == 1
+    labels = {"rpc": "Scripted.CreateChatCompletion", "model": "inferring"}
+    assert counted("allm_requests_total", **labels) == 2
+    assert counted("allm_request_duration_seconds_count", **labels) == 0
+    assert seen == ["chat", "chat"]
 
 
 async def test_every_end_is_counted_and_timed(stack: Stack) -> None:

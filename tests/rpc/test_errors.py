@@ -1,4 +1,4 @@
-"""The ten codes: as documented, and the same in both wire formats."""
+"""The twelve codes: as documented, and the same in both wire formats."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from services.rpc.errors import (
     Internal,
     InvalidRequest,
     ModelInvalid,
+    ModelNotAllowed,
     ModelNotReady,
     OutOfMemory,
     Overloaded,
+    RateLimited,
     RequestTooLarge,
     Unsupported,
     from_code,
@@ -37,8 +39,8 @@ def table() -> dict[str, list[str]]:
     return rows
 
 
-def test_there_are_ten_codes_and_each_is_documented() -> None:
-    assert len(BY_CODE) == 10
+def test_there_are_twelve_codes_and_each_is_documented() -> None:
+    assert len(BY_CODE) == 12
     assert list(table()) == list(BY_CODE)
 
 
@@ -53,9 +55,28 @@ def test_status_and_type_are_the_documented_ones(code: str) -> None:
     assert (headers.get("x-should-retry") == "false") == ("x-should-retry: false" in http_cell)
     assert set(headers) <= {"retry-after", "x-should-retry"}
     if openai_cell != "-":  # who hung up reads no answer
-        kind, name = openai_cell.split(" / ", 1)
+        kind, names = openai_cell.split(" / ", 1)
+        name, *others = names.split(", or ")
         assert error.openai_type == kind.strip("`")
-        assert error.openai_code == (None if name.startswith("null") else name.strip("`"))
+        assert error.openai_code == (None if name == "null" else name.strip("`"))
+        assert {f"`{kind.openai_code}`" for kind in _kinds(type(error))} >= set(others)
+
+
+def _kinds(kind: type[AllmError]) -> set[type[AllmError]]:
+    """An error's class and those derived from it."""
+    return {kind}.union(*map(_kinds, kind.__subclasses__()))
+
+
+def test_a_used_up_rate_is_told_in_numbers() -> None:
+    error = RateLimited("used up", retry_after=11, rates={"x-ratelimit-limit-tokens": "600"})
+    assert (error.code, error.http_status, error.openai_code) == ("OVERLOADED", 429, "rate_limit_exceeded")
+    assert error.headers() == {"retry-after": "11", "x-ratelimit-limit-tokens": "600"}
+
+
+def test_a_model_that_is_not_allowed_is_forbidden_with_a_code_of_its_own() -> None:
+    error = ModelNotAllowed("not for you", param="model")
+    assert (error.code, error.http_status, error.grpc_status.name) == ("FORBIDDEN", 403, "PERMISSION_DENIED")
+    assert error.openai_object()["code"] == "model_not_allowed"
 
 
 def test_an_unsupported_parameter_is_told_as_the_callers_mistake() -> None:

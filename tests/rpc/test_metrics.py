@@ -20,7 +20,7 @@ PROMISED = {
     "allm_generated_tokens": "counter",
     "allm_kv_cells_active": "gauge",
     "allm_kv_cells_cached": "gauge",
-    "allm_time_to_first_token_seconds": "histogram",
+    "gen_ai_server_time_to_first_token_seconds": "histogram",
     "allm_errors": "counter",
 }
 

@@ -297,3 +297,10 @@ async def frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
 async def test_a_service_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     code, words = await failed_start(ALLM_LISTEN=f"unix:{tmp_path}/s", ALLM_MODELS="m=/x.gguf")
     assert (code, words) == (1, "allm: cannot start: /x.gguf is broken\n")
+
+
+async def test_keys_need_a_secret(tmp_path: Path) -> None:
+    status, words = await failed_start(ALLM_AUTH="keys", ALLM_HOME=str(tmp_path), ALLM_LISTEN=f"unix:{tmp_path}/s")
+    assert status == 1
+    assert words.startswith("allm: cannot start: ALLM_IDENTITY_SECRET_FILE=")
+    assert len(words.splitlines()) == 1

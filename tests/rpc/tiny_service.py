@@ -1,12 +1,14 @@
 """A service with one method, run by the real `run()`: what tests/rpc/test_server.py starts.
 
 StreamChatCompletion says `started`, waits until the file exists that the request names as its model, and finishes.
+It has started once the files exist that ALLM_PRELOAD names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -41,7 +43,13 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     if settings.models:
         raise ModelInvalid(f"{settings.models[0][1]} is broken")
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(Tiny(), server)
-    return Application([NAME], close)
+    return Application([NAME], close, warm=lambda: exist(settings.residency.preload))
+
+
+async def exist(files: Sequence[str]) -> None:
+    """The stand-in for models that are loaded at the start."""
+    while not all(Path(file).exists() for file in files):  # noqa: ASYNC110, ASYNC240 (they come from another process)
+        await asyncio.sleep(0.01)
 
 
 async def close() -> None:

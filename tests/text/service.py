@@ -24,7 +24,7 @@ QUESTION = "What is the capital of France?"
 PATIENCE_SECONDS = 60
 LONG = 8000  # tokens: takes far longer than any test
 RUNNING, WAITING = "allm_requests_running", "allm_requests_waiting"
-CELLS, STEPS = "allm_kv_cells_active", "allm_engine_steps"
+CELLS, STEPS = "allm_kv_cells_active", "allm_engine_steps_total"
 WORKER = "services.text.engine"
 
 # --- REST

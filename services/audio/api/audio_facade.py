@@ -30,7 +30,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
         self._transcriptions = transcriptions
         self._uploads = uploads
 
-    @facade()
+    @facade(operation="transcription")
     async def CreateTranscription(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:
@@ -40,7 +40,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
                 form = await read_upload(request, upload)
                 await self._answer(*read_transcription(form.fields), upload, call)
 
-    @facade()
+    @facade(operation="translation")
     async def CreateTranslation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:

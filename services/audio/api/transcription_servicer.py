@@ -37,7 +37,7 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
         self._transcriptions = transcriptions
         self._uploads = uploads
 
-    @typed()
+    @typed(operation="transcription")
     async def Transcribe(  # noqa: N802
         self, request: AsyncIterator[transcription_service_pb2.TranscribeRequest], call: Call
     ) -> transcription_service_pb2.TranscribeResponse:
@@ -47,7 +47,7 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
             model=transcript.model_id, transcript=transcript_message(transcript)
         )
 
-    @typed()
+    @typed(operation="translation")
     async def Translate(  # noqa: N802
         self, request: AsyncIterator[transcription_service_pb2.TranslateRequest], call: Call
     ) -> transcription_service_pb2.TranslateResponse:
@@ -57,7 +57,7 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
             model=transcript.model_id, transcript=transcript_message(transcript)
         )
 
-    @typed()
+    @typed(operation="transcription")
     async def StreamTranscribe(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: AsyncIterator[transcription_service_pb2.StreamTranscribeRequest], call: Call
     ) -> None:

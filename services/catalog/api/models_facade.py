@@ -8,6 +8,7 @@ from typing import Any
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api import httpbody_pb2
 
+from services.catalog.api.visible import all_visible, visible
 from services.catalog.catalog import Catalog
 from services.catalog.declarations import Declarations
 from services.catalog.picture import View
@@ -27,36 +28,36 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         self._catalog = catalog
         self._ready: tuple[int, httpbody_pb2.HttpBody] | None = None  # the plain list, and the version it is of
 
-    @facade(SECONDS)
+    @facade(SECONDS, scope="")
     async def ListModels(  # noqa: N802
         self, request: models_service_pb2.ListModelsRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
         """All models that are ready, under their ids and aliases; with `state=all` all there are, under their ids."""
         if request.state == "all":
             more = _models_file(self._catalog.declarations) if ADMIN in call.identity.scopes else {}
-            return _list([_detailed(view) for view in self._catalog.picture.all()], more)
+            return _list([_detailed(view) for view in all_visible(self._catalog.picture)], more)
         if request.state:
             raise InvalidRequest(f"'state' must be 'all' or left out, not {request.state!r}", param="state")
+        if call.identity.models:  # a key with a list of its own
+            return _ready(all_visible(self._catalog.picture))
         version = self._catalog.picture.version
         if self._ready is None or self._ready[0] != version:
-            ready = [view for view in self._catalog.picture.all() if view.serving]
-            models = [_plain(view, name) for view in ready for name in view.registration.names]
-            self._ready = (version, _list(models))
+            self._ready = (version, _ready(self._catalog.picture.all()))
         return self._ready[1]
 
-    @facade(SECONDS)
+    @facade(SECONDS, scope="")
     async def GetModel(  # noqa: N802
         self, request: models_service_pb2.GetModelRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
         """One model that is ready."""
-        view = self._catalog.picture.get(_id(request.id))
+        view = visible(self._catalog.picture, _id(request.id))
         call.model = view.id
         if not view.serving:
             why = f": {view.reason}" if view.reason else ""
             raise ModelNotFound(f"The model `{request.id}` cannot be used: it is {view.state}{why}", param="model")
         return json_body(_plain(view, request.id))
 
-    @facade(SECONDS)
+    @facade(SECONDS, scope=ADMIN)
     async def DeleteModel(  # noqa: N802
         self, request: models_service_pb2.DeleteModelRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
@@ -73,6 +74,10 @@ def _id(name: str) -> str:
     if not name:
         raise InvalidRequest("Missing required parameter: 'id'.", param="id")
     return name
+
+
+def _ready(views: list[View]) -> httpbody_pb2.HttpBody:
+    return _list([_plain(view, name) for view in views if view.serving for name in view.registration.names])
 
 
 def _list(models: list[dict[str, Any]], more: dict[str, Any] | None = None) -> httpbody_pb2.HttpBody:

@@ -6,6 +6,7 @@ from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from google.protobuf import duration_pb2
 
 from services.catalog.api import messages
+from services.catalog.api.visible import all_visible, visible
 from services.catalog.board import REPORT_WITHIN
 from services.catalog.catalog import Catalog
 from services.catalog.composition import Composition
@@ -15,6 +16,7 @@ from services.catalog.watch import Changed, Removed
 from services.models import wire
 from services.rpc.call import Call, typed
 from services.rpc.errors import InvalidRequest
+from services.rpc.identity import ADMIN, SERVICE
 
 REGISTER_SECONDS = 120.0  # a hub may be slow
 SECONDS = 30.0  # a disk may be, too
@@ -27,7 +29,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self._catalog = catalog
         self._messages = messages.ModelMessages()
 
-    @typed(REGISTER_SECONDS)
+    @typed(REGISTER_SECONDS, scope=ADMIN)
     async def RegisterModel(  # noqa: N802
         self, request: model_service_pb2.RegisterModelRequest, call: Call
     ) -> model_service_pb2.RegisterModelResponse:
@@ -43,7 +45,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         )
         return model_service_pb2.RegisterModelResponse(model=self._message(await self._catalog.register(new), call))
 
-    @typed(REGISTER_SECONDS)
+    @typed(REGISTER_SECONDS, scope=ADMIN)
     async def UpdateModel(  # noqa: N802
         self, request: model_service_pb2.UpdateModelRequest, call: Call
     ) -> model_service_pb2.UpdateModelResponse:
@@ -59,26 +61,29 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         view = await self._catalog.update(_id(request.id), change)
         return model_service_pb2.UpdateModelResponse(model=self._message(view, call))
 
-    @typed(SECONDS)
+    @typed(SECONDS, scope="")
     async def GetModel(  # noqa: N802
         self, request: model_service_pb2.GetModelRequest, call: Call
     ) -> model_service_pb2.GetModelResponse:
         """One model, whatever its state, and its files."""
-        view = self._catalog.picture.get(_id(request.id))
+        view = visible(self._catalog.picture, _id(request.id))
         return model_service_pb2.GetModelResponse(
             model=self._message(view, call),
             manifest=wire.manifest_message(view.desired.manifest),
             parts=map(wire.part_message, view.desired.parts),
         )
 
-    @typed(SECONDS)
+    @typed(SECONDS, scope="")
     async def ListModels(  # noqa: N802
         self, request: model_service_pb2.ListModelsRequest, call: Call
     ) -> model_service_pb2.ListModelsResponse:
-        """All models, by id."""
-        return model_service_pb2.ListModelsResponse(models=self._messages.of_all(self._catalog.picture.all()))
+        """All models that the caller may use, by id."""
+        picture = self._catalog.picture
+        if call.identity.models:  # a key with a list of its own
+            return model_service_pb2.ListModelsResponse(models=map(self._messages.of, all_visible(picture)))
+        return model_service_pb2.ListModelsResponse(models=self._messages.of_all(picture.all()))
 
-    @typed(SECONDS)
+    @typed(SECONDS, scope=ADMIN)
     async def DeleteModel(  # noqa: N802
         self, request: model_service_pb2.DeleteModelRequest, call: Call
     ) -> model_service_pb2.DeleteModelResponse:
@@ -86,7 +91,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         await self._catalog.delete(_id(request.id))
         return model_service_pb2.DeleteModelResponse()
 
-    @typed(SECONDS)
+    @typed(SECONDS, scope=ADMIN)
     async def LoadModel(  # noqa: N802
         self, request: model_service_pb2.LoadModelRequest, call: Call
     ) -> model_service_pb2.LoadModelResponse:
@@ -94,7 +99,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         view = await self._catalog.load(_id(request.id), request.runtime)
         return model_service_pb2.LoadModelResponse(model=self._message(view, call))
 
-    @typed(SECONDS)
+    @typed(SECONDS, scope=ADMIN)
     async def UnloadModel(  # noqa: N802
         self, request: model_service_pb2.UnloadModelRequest, call: Call
     ) -> model_service_pb2.UnloadModelResponse:
@@ -102,7 +107,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         view = await self._catalog.unload(_id(request.id))
         return model_service_pb2.UnloadModelResponse(model=self._message(view, call))
 
-    @typed()
+    @typed(scope=ADMIN)
     async def WatchModels(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: model_service_pb2.WatchModelsRequest, call: Call
     ) -> None:
@@ -119,7 +124,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
                 else:
                     await call.send(response(synced=model_service_pb2.Synced()))
 
-    @typed(SECONDS, quiet=True)
+    @typed(SECONDS, quiet=True, scope=SERVICE)
     async def ReportModelStatus(  # noqa: N802
         self, request: model_service_pb2.ReportModelStatusRequest, call: Call
     ) -> model_service_pb2.ReportModelStatusResponse:
@@ -129,17 +134,18 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         within.FromMilliseconds(round(REPORT_WITHIN * 1000))
         return model_service_pb2.ReportModelStatusResponse(send_complete=not known, report_within=within)
 
-    @typed(SECONDS)
+    @typed(SECONDS, scope="")
     async def ExplainModel(  # noqa: N802
         self, request: model_service_pb2.ExplainModelRequest, call: Call
     ) -> model_service_pb2.ExplainModelResponse:
         """How every live replica resolves a model."""
+        visible(self._catalog.picture, _id(request.id))
         view, opinions = self._catalog.explain(_id(request.id))
         return model_service_pb2.ExplainModelResponse(
             model=self._message(view, call), resolutions=map(messages.resolution_message, opinions)
         )
 
-    @typed(SECONDS)
+    @typed(SECONDS, scope=ADMIN)
     async def RecordBenchmark(  # noqa: N802
         self, request: model_service_pb2.RecordBenchmarkRequest, call: Call
     ) -> model_service_pb2.RecordBenchmarkResponse:

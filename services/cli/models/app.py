@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from allm.models.v1 import model_pb2
 from rich.console import Console
 
+from services.cli.ending import EXIT_PROBLEM, plainly
+from services.cli.keys.catalog_door import catalog_address
 from services.cli.models import listing
 from services.cli.models.bench import Bench, Plan
 from services.cli.models.catalog import Catalog
 from services.cli.models.chat_meter import ChatMeter
 from services.cli.models.check import check as check_files
-from services.cli.models.connection import Connection, connect, find_address
+from services.cli.models.connection import Connection, command_identity, connect, find_address
 from services.cli.models.document import document, documents, print_document
 from services.cli.models.explanation import explain
 from services.cli.models.image_options import Base, Guidance, Loras, Steps, image_defaults, lora_list
@@ -30,17 +32,12 @@ from services.cli.models.stage import Goal, Stage, loaded, served
 from services.cli.models.verification.command import verify
 from services.cli.models.verification.record import record, write
 from services.cli.models.verification.screen import show_outcomes
-from services.cli.models.waiting import Interrupted, wait_until
+from services.cli.models.waiting import wait_until
 from services.cli.models.words import reason_word
 from services.cli.problem import Problem
 from services.models.descriptor import Format, Modality
 from services.rpc.byte_count import bytes_word
-from services.rpc.setting_reader import SettingError
 from services.rpc.settings import Settings, load_settings
-
-EXIT_PROBLEM = 1
-EXIT_BAD_SETTING = 2
-EXIT_INTERRUPTED = 130
 
 models_app = typer.Typer(
     help="Register models, see what is ready where, and manage them.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -65,30 +62,14 @@ class _Session:
 
 
 @contextmanager
-def _plainly() -> Iterator[None]:
-    """Ends the command with a sentence and a status when something is wrong."""
-    try:
-        yield
-    except SettingError as error:
-        _end(str(error), EXIT_BAD_SETTING)
-    except Interrupted as interrupted:
-        _end(str(interrupted), EXIT_INTERRUPTED)
-    except Problem as problem:
-        _end(str(problem), EXIT_PROBLEM)
-
-
-@contextmanager
 def _session(address: str) -> Iterator[_Session]:
     """A connection to the running allm, and the settings of this environment."""
-    with _plainly():
+    with plainly():
         settings = load_settings()
-        with connect(find_address(address, settings)) as connection:
+        where, catalog = find_address(address, settings), "" if address else catalog_address("", settings)
+        own = command_identity(settings, "allm-models")
+        with connect(where, own, settings.auth.api_key, catalog) as connection:
             yield _Session(connection, Catalog(connection), settings)
-
-
-def _end(sentence: str, status: int) -> NoReturn:
-    print(f"allm: {sentence}", file=sys.stderr)
-    raise typer.Exit(status)
 
 
 @models_app.command()
@@ -360,7 +341,7 @@ def import_models(
 
     folder = folder.expanduser()
     if dry_run:
-        with _plainly():
+        with plainly():
             entries = import_folder(folder, load_settings().model.roots, None, tell)
     else:
         with _session(address) as session:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 
-from services.cli.models.connection import told
+from services.cli.models.connection import by_model, told
 from services.cli.models.round import ROUND_SECONDS, Round
 from services.cli.problem import Problem
 
@@ -62,7 +62,7 @@ class ChatMeter:
         first = last = 0.0
         generated = 0
         with told():
-            for event in self.chat.StreamChatCompletion(request, timeout=ROUND_SECONDS):
+            for event in self.chat.StreamChatCompletion(request, timeout=ROUND_SECONDS, metadata=by_model(model_id)):
                 if event.HasField("delta"):
                     first = first or time.perf_counter()
                 elif event.HasField("finished"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import grpc
@@ -17,12 +17,15 @@ from allm.text.v1 import chat_service_pb2_grpc
 from gateway.address import split_host_port, url_host
 from services.cli.problem import Problem
 from services.cli.run_folder import NOTE_NAME
+from services.rpc.own_identity import NOBODY, OwnIdentity, Shows
+from services.rpc.secret_file import SecretUnusable, read_secret
 from services.rpc.settings import Settings
 
 MIB = 1024 * 1024
 CONNECT_SECONDS = 5.0
 # A model of 20,000 files has a manifest of some MiB. A proxy of the machine is for the internet, not for allm.
 OPTIONS = (("grpc.max_receive_message_length", 64 * MIB), ("grpc.enable_http_proxy", 0))
+HTTPS = "https://"
 DETAILS = "grpc-status-details-bin"
 
 
@@ -39,11 +42,11 @@ class Late(Problem):
 
 
 class Connection:
-    """A channel to the gateway, with a stub for each service that the commands use."""
+    """A channel to the gateway, with a stub for each service that the commands use; `catalog`: one past it."""
 
-    def __init__(self, channel: grpc.Channel, address: str) -> None:
+    def __init__(self, channel: grpc.Channel, address: str, catalog: grpc.Channel | None = None) -> None:
         self.address = address
-        self.models = model_service_pb2_grpc.ModelServiceStub(channel)
+        self.models = model_service_pb2_grpc.ModelServiceStub(catalog or channel)
         self.chat = chat_service_pb2_grpc.ChatServiceStub(channel)
         self.audio = transcription_service_pb2_grpc.TranscriptionServiceStub(channel)
         self.text = text_service_pb2_grpc.TextServiceStub(channel)
@@ -57,26 +60,51 @@ def find_address(asked: str, settings: Settings) -> str:
     """
     if asked:
         try:
-            asked.startswith("unix:") or split_host_port(asked)
+            asked.startswith("unix:") or split_host_port(asked.removeprefix(HTTPS))
         except ValueError:
-            raise Problem(f"--address {asked} is not of the shape host:port") from None
+            raise Problem(f"--address {asked} is not of the shape host:port or https://host:port") from None
         return asked
     return _noted(settings.home) or f"{url_host(settings.gateway.host)}:{settings.gateway.port}"
 
 
 @contextmanager
-def connect(address: str) -> Iterator[Connection]:
+def connect(address: str, own: OwnIdentity = NOBODY, key: str = "", catalog: str = "") -> Iterator[Connection]:
     """A connection that has been tried.
+
+    With a `key` all goes through the gateway, which is shown it. Without one the catalog is asked itself, at `catalog`
+    where it answers there, by who may: `own`.
 
     Raises:
         Problem: nobody answers there.
     """
-    with grpc.insecure_channel(address, options=OPTIONS) as channel:
+    with ExitStack() as stack:
+        channel = stack.enter_context(_channel(address))
         if not _answers(channel):
             raise Problem(
                 f"allm does not answer on {address}: start it with `allm serve`, or say where it is with --address"
             )
-        yield Connection(channel, address)
+        if key:
+            yield Connection(grpc.intercept_channel(channel, Shows(lambda: _bearer(key))), address)
+            return
+        itself = stack.enter_context(own.blocking_channel(catalog, OPTIONS)) if catalog and own.is_known else None
+        shown = grpc.intercept_channel(channel, Shows(own.metadata))
+        yield Connection(shown, address, itself if itself and _answers(itself) else None)
+
+
+def command_identity(settings: Settings, name: str) -> OwnIdentity:
+    """Who a command is. It shows that wherever there is a secret: whoever types it need not repeat ALLM_AUTH.
+
+    Raises:
+        Problem: the secret cannot be read, and ALLM_AUTH says that it is needed.
+    """
+    path = settings.auth.secret_file
+    try:
+        secret = read_secret(path) if settings.auth.keys or path.exists() else None
+    except (SecretUnusable, OSError) as error:
+        if not settings.auth.keys:  # another user's, perhaps: then what needs no keys still works
+            return NOBODY
+        raise Problem(f"{error}; it is made by `allm serve` with ALLM_AUTH=keys") from error
+    return OwnIdentity(secret, f"service:{name}", tls=settings.tls.service)
 
 
 @contextmanager
@@ -108,10 +136,28 @@ def _sentence(error: grpc.RpcError) -> Problem:
 def _noted(home: Path) -> str:
     """What `run.json` says; empty where there is none, or none that can be read."""
     try:
-        address = json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))["grpc"]
-    except (OSError, ValueError, LookupError, TypeError):
+        note = json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))
+        address = note.get("local") or note["grpc"]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return ""
     return address if isinstance(address, str) else ""
+
+
+def by_model(model_id: str) -> tuple[tuple[str, str], ...]:
+    """Metadata by which a gateway with groups of models finds the one of this model."""
+    return (("x-model", model_id),)
+
+
+def _channel(address: str) -> grpc.Channel:
+    if address.startswith(HTTPS):  # GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names other authorities than those that come along
+        return grpc.secure_channel(address.removeprefix(HTTPS), grpc.ssl_channel_credentials(), options=OPTIONS)
+    # The gateway wants to be called by a name of its own, which a socket has not.
+    named = (("grpc.default_authority", "localhost"),) if address.startswith("unix:") else ()
+    return grpc.insecure_channel(address, options=(*OPTIONS, *named))
+
+
+def _bearer(key: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {key}"),)
 
 
 def _answers(channel: grpc.Channel) -> bool:

@@ -27,7 +27,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         self._images = images
         self._limit_bytes = limit_bytes
 
-    @typed()
+    @typed(operation="image_generation")
     async def GenerateImage(  # noqa: N802
         self, request: image_service_pb2.GenerateImageRequest, call: Call
     ) -> image_service_pb2.GenerateImageResponse:
@@ -35,7 +35,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         gallery = await self._whole(read_generate(request), call)
         return image_service_pb2.GenerateImageResponse(**answer_fields(gallery))
 
-    @typed()
+    @typed(operation="image_generation")
     async def StreamGenerateImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: image_service_pb2.StreamGenerateImageRequest, call: Call
     ) -> None:
@@ -50,7 +50,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
                     await call.send(event_message(event))
         call.facts["usage"] = gallery.facts
 
-    @typed()
+    @typed(operation="image_edit")
     async def EditImage(  # noqa: N802
         self, request: image_service_pb2.EditImageRequest, call: Call
     ) -> image_service_pb2.EditImageResponse:
@@ -58,7 +58,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         gallery = await self._whole(read_edit(request, self._limit_bytes), call)
         return image_service_pb2.EditImageResponse(**answer_fields(gallery))
 
-    @typed()
+    @typed(operation="image_variation")
     async def CreateVariation(  # noqa: N802
         self, request: image_service_pb2.CreateVariationRequest, call: Call
     ) -> image_service_pb2.CreateVariationResponse:

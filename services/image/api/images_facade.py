@@ -35,14 +35,14 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
         self._files = files
         self._uploads = uploads
 
-    @facade()
+    @facade(operation="image_generation")
     async def CreateImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """Pictures of what a prompt says."""
         await self._answer(*read_generation(request), call)
 
-    @facade()
+    @facade(operation="image_edit")
     async def CreateImageEdit(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:
@@ -52,7 +52,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
                 form = await upload.read(request)
                 await self._answer(*read_edit(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
 
-    @facade()
+    @facade(operation="image_variation")
     async def CreateImageVariation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 from services.image.api.gallery import Gallery
 from services.image.api.openai_images_request import Answer
 from services.image.images import Drawn, Finished, Partial
+from services.image.loaded import TILE
 from services.image.recipe import Parameters
 
-TILE = 16  # pixels: the side of what counts as an image token
 PREFIXES = {"generate": "image_generation", "edit": "image_edit", "vary": "image_edit"}
 
 

@@ -28,7 +28,7 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
         self._completions = completions
         self._embeddings = embeddings
 
-    @facade()
+    @facade(operation="chat")
     async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
@@ -48,14 +48,14 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
                 await call.send(json_body(completion_object(head, said, completion.usage, logprobs=logprobs)))
             call.facts["usage"] = _facts(completion)
 
-    @facade()
+    @facade(operation="text_completion")
     async def CreateCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
         """The older interface: a text goes on."""
         await create_completion(self._completions, request, call)
 
-    @facade()
+    @facade(operation="embeddings")
     async def CreateEmbedding(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:

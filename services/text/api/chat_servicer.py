@@ -49,7 +49,7 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
 
-    @typed()
+    @typed(operation="chat")
     async def CreateChatCompletion(  # noqa: N802
         self, request: chat_service_pb2.CreateChatCompletionRequest, call: Call
     ) -> chat_service_pb2.CreateChatCompletionResponse:
@@ -66,7 +66,7 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
             usage=usage_message(completion.usage),
         )
 
-    @typed()
+    @typed(operation="chat")
     async def StreamChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: chat_service_pb2.StreamChatCompletionRequest, call: Call
     ) -> None:

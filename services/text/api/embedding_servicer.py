@@ -19,7 +19,7 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
     def __init__(self, embeddings: Embeddings) -> None:
         self._embeddings = embeddings
 
-    @typed()
+    @typed(operation="embeddings")
     async def CreateEmbeddings(  # noqa: N802
         self, request: embedding_service_pb2.CreateEmbeddingsRequest, call: Call
     ) -> embedding_service_pb2.CreateEmbeddingsResponse:

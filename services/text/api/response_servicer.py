@@ -52,7 +52,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
 
-    @typed()
+    @typed(operation="chat")
     async def CreateResponse(  # noqa: N802
         self, request: response_service_pb2.CreateResponseRequest, call: Call
     ) -> response_service_pb2.CreateResponseResponse:
@@ -67,7 +67,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
                     response = await run.whole()
         return response_service_pb2.CreateResponseResponse(response=response_message(response))
 
-    @typed()
+    @typed(operation="chat")
     async def StreamResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: response_service_pb2.StreamResponseRequest, call: Call
     ) -> None:

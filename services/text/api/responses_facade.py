@@ -27,7 +27,7 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
 
-    @facade()
+    @facade(operation="chat")
     async def CreateResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
+from services.rpc.caller import current_caller
 from services.rpc.errors import (
     AllmError,
     ContextLengthExceeded,
@@ -99,6 +100,7 @@ class Responses:
         if self._background is None:
             raise AssertionError("_admit refuses it")
         model_id = await self._chat.servable_id(request.model)
+        await current_caller().admit()
         given, chat = await self._prepare(request, client)
         response = Response(
             id=new_id("resp"), model=model_id, created=time.time(), asked=request.asked, status="queued"
@@ -218,6 +220,8 @@ class Responses:
             if self._store is None:
                 raise Unsupported(f"'previous_response_id' is not possible: {OFF}", param="previous_response_id")
             before = await self._store.conversation(client, asked.previous_response_id)
+            if current_caller().identity.models:  # what a model said is not for a key that may not use it any more
+                self._chat.check_allowed((await self._store.get(client, asked.previous_response_id)).model)
         given = tuple([await self._resolved(item, client) for item in request.input])
         if not given and not before:
             raise InvalidRequest("Missing required parameter: 'input'.", param="input")

@@ -436,3 +436,15 @@ def test_after_a_step_that_took_too_long_fewer_windows_are_decoded_together(monk
     assert len(session.runtime.decoded[0]) == 4
     assert {len(windows) for windows in session.runtime.decoded[1:]} == {1}
     assert [session.text(request) for request in (1, 2)] == [" w11 w21", " w12 w22"]
+
+
+def test_when_a_request_is_begun_with_is_told_once_and_before_its_text() -> None:
+    session = LoopSession(Scripted(batch=1))
+    session.ask(1, 11, 12)
+    session.ask(2, 21)
+    session.work(1, 2)
+    phases = [phase for stepped in session.of(Stepped) for phase in stepped.phases]
+    assert [(phase.request, phase.name) for phase in phases] == [(1, "windows"), (2, "windows")]
+    assert phases[0].at < phases[1].at
+    kinds = [type(message) for message in session.sent if not isinstance(message, Stepped) or message.phases]
+    assert kinds[0] is Stepped

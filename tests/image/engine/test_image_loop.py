@@ -282,3 +282,23 @@ def test_what_is_late_is_never_started_and_what_runs_ends_at_the_next_step() -> 
     assert session.of(Refused)[-1].request == 3
     assert session.runtime.ended == 1
     assert session.counters.running == session.counters.waiting == 0
+
+
+def test_the_phases_of_a_request_are_told_in_order() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1)
+    session.work(1)
+    assert phases(session, 1) == ["steps", "decode"]
+
+
+def test_pictures_that_do_not_fit_into_a_batch_wait_again() -> None:
+    session = LoopOfImages(Scripted())
+    session.ask(1, count=session.runtime.ready.batch_images + 1)
+    session.work(1)
+    assert phases(session, 1) == ["steps", "decode", "queue", "steps", "decode"]
+
+
+def phases(session: LoopOfImages, request: int) -> list[str]:
+    told = [phase for stepped in session.of(Stepped) for phase in stepped.phases if phase.request == request]
+    assert [phase.at for phase in told] == sorted(phase.at for phase in told)
+    return [phase.name for phase in told]

@@ -154,6 +154,8 @@ class Loop:
         self.refused: dict[int, Refused] = {}
         self.order: list[int] = []  # requests, in the order of their pieces
         self.counters = None
+        self.phases: dict[int, list[str]] = defaultdict(list)
+        self.at: list[float] = []  # when each of these began
 
     def take(self, message: object) -> None:
         if isinstance(message, Refused):
@@ -161,6 +163,10 @@ class Loop:
             return
         assert isinstance(message, Stepped)
         self.counters = message.counters
+        for phase in message.phases:
+            assert phase.request not in self.ended
+            self.phases[phase.request].append(phase.name)
+            self.at.append(phase.at)
         for piece in message.pieces:
             assert piece.request not in self.ended
             self.order.append(piece.request)

@@ -463,3 +463,33 @@ def slowed(step: Callable[..., Any], pace: Pace) -> Callable[..., Any]:
     """The same steps, of which the pace hears that each token took a second."""
     pace.took = lambda amount, seconds: Pace.took(pace, amount, float(amount))  # type: ignore[method-assign]
     return step
+
+
+# --- where the time of a request goes
+
+
+def test_the_phases_of_a_request_are_told_in_order() -> None:
+    loop = Loop(Counting(400, sequences=1), batch=16)
+    before = time.monotonic()
+    loop.ask(1, prompt(1, 40), max_tokens=3)
+    loop.ask(2, prompt(2, 10), max_tokens=1)
+    loop.turn()
+    assert loop.phases == {1: ["prefill"]}, "the other one waits, and is where it was"
+    loop.turn(2)
+    assert loop.phases == {1: ["prefill", "decode"]}, "40 tokens take three steps"
+    loop.until_done(2)
+    assert loop.phases[2] == ["prefill", "decode"], "also where the first token is the last"
+    assert before <= min(loop.at)
+    assert loop.at == sorted(loop.at)
+
+
+def test_who_has_to_start_over_waits_again() -> None:
+    loop = Loop(Counting(200, sequences=4, context=190))
+    for request in range(4):
+        loop.ask(request, prompt(request, 20), max_tokens=100)
+    loop.until_done(4)
+    once = ["prefill", "decode"]
+    assert loop.phases[0] == once
+    again = sum(phases.count("queue") for phases in loop.phases.values())
+    assert again == loop.counters.preempted
+    assert all(phases == [*once, *["queue", *once] * (len(phases) // 3)] for phases in loop.phases.values())

@@ -198,3 +198,15 @@ def test_inputs_that_wait_are_bounded_by_their_tokens() -> None:
     assert isinstance(refused, Refused)
     assert (refused.request, refused.code) == (2, "OVERLOADED")
     assert "ALLM_QUEUE_TOKENS" in refused.message
+
+
+def test_when_a_request_is_begun_with_is_told_once() -> None:
+    session = Session()
+    session.ask(1, *[50] * 5)
+    before = time.monotonic()
+    for _ in range(3):
+        session.turn()
+    (phase,) = [phase for message in session.sent for phase in message.phases]
+    assert (phase.request, phase.name) == (1, "embed")
+    assert before <= phase.at <= time.monotonic()
+    assert session.sent[0].phases, "with its first vectors, not after them"

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class ResidencyServiceStub:
     """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in.
+    nobody in but to WatchResidency, which it takes to a text replica.
     """
 
     def __init__(self, channel):
@@ -55,7 +55,7 @@ class ResidencyServiceStub:
 
 class ResidencyServiceServicer:
     """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in.
+    nobody in but to WatchResidency, which it takes to a text replica.
     """
 
     def Release(self, request, context):
@@ -108,7 +108,7 @@ def add_ResidencyServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ResidencyService:
     """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in.
+    nobody in but to WatchResidency, which it takes to a text replica.
     """
 
     @staticmethod

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class ResidencyServiceStub:
     """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in.
+    nobody in but to WatchResidency, which it takes to a text replica.
     """
 
     @_typing.overload
@@ -47,7 +47,7 @@ class ResidencyServiceStub:
 @_typing.type_check_only
 class ResidencyServiceAsyncStub(ResidencyServiceStub):
     """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in.
+    nobody in but to WatchResidency, which it takes to a text replica.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -62,7 +62,7 @@ class ResidencyServiceAsyncStub(ResidencyServiceStub):
 
 class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
     """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in.
+    nobody in but to WatchResidency, which it takes to a text replica.
     """
 
     @_abc_1.abstractmethod

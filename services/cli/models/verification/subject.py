@@ -14,7 +14,7 @@ from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.cli.models.catalog import Catalog
-from services.cli.models.connection import Refused, told
+from services.cli.models.connection import Refused, by_model, told
 from services.cli.models.verification.answer import Answer, Scored
 from services.cli.problem import Problem
 
@@ -89,9 +89,10 @@ class Subject:
     def ask_together(self, requests: Sequence[Asked]) -> list[Answer]:
         """The answers to requests that are sent at once."""
         kind, effort = chat_service_pb2.CreateChatCompletionRequest, self._least_effort()
+        how = self._how()
         with told():
             calls = [
-                self.chat.CreateChatCompletion.future(kind(**each.fields(self.model.id, effort)), timeout=self.deadline)
+                self.chat.CreateChatCompletion.future(kind(**each.fields(self.model.id, effort)), **how)
                 for each in requests
             ]
             try:
@@ -103,7 +104,10 @@ class Subject:
     def stream(self, asked: Asked) -> Stream:
         """One request as a stream; the caller reads or cancels it, inside of `told`."""
         request = chat_service_pb2.StreamChatCompletionRequest(**asked.fields(self.model.id, self._least_effort()))
-        return self.chat.StreamChatCompletion(request, timeout=self.deadline)
+        return self.chat.StreamChatCompletion(request, **self._how())
+
+    def _how(self) -> dict[str, Any]:
+        return {"timeout": self.deadline, "metadata": by_model(self.model.id)}
 
     def _least_effort(self) -> str:
         """`none`, or what a model that always reasons takes for it."""
@@ -113,7 +117,7 @@ class Subject:
             self._effort = NO_THOUGHTS
             try:
                 with told():
-                    self.chat.CreateChatCompletion(request, timeout=self.deadline)
+                    self.chat.CreateChatCompletion(request, **self._how())
             except Refused as refused:
                 if LITTLE not in str(refused):
                     raise
@@ -129,7 +133,7 @@ class Subject:
         body = {"model": self.model.id, "prompt": text, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
         request = httpbody_pb2.HttpBody(content_type="application/json", data=json.dumps(body).encode())
         with told():
-            answered = b"".join(part.data for part in self.text.CreateCompletion(request, timeout=self.deadline))
+            answered = b"".join(part.data for part in self.text.CreateCompletion(request, **self._how()))
         try:
             reply = json.loads(answered)
             likeliest = (reply["choices"][0].get("logprobs") or {}).get("top_logprobs") or [{}]

@@ -1,0 +1,210 @@
+{{/* Labels of an object. Call: (list root component). */}}
+{{- define "allm.labels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: allm
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/part-of: allm
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+{{- end }}
+
+{{/* Labels that select Pods of a component, of all its groups. Call: (list root component). */}}
+{{- define "allm.selector" -}}
+app.kubernetes.io/name: allm
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* Labels that select all Pods of allm, Redis among them. */}}
+{{- define "allm.everything" -}}
+app.kubernetes.io/name: allm
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* An image of ours. Call: (list root name). */}}
+{{- define "allm.image" -}}
+{{- $root := index . 0 -}}
+{{- with $root.Values.container.registry }}{{ trimSuffix "/" . }}/{{ end }}allm-{{ index . 1 }}:{{ $root.Values.container.tag | default $root.Chart.AppVersion }}
+{{- end }}
+
+{{/* What every Pod's spec begins with: the restricted profile, no access to the Kubernetes API. Call: (dict root id). */}}
+{{- define "allm.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ .id }}
+  runAsGroup: {{ .id }}
+  fsGroup: {{ .id }}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .root.Values.container.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Where Pods of a service may run, and that they are spread. Call: (dict root values component). */}}
+{{- define "allm.placement" -}}
+{{- with .values.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{ toJson . }}
+{{- end }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{ .labels | fromYaml | toJson }}
+{{- end }}
+
+{{- define "allm.container" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* SIGTERM drains; before it comes, endpoints and DNS get to know. */}}
+{{- define "allm.lifecycle" -}}
+lifecycle:
+  preStop:
+    sleep: {seconds: {{ .Values.drain.preStopSeconds }}}
+{{- end }}
+
+{{- define "allm.graceSeconds" -}}
+{{ add .Values.drain.preStopSeconds .Values.drain.delaySeconds .Values.drain.seconds 15 }}
+{{- end }}
+
+{{/* Settings of every container of ours. Call: (dict root env): env are the service's own, which count more. */}}
+{{- define "allm.env" -}}
+{{- $values := .root.Values -}}
+- {name: ALLM_AUTH, value: {{ $values.auth.mode }}}
+{{- if eq $values.auth.mode "keys" }}
+- {name: ALLM_IDENTITY_SECRET_FILE, value: /etc/allm/identity/identity.secret}
+{{- end }}
+- {name: ALLM_LOG_LEVEL, value: {{ $values.logLevel }}}
+- {name: ALLM_DRAIN_DELAY_SECONDS, value: {{ $values.drain.delaySeconds | quote }}}
+- {name: ALLM_DRAIN_SECONDS, value: {{ $values.drain.seconds | quote }}}
+- {name: ALLM_METRICS_HOST, value: 0.0.0.0}
+- name: ALLM_REPLICA
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- if $values.tls.services.secret }}
+- {name: ALLM_SERVICE_TLS_CA, value: /etc/allm/service-tls/ca.crt}
+- {name: ALLM_SERVICE_TLS_CERT, value: /etc/allm/service-tls/tls.crt}
+- {name: ALLM_SERVICE_TLS_KEY, value: /etc/allm/service-tls/tls.key}
+{{- end }}
+{{- with $values.traces.endpoint }}
+- {name: ALLM_OTLP_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- range $name, $value := mergeOverwrite (deepCopy $values.env) (.env | default dict) }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* Redis, for whoever shares something between replicas. */}}
+{{- define "allm.redisEnv" -}}
+{{- if eq .Values.redis.kind "bundled" }}
+- {name: ALLM_REDIS_URL, value: "redis://{{ .Release.Name }}-redis:6379/0"}
+{{- else if eq .Values.redis.kind "external" }}
+- name: ALLM_REDIS_URL
+  valueFrom: {secretKeyRef: {name: {{ required "redis.secret names the Secret with the key url" .Values.redis.secret }}, key: url}}
+{{- end }}
+{{- end }}
+
+{{/* The hub, for whoever asks it. */}}
+{{- define "allm.hubEnv" -}}
+{{- with .Values.hub.endpoint }}
+- {name: HF_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- with .Values.hub.tokenSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
+{{- end }}
+{{- end }}
+
+{{/* Secrets that every container of ours sees, as mounts and as volumes. */}}
+{{- define "allm.secretMounts" -}}
+{{- if eq .Values.auth.mode "keys" }}
+- {name: identity, mountPath: /etc/allm/identity, readOnly: true}
+{{- end }}
+{{- if .Values.tls.services.secret }}
+- {name: service-tls, mountPath: /etc/allm/service-tls, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "allm.secretVolumes" -}}
+{{- if eq .Values.auth.mode "keys" }}
+- name: identity
+  secret: {secretName: {{ .Values.auth.identitySecret }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.tls.services.secret }}
+- name: service-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+
+{{/* Models that lie in OCI images, read-only, the same in the catalog and in every service. */}}
+{{- define "allm.modelImageMounts" -}}
+{{- range .Values.modelStorage.images }}
+- {name: model-{{ .name }}, mountPath: /model-images/{{ .name }}, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "allm.modelImageVolumes" -}}
+{{- range .Values.modelStorage.images }}
+- name: model-{{ .name }}
+  image: {reference: {{ .reference | quote }}, pullPolicy: IfNotPresent}
+{{- end }}
+{{- end }}
+
+{{- define "allm.modelClaim" -}}
+{{ .Values.modelStorage.claim.existing | default (printf "%s-models" .Release.Name) }}
+{{- end }}
+
+{{/* The value of ALLM_TEXT_GROUP_MODELS: the same for the gateway and all text services. */}}
+{{- define "allm.groupModels" -}}
+{{- $groups := list -}}
+{{- range $name, $group := .Values.textGroups -}}
+{{- $groups = append $groups (printf "%s=%s" $name (join "," $group.models)) -}}
+{{- end -}}
+{{- join ";" $groups -}}
+{{- end }}
+
+{{/* How callers reach the gateway. */}}
+{{- define "allm.publicUrl" -}}
+{{- if .Values.publicUrl -}}
+{{ .Values.publicUrl }}
+{{- else if .Values.ingress.enabled -}}
+{{ ternary "https" "http" (not (empty .Values.ingress.tlsSecret)) }}://{{ .Values.ingress.host }}
+{{- else -}}
+{{ ternary "https" "http" (not (empty .Values.tls.gateway.secret)) }}://{{ .Release.Name }}-gateway:8080
+{{- end -}}
+{{- end }}
+
+{{/* What cannot work is refused, by name, before anything is deployed. */}}
+{{- define "allm.check" -}}
+{{- $several := or (gt (int .Values.text.replicas) 1) (not (empty .Values.textGroups)) (and (ne .Values.autoscaling.kind "none") (gt (int .Values.text.scale.max) 1)) -}}
+{{- if and (eq .Values.redis.kind "none") $several -}}
+{{- fail "redis.kind: several text replicas need a Redis for what they keep of responses: bundled or external" -}}
+{{- end -}}
+{{- $pictures := or (gt (int .Values.image.replicas) 1) (and (ne .Values.autoscaling.kind "none") (gt (int .Values.image.scale.max) 1)) -}}
+{{- if and .Values.image.enabled $pictures (not .Values.image.sharedFolder.enabled) -}}
+{{- fail "image.sharedFolder.enabled: several replicas of the image service need a folder that all of them see" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (eq .Values.auth.mode "none") -}}
+{{- fail "ingress.enabled: without keys the gateway is reached from its own Pod only; auth.mode must be keys or open" -}}
+{{- end -}}
+{{- range $name, $group := .Values.textGroups -}}
+{{- if not $group.models -}}
+{{- fail (printf "textGroups.%s.models: a group needs the ids of its models" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

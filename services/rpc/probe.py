@@ -1,0 +1,56 @@
+"""`python -m services.rpc.probe NAME`: asks the service of this container how it is, for engines without gRPC probes.
+
+NAME is one of services/rpc/probes.py: `startup`, `readiness` or `liveness`. The exit status is 0 while that is so, else
+1, with the reason in a sentence.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.rpc.probes import LIVENESS, READINESS, STARTUP
+from services.rpc.setting_reader import SettingError
+from services.rpc.settings import load_settings
+
+NAMES = (STARTUP, READINESS, LIVENESS)
+ANSWER_SECONDS = 4.0  # below the time that container engines and kubelets are told to wait
+
+
+class NotServing(Exception):
+    """What was asked for is not so; the message says why."""
+
+
+def ask(listen: str, name: str) -> None:
+    """Asks the health service that ALLM_HEALTH_LISTEN names. Raises NotServing."""
+    if not listen:
+        raise NotServing("ALLM_HEALTH_LISTEN is not set: there is nobody to ask")
+    address = listen.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack Check
+        try:
+            reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            raise NotServing(f"{name}: {address} does not answer: {error.details()}") from error
+    if reply.status != health_pb2.HealthCheckResponse.SERVING:
+        raise NotServing(f"{name}: not yet, or no longer")
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status."""
+    if len(arguments) != 1 or arguments[0] not in NAMES:
+        print(f"usage: python -m services.rpc.probe {'|'.join(NAMES)}", file=sys.stderr)
+        return 2
+    try:
+        ask(load_settings().service.health_listen, arguments[0])
+    except (NotServing, SettingError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""Dockerfiles: what they say about our code is so, and what they do works, as far as can be tried without an engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from container_replay import context, empty_root, replay
+from dockerfile import CONTAINERS, IMAGES, exec_form, expand, instructions, read
+from known_settings import FOREIGN, settings_names
+from renderings import containers, pod_templates, rendering
+
+from services.rpc.settings import load_settings
+
+ROOT = CONTAINERS.parent
+PYTHON = {"PATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
+NVIDIA = {"LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+VARIANTS = [*((image, "cpu") for image in IMAGES), *((image, "cuda") for image in ("text", "audio", "image"))]
+
+
+def test_there_is_one_for_each_image_that_manifests_name() -> None:
+    names = {path.name.removesuffix(".Dockerfile") for path in CONTAINERS.iterdir()}
+    assert names == set(IMAGES)
+    wanted = {
+        container["image"].partition(":")[0]
+        for name in ("kustomize: base", "kustomize: everything")
+        for _, template in pod_templates(rendering(name))
+        for container in containers(template)
+    }
+    cuda = {f"allm-{image}-cuda" for image, variant in VARIANTS if variant == "cuda"}
+    assert wanted - {"redis"} == {f"allm-{image}" for image in IMAGES} | cuda
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    files = sorted(map(str, CONTAINERS.iterdir()))
+    command = [str(hadolint), "--config", str(ROOT / ".hadolint.yaml"), *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(("image", "variant"), VARIANTS)
+def test_commands_settings_and_ports_exist(image: str, variant: str) -> None:
+    file = read(image, {"VARIANT": variant})
+    environ = file.environment()
+    assert set(environ) - PYTHON - (NVIDIA if variant == "cuda" else set()) - FOREIGN <= settings_names()
+    settings = load_settings({name: value for name, value in environ.items() if name.startswith("ALLM_")})
+    opened = {settings.service.metrics_port}
+    if image == "gateway":
+        opened = {settings.gateway.port, settings.gateway.stats_port}
+    else:
+        opened |= {int(each.rpartition(":")[2]) for each in (settings.service.listen, settings.service.health_listen)}
+    assert set(map(int, file.last("EXPOSE").split())) == opened
+    for command in (file.command(), file.health()):
+        assert command[0] == "allm" or (command[:2] == ["python", "-m"] and importlib.util.find_spec(command[2]))
+
+
+@pytest.mark.parametrize(("image", "variant"), VARIANTS)
+def test_containers_run_as_the_user_that_owns_their_folders(image: str, variant: str) -> None:
+    file = read(image, {"VARIANT": variant})
+    assert (file.last("USER"), file.last("STOPSIGNAL")) == ("10001:10001", "SIGTERM")
+    names = [name for name, _ in file.stages[-1].steps]
+    assert "RUN" not in names[names.index("USER") :], "what comes after runs as that user"
+    made = next(rest for name, rest in file.stages[-1].steps if name == "RUN" and "useradd" in rest).split()
+    environ = file.environment()
+    for name in ("ALLM_HOME", "ALLM_MODELS_DIR", "ALLM_IMAGE_FOLDER"):
+        assert environ.get(name, "/var/lib/allm") in made
+    # The same identities as in the manifests, so that volumes fit.
+    for _, template in pod_templates(rendering("kustomize: base")):
+        for container in template["spec"]["containers"]:
+            if container["name"] == image:
+                assert template["spec"]["securityContext"]["runAsUser"] == 10001
+                assert container["command"] == file.command()
+
+
+@pytest.mark.parametrize(("image", "variant"), VARIANTS)
+def test_only_extras_that_exist_are_installed(image: str, variant: str) -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    file = read(image, {"VARIANT": variant})
+    values = {**file.arguments}
+    extras: list[str] = []
+    for stage in file.needed():
+        for name, rest in stage.steps:
+            if name in ("ENV", "ARG") and rest.startswith("EXTRAS="):
+                values["EXTRAS"] = rest.partition("=")[2]
+            if name == "RUN" and '".[' in rest:
+                extras = expand(rest, values).partition('".[')[2].partition("]")[0].split(",")
+    assert extras
+    assert set(extras) <= set(known)
+    own = {"catalog": set(), "text": {"text", "torch"} if variant == "cuda" else {"text"}}.get(image, {image})
+    assert set(extras) - {"redis", "traces"} == own
+
+
+def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    project_files = (project["project"]["readme"], *project["project"]["license-files"])
+    needed = {Path(each) for each in (*wheel["packages"], *wheel["force-include"], *project_files)}
+    needed |= {Path("pyproject.toml"), Path("constraints.txt")}
+    given = context()
+    assert [path for path in needed if not any(path.is_relative_to(each) for each in given)] == []
+    assert [each for each in given if not any(path.is_relative_to(each) for path in needed)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_image_is_installed_serves_and_stops_as_its_file_says() -> None:
+    """One of them: `make containers` does the same with all, for half an hour."""
+    with empty_root("gateway") as root:
+        found = replay("gateway", root)
+    assert [step.split()[0] for step in found.told] == ["groupadd"]
+
+
+def test_the_parser_reads_what_docker_would() -> None:
+    text = '# c\nARG A=1\nFROM x AS y\nRUN a \\\n    && b\n# d\nCMD ["p", "q"]\n'
+    assert list(instructions(text)) == [
+        ("ARG", "A=1"),
+        ("FROM", "x AS y"),
+        ("RUN", "a && b"),
+        ("CMD", '["p", "q"]'),
+    ]
+    assert expand("run-${VARIANT}-$A-$B", {"VARIANT": "cpu", "A": "1"}) == "run-cpu-1-$B"
+    with pytest.raises(ValueError, match="Expecting value"):
+        exec_form("python -m services.text")
+    assert [stage.name for stage in read("text", {"VARIANT": "cuda"}).needed()] == [
+        "llama-cuda",
+        "extras-cuda",
+        "llama",
+        "build",
+        "run-cuda",
+        "",
+    ]

@@ -1,0 +1,87 @@
+"""deploy/kubernetes is what the chart says, alone and put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from renderings import ALL, KUSTOMIZATIONS, chart, containers, kustomize, kustomized, pod_templates
+
+from deploy.manifests import KUBERNETES, MERGE_KEYS, difference, helm_template, identity, render
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for name in ("base", "components")
+        for path in sorted((folder / name).rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_what_is_checked_in_is_what_the_chart_gives(tmp_path: Path) -> None:
+    render(tmp_path)
+    fresh, kept = files(tmp_path), files(KUBERNETES)
+    wrong = sorted(name for name in {*fresh, *kept} if fresh.get(name) != kept.get(name))
+    assert not wrong, f"run `python -m deploy.manifests`: {wrong}"
+
+
+def unordered(value: Any, key: str = "") -> Any:
+    """With lists that Kubernetes merges by a field as mappings: patches may change their order."""
+    if isinstance(value, dict):
+        return {name: unordered(each, name) for name, each in value.items()}
+    if isinstance(value, list) and key in MERGE_KEYS:
+        return {each[MERGE_KEYS[key]]: unordered(each) for each in value}
+    return [unordered(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_kustomize_and_the_chart_give_the_same(name: str) -> None:
+    ours = {identity(found): unordered(found) for found in kustomized(name)}
+    theirs = {identity(found): unordered(found) for found in chart("defaults" if name == "base" else name)}
+    assert ours.keys() == theirs.keys()
+    for which, found in theirs.items():
+        assert ours[which] == found, which
+
+
+@pytest.mark.parametrize("name", ["base", ALL])
+def test_a_variable_is_defined_before_another_one_refers_to_it(name: str) -> None:
+    """Kubernetes leaves `$(NAME)` as it stands where NAME comes later in the list."""
+    seen = 0
+    for container in [each for _, template in pod_templates(kustomized(name)) for each in containers(template)]:
+        names: set[str] = set()
+        for item in container.get("env", []):
+            if "$(POD_NAMESPACE)" in item.get("value", ""):
+                seen += 1
+                assert "POD_NAMESPACE" in names, item
+            names.add(item["name"])
+    assert seen == 1
+
+
+def test_the_example_is_put_together_as_the_documentation_says() -> None:
+    objects = kustomize(KUBERNETES / "example")
+    (namespace,) = [found for found in objects if found["kind"] == "Namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert {found["metadata"].get("namespace") for found in objects if found["kind"] != "Namespace"} == {"allm"}
+    gateway = next(found for found in objects if identity(found) == ("Deployment", "allm-gateway"))
+    assert gateway["spec"]["template"]["spec"]["initContainers"][0]["name"] == "authorizer"
+    models = next(found for found in objects if identity(found) == ("ConfigMap", "allm-models"))
+    assert "qwen3-0.6b" in models["data"]["models.yaml"]
+
+
+def test_a_difference_tells_what_is_gone_new_and_other() -> None:
+    old = {"a": 1, "b": {"c": 2, "d": 3}, "env": [{"name": "x", "value": "1"}, {"name": "y", "value": "2"}], "l": [1]}
+    new = {"b": {"c": 4, "d": 3}, "env": [{"name": "y", "value": "3"}, {"name": "z"}], "l": [2], "e": 5}
+    assert difference(old, new) == {
+        "a": None,
+        "b": {"c": 4},
+        "env": [{"name": "x", "$patch": "delete"}, {"name": "y", "value": "3"}, {"name": "z"}],
+        "l": [2],
+        "e": 5,
+    }
+
+
+def test_what_helm_refuses_is_told() -> None:
+    with pytest.raises(RuntimeError, match="Additional property replica is not allowed"):
+        helm_template([{"text": {"replica": 2}}])

@@ -1,0 +1,101 @@
+"""Who may talk to whom: the policies of a rendering, evaluated as a network plugin would."""
+
+from __future__ import annotations
+
+import pytest
+from renderings import rendering
+
+from deploy.manifests import Object
+
+PODS = ("gateway", "catalog", "text", "audio", "image", "redis")
+OUTSIDE = "outside"
+PROMETHEUS = "prometheus"
+
+
+def labels(pod: str) -> Object:
+    found: Object = {"app.kubernetes.io/component": pod}
+    if pod in PODS:
+        found |= {"app.kubernetes.io/name": "allm", "app.kubernetes.io/instance": "allm"}
+    return found
+
+
+def chosen(selector: Object, pod: str) -> bool:
+    own = labels(pod)
+    wanted = selector.get("matchLabels", {}).items() <= own.items()
+    return wanted and all(own.get(rule["key"]) in rule["values"] for rule in selector.get("matchExpressions", []))
+
+
+def peers(rule: Object, key: str, pod: str) -> bool:
+    """Whether a rule is about that other end; one that names none is about everybody."""
+    if key not in rule:
+        return True
+    for peer in rule[key]:
+        if "namespaceSelector" in peer:
+            namespace = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+            if pod == PROMETHEUS and namespace == "monitoring":
+                return True
+        elif pod in PODS and chosen(peer["podSelector"], pod):
+            return True
+    return False
+
+
+def allowed(policies: list[Object], source: str, target: str, port: int) -> bool:
+    """Whether a connection is let out on one side and in on the other."""
+
+    def side(pod: str, other: str, direction: str, key: str) -> bool:
+        if pod not in PODS:
+            return True
+        about = [
+            policy["spec"]
+            for policy in policies
+            if chosen(policy["spec"]["podSelector"], pod) and direction.capitalize() in policy["spec"]["policyTypes"]
+        ]
+        assert about, f"{pod} is open to everybody"
+        return any(
+            peers(rule, key, other) and any(each["port"] == port for each in rule["ports"])
+            for spec in about
+            for rule in spec.get(direction, [])
+        )
+
+    return side(source, target, "egress", "to") and side(target, source, "ingress", "from")
+
+
+def connections(name: str) -> set[tuple[str, str, int]]:
+    policies = [found for found in rendering(name) if found["kind"] == "NetworkPolicy"]
+    ends = (*PODS, OUTSIDE, PROMETHEUS)
+    ports = (53, 443, 6379, 8080, 9464, 9465, 9901, 50050, 50051, 50052)
+    return {
+        (source, target, port)
+        for source in ends
+        for target in ends
+        for port in ports
+        if source != target and {source, target} & set(PODS) and allowed(policies, source, target, port)
+    }
+
+
+BASE = {
+    *((other, "gateway", 8080) for other in (OUTSIDE, PROMETHEUS)),
+    *(("gateway", service, 50051) for service in ("text", "audio", "image")),
+    *((caller, "catalog", 50050) for caller in ("gateway", "text", "audio", "image")),
+    *((service, "redis", 6379) for service in ("text", "audio", "image")),
+    *((service, other, 443) for service in ("catalog", "text", "audio", "image") for other in (OUTSIDE, PROMETHEUS)),
+    *((pod, other, 53) for pod in PODS for other in (OUTSIDE, PROMETHEUS)),
+}
+METRICS = {(PROMETHEUS, pod, port) for pod in PODS for port in (9464, 9465, 9901)}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kustomize: base", BASE),
+        ("kustomize: everything", BASE | METRICS),
+        ("chart: defaults", BASE),
+        ("chart: groups", BASE | METRICS),
+    ],
+)
+def test_only_these_connections_are_possible(name: str, expected: set[tuple[str, str, int]]) -> None:
+    assert connections(name) == expected
+
+
+def test_callers_can_be_narrowed_down() -> None:
+    assert (OUTSIDE, "gateway", 8080) not in connections("chart: open")

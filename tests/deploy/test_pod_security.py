@@ -1,0 +1,86 @@
+"""Every Pod holds to the restricted profile of the Pod Security Standards, and to a little more."""
+
+from __future__ import annotations
+
+import pytest
+from renderings import RENDERINGS, containers, pod_templates, rendering
+
+from deploy.manifests import Object
+
+# Volume types of the restricted profile. Image volumes are younger than that list, which does not name them:
+# docs/kubernetes.md says what that means for a namespace that enforces it.
+ALLOWED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+HOST = ("hostNetwork", "hostPID", "hostIPC")
+
+
+def breaches(template: Object) -> list[str]:
+    """What a Pod template does that the profile does not allow."""
+    spec = template["spec"]
+    pod = spec.get("securityContext", {})
+    found = [name for name in HOST if spec.get(name)]
+    for volume in spec.get("volumes", []):
+        found += [f"volume {volume['name']}: {kind}" for kind in volume.keys() - {"name"} - ALLOWED_VOLUMES]
+    for key in ("sysctls", "windowsOptions", "seLinuxOptions"):
+        found += [key] if key in pod else []
+    for container in containers(template):
+        name, own = container["name"], container.get("securityContext", {})
+        effective = {**pod, **own}
+        if own.get("allowPrivilegeEscalation") is not False:
+            found.append(f"{name}: allowPrivilegeEscalation")
+        if own.get("privileged"):
+            found.append(f"{name}: privileged")
+        if "ALL" not in own.get("capabilities", {}).get("drop", []):
+            found.append(f"{name}: capabilities are not dropped")
+        if set(own.get("capabilities", {}).get("add", [])) - {"NET_BIND_SERVICE"}:
+            found.append(f"{name}: capabilities are added")
+        if effective.get("runAsNonRoot") is not True or effective.get("runAsUser") == 0:
+            found.append(f"{name}: may run as root")
+        if effective.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            found.append(f"{name}: no seccomp profile")
+        found += [f"{name}: hostPort" for port in container.get("ports", []) if port.get("hostPort")]
+    return found
+
+
+def surplus(template: Object) -> list[str]:
+    """What the profile would allow, and we do not do."""
+    found = [] if template["spec"].get("automountServiceAccountToken") is False else ["a token of the Kubernetes API"]
+    for container in containers(template):
+        if container["securityContext"].get("readOnlyRootFilesystem") is not True:
+            found.append(f"{container['name']}: its root can be written to")
+        resources = container["resources"]
+        if not {"cpu", "memory"} <= resources["requests"].keys() or "memory" not in resources["limits"]:
+            found.append(f"{container['name']}: requests or limits are missing")
+    return found
+
+
+@pytest.mark.parametrize("name", RENDERINGS)
+def test_the_restricted_profile_holds(name: str) -> None:
+    seen = 0
+    for which, template in pod_templates(rendering(name)):
+        seen += 1
+        expected = ["volume model-qwen: image"] if name == "chart: model-images" and "redis" not in which else []
+        if "gateway" in which:
+            expected = []
+        assert breaches(template) == expected, which
+        assert surplus(template) == [], which
+    assert seen >= 3
+
+
+def test_what_breaks_it_would_be_seen() -> None:
+    template: Object = {
+        "spec": {
+            "hostNetwork": True,
+            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
+            "containers": [{"name": "c", "ports": [{"hostPort": 1}], "securityContext": {"privileged": True}}],
+        }
+    }
+    assert len(breaches(template)) == 8

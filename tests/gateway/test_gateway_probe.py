@@ -1,0 +1,88 @@
+"""What a container engine is told about the gateway: by the exit status of a command."""
+
+from __future__ import annotations
+
+import http.server
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+from ports import free_port
+
+from gateway.probe import NotServing, ask, main
+from services.rpc.settings import Settings, load_settings
+
+
+@contextmanager
+def answering(status: int, context: ssl.SSLContext | None = None) -> Iterator[int]:
+    """A server that says one thing; its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/healthz" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if context:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def settings(port: int, **more: str) -> Settings:
+    return load_settings({"ALLM_HOST": "0.0.0.0", "ALLM_PORT": str(port), **more})  # noqa: S104 (nothing is bound)
+
+
+def test_ready_means_that_healthz_is_well() -> None:
+    with answering(200) as port:
+        ask(settings(port), "ready")
+        ask(settings(port), "live")
+
+
+def test_without_a_replica_it_lives_and_is_not_ready() -> None:
+    with answering(503) as port:
+        ask(settings(port), "live")
+        with pytest.raises(NotServing, match="/healthz says 503"):
+            ask(settings(port), "ready")
+
+
+def test_nobody_there_is_told() -> None:
+    port = free_port()
+    for name in ("live", "ready"):
+        with pytest.raises(NotServing, match=f"127.0.0.1:{port}: .*refused"):
+            ask(settings(port), name)
+
+
+def test_with_tls_it_asks_by_tls(tmp_path: Path) -> None:
+    certificate = trustme.CA().issue_cert("ai.example.org")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "tls.crt")
+    certificate.private_key_pem.write_to_path(tmp_path / "tls.key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
+    files = {"ALLM_TLS_CERT": str(tmp_path / "tls.crt"), "ALLM_TLS_KEY": str(tmp_path / "tls.key")}
+    with answering(200, context) as port:
+        ask(settings(port, **files), "ready")
+        with pytest.raises(NotServing):
+            ask(settings(port), "ready")
+
+
+def test_the_exit_status_tells_it_all(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([]) == 2
+    with answering(200) as port:
+        monkeypatch.setenv("ALLM_PORT", str(port))
+        assert main(["ready"]) == 0
+    capfd.readouterr()
+    assert main(["ready"]) == 1
+    assert "refused" in capfd.readouterr().err

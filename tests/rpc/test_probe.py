@@ -1,0 +1,60 @@
+"""What a container engine is told about a service: by the exit status of a command."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+from ports import free_port
+
+from services.rpc.probe import NotServing, ask, main
+from services.rpc.probes import LIVENESS, READINESS, STARTUP, Probes
+
+
+async def test_each_probe_tells_its_own() -> None:
+    port = free_port()
+    async with Probes(f"127.0.0.1:{port}") as probes:
+
+        async def told(name: str) -> bool:
+            try:
+                # As the setting stands in a container, where it is no address to connect to.
+                await asyncio.to_thread(ask, f"0.0.0.0:{port}", name)
+            except NotServing:
+                return False
+            return True
+
+        assert [await told(name) for name in (STARTUP, READINESS, LIVENESS)] == [False, False, True]
+        await probes.ready()
+        assert [await told(name) for name in (STARTUP, READINESS, LIVENESS)] == [False, True, True]
+        await probes.started()
+        assert [await told(name) for name in (STARTUP, READINESS, LIVENESS)] == [True, True, True]
+        await probes.leaving()
+        assert [await told(name) for name in (STARTUP, READINESS, LIVENESS)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("listen", "told"), [("", "ALLM_HEALTH_LISTEN is not set"), ("127.0.0.1:1", "does not answer")]
+)
+def test_nobody_to_ask_is_told(listen: str, told: str) -> None:
+    with pytest.raises(NotServing, match=told):
+        ask(listen, READINESS)
+
+
+def test_the_exit_status_tells_it_all(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["health"]) == 2
+    monkeypatch.setenv("ALLM_HEALTH_LISTEN", f"127.0.0.1:{free_port()}")
+    assert main([READINESS]) == 1
+    assert "does not answer" in capfd.readouterr().err
+    monkeypatch.setenv("ALLM_LOG_LEVEL", "loud")
+    assert main([READINESS]) == 1
+    assert "ALLM_LOG_LEVEL" in capfd.readouterr().err
+
+
+async def test_it_is_a_command() -> None:
+    async with Probes(f"127.0.0.1:{(port := free_port())}"):
+        command = [sys.executable, "-m", "services.rpc.probe", LIVENESS]
+        environ = {"ALLM_HEALTH_LISTEN": f"127.0.0.1:{port}"}
+        done = await asyncio.to_thread(subprocess.run, command, env=environ, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
