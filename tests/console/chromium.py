@@ -1,0 +1,283 @@
+"""A headless Chromium, driven over the DevTools protocol through a pipe: no port, no driver, no package."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 60
+CALL_SECONDS = 60
+WAIT_SECONDS = 60
+POLL_SECONDS = 0.05
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",  # tests run as root in containers; the pages are our own
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--mute-audio",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+    "--remote-debugging-pipe",
+)
+# In the page: an element by selector, and by the name that assistive programs read to people.
+FINDER = """
+(selector, name) => {
+  const named = (element) => [
+    element.getAttribute("aria-label"),
+    ...[...(element.labels ?? [])].map((label) => label.textContent),
+    element.textContent,
+    element.placeholder,
+  ].filter(Boolean).map((text) => text.trim().replace(/\\s+/g, " "));
+  const seen = (element) => element.checkVisibility();
+  const all = [...document.querySelectorAll(selector)].filter(seen);
+  return all.find((element) => !name || named(element).includes(name))
+    ?? all.find((element) => named(element).some((text) => text.startsWith(name))) ?? null;
+}
+"""
+# Each by its name, its code, and the text that it types.
+KEYS = {
+    "ArrowRight": ("ArrowRight", 39, ""),
+    "Enter": ("Enter", 13, "\r"),
+    "Escape": ("Escape", 27, ""),
+    "Space": (" ", 32, " "),
+    "Tab": ("Tab", 9, ""),
+}
+
+
+class PageError(AssertionError):
+    """The page is not as a test wants it."""
+
+
+class Browser:
+    """A running Chromium."""
+
+    def __init__(self, process: subprocess.Popen[bytes], to_browser: int, from_browser: int) -> None:
+        self.process = process
+        self._to = to_browser
+        self._from = from_browser
+        self._held = b""
+        self._last = 0
+        self.events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
+        """One command of the protocol, and its answer; events that come meanwhile are kept."""
+        self._last += 1
+        wanted = self._last
+        message = {"id": wanted, "method": method, "params": params, **({"sessionId": session} if session else {})}
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + CALL_SECONDS
+        while True:
+            answer = self._read(deadline, method)
+            if answer.get("id") != wanted:
+                self.events.append(answer)
+            elif "error" in answer:
+                raise PageError(f"{method}: {answer['error']['message']}")
+            else:
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def _read(self, deadline: float, method: str) -> dict[str, Any]:
+        while b"\0" not in self._held:
+            ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise PageError(f"{method}: Chromium does not answer")
+            part = os.read(self._from, 1 << 20)
+            if not part:
+                raise PageError(f"{method}: Chromium has ended with {self.process.poll()}")
+            self._held += part
+        message, _, self._held = self._held.partition(b"\0")
+        parsed: dict[str, Any] = json.loads(message)
+        return parsed
+
+    def open(self, url: str, width: int = 1280, height: int = 900) -> Page:
+        """A new tab of its own, with nothing remembered from others, at `url`."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = Page(self, session, context)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            page.call(f"{domain}.enable")
+        page.resize(width, height)
+        page.go(url)
+        return page
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, browser: Browser, session: str, context: str) -> None:
+        self._browser = browser
+        self._session = session
+        self._context = context
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        return self._browser.call(method, self._session, **params)
+
+    def go(self, url: str) -> None:
+        failed = self.call("Page.navigate", url=url).get("errorText")
+        if failed:
+            raise PageError(f"{url}: {failed}")
+        self.wait("document.readyState === 'complete'")
+
+    def reload(self) -> None:
+        """Has the page loaded once more."""
+        self.evaluate("window.old = true")
+        self.call("Page.reload")
+        self.wait("!window.old && document.readyState === 'complete'")
+
+    def close(self) -> None:
+        self._browser.call("Target.disposeBrowserContext", browserContextId=self._context)
+
+    def resize(self, width: int, height: int, scale: float = 1.0) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
+        )
+
+    def colours(self, scheme: str) -> None:
+        """As if the system were `light` or `dark`."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def evaluate(self, expression: str) -> Any:
+        """What an expression is worth in the page; promises are waited for."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            details = answer["exceptionDetails"]
+            raise PageError(details.get("exception", {}).get("description") or details["text"])
+        return answer["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = WAIT_SECONDS) -> None:
+        """Waits until an expression is true in the page."""
+        deadline = time.monotonic() + seconds
+        while not self.evaluate(f"Boolean({expression})"):
+            if time.monotonic() > deadline:
+                raise PageError(f"{expression} has not come true; the page says:\n{self.text()}")
+            time.sleep(POLL_SECONDS)
+
+    def wait_text(self, text: str, seconds: float = WAIT_SECONDS) -> None:
+        """Waits until the page shows a text."""
+        self.wait(f"document.body.innerText.includes({json.dumps(text)})", seconds)
+
+    def text(self) -> str:
+        """All that a person can read."""
+        return str(self.evaluate("document.body.innerText"))
+
+    def click(self, selector: str, name: str = "") -> None:
+        """Waits for an element that can be used, and clicks into its middle."""
+        found = f"({FINDER})({json.dumps(selector)}, {json.dumps(name)})"
+        self.wait(f"(() => {{ const found = {found}; return found && !found.disabled; }})()")
+        x, y = self.evaluate(
+            f"(() => {{ const found = {found}; found.scrollIntoView({{block: 'center', behavior: 'instant'}});"
+            " const box = found.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
+        self.mouse("mousePressed", x, y)
+        self.mouse("mouseReleased", x, y)
+
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        """One event of the mouse, with its left button."""
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+    def fill(self, selector: str, name: str, text: str) -> None:
+        """Types a text into a field, in place of what is there."""
+        found = f"({FINDER})({json.dumps(selector)}, {json.dumps(name)})"
+        self.wait(f"Boolean({found})")
+        self.evaluate(f"(() => {{ const found = {found}; found.focus(); found.select(); }})()")
+        self.call("Input.insertText", text=text)
+        self.wait(f"{found}.value === {json.dumps(text)}")
+
+    def choose(self, selector: str, name: str, value: str) -> None:
+        """Chooses a value of a list."""
+        found = f"({FINDER})({json.dumps(selector)}, {json.dumps(name)})"
+        self.wait(f"[...({found}?.options ?? [])].some((option) => option.value === {json.dumps(value)})")
+        self.evaluate(
+            f"(() => {{ const found = {found}; found.value = {json.dumps(value)};"
+            " found.dispatchEvent(new Event('change', {bubbles: true})); })()"
+        )
+
+    def attach(self, selector: str, file: Path) -> None:
+        """Gives a file to a field for files."""
+        document = self.call("DOM.getDocument")["root"]["nodeId"]
+        node = self.call("DOM.querySelector", nodeId=document, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
+
+    def press(self, key: str) -> None:
+        """Presses and releases a key."""
+        name, code, text = KEYS[key]
+        about = {"key": name, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **about)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def screenshot(self) -> bytes:
+        """What is seen now, as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+
+    def complaints(self) -> list[str]:
+        """What the browser has complained of in this tab: exceptions, refused resources, breaches of the policy."""
+        self.evaluate("1")  # what came before has been read then
+        found = []
+        for event in self._browser.events:
+            if event.get("sessionId") != self._session:
+                continue
+            if event["method"] == "Runtime.exceptionThrown":
+                details = event["params"]["exceptionDetails"]
+                found.append(details.get("exception", {}).get("description") or details["text"])
+            elif event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
+                found.append(event["params"]["entry"]["text"])
+        return found
+
+    def requested(self) -> list[str]:
+        """The addresses of everything that this tab has asked for."""
+        self.evaluate("1")
+        return [
+            event["params"]["request"]["url"]
+            for event in self._browser.events
+            if event.get("sessionId") == self._session and event["method"] == "Network.requestWillBeSent"
+        ]
+
+
+@contextmanager
+def running_chromium(*arguments: str) -> Iterator[Browser]:
+    """Runs Debian's Chromium with a profile of its own until the block ends."""
+    program = shutil.which("chromium")
+    assert program, "chromium is missing: make test installs it"
+    read_commands, write_commands = os.pipe()
+    read_answers, write_answers = os.pipe()
+    # The protocol has its fixed file descriptors.
+    script = f'exec "$@" 3<&{read_commands} 4>&{write_answers}'
+    with tempfile.TemporaryDirectory(prefix="allm-chromium-", ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            ["bash", "-c", script, "chromium", program, *ARGUMENTS, *arguments, f"--user-data-dir={profile}"],
+            pass_fds=(read_commands, write_answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(read_commands)
+        os.close(write_answers)
+        browser = Browser(process, write_commands, read_answers)
+        try:
+            browser.call("Browser.getVersion")
+            yield browser
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            os.close(write_commands)
+            os.close(read_answers)

@@ -1,0 +1,50 @@
+"""A browser for all tests of the console, and tabs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from chromium import Browser, Page, running_chromium
+from stack import Stack
+
+Opener = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with running_chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Opener]:
+    """Opens a view of a stack's console in a tab of its own: `tab(stack, "chat")`."""
+    opened: list[Page] = []
+
+    def open_view(stack: Stack, view: str, **size: int) -> Page:
+        page = browser.open(f"http://127.0.0.1:{stack.port}/#/{view}", **size)
+        opened.append(page)
+        return page
+
+    yield open_view
+    for page in opened:
+        page.close()
+
+
+@pytest.fixture
+def view(tab: Opener, stack: Stack) -> Iterator[Callable[[str], Page]]:
+    """Opens a view of the shared stack's console; nothing in it may have made the browser complain."""
+    opened: list[Page] = []
+
+    def open_view(name: str) -> Page:
+        page = tab(stack, name)
+        page.wait_text("Connected")
+        opened.append(page)
+        return page
+
+    yield open_view
+    for page in opened:
+        assert page.complaints() == []
+        origin = f"http://127.0.0.1:{stack.port}/"
+        assert [url for url in page.requested() if not url.startswith((origin, "blob:", "data:"))] == []

@@ -1,0 +1,100 @@
+"""The pictures of docs/console.md, taken of a running stack: `PYTHONPATH=tests .venv/bin/python tests/console/screenshots.py`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from chromium import Browser, Page, running_chromium
+from demo_model import demo_model
+from speech import librivox
+from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
+from whisper_weights import tiny_en_ct2
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "console"
+SIZE = {"width": 1280, "height": 800}
+PHONE = {"width": 360, "height": 740}
+QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
+PROMPTS = (
+    "a red circle on a blue background",
+    "a yellow triangle on a green background",
+    "a white square on a black background",
+)
+
+
+def chat(page: Page) -> None:
+    page.fill("input", "Temperature", "0")
+    page.fill("input", "Most tokens", "120")
+    for number, question in enumerate(QUESTIONS, start=1):
+        page.fill("textarea", "Message", question)
+        page.press("Enter")
+        page.wait(f"document.querySelectorAll('.answer .below').length === {number}")
+
+
+def audio(page: Page) -> None:
+    page.wait("document.querySelector('input[type=file]')")
+    page.attach("input[type=file]", librivox()[0].path)
+    page.wait("document.querySelector('.transcript[aria-busy=false]')")
+    page.evaluate("document.querySelector('audio').currentTime = 2.5")
+    page.wait("document.querySelector('.word.heard')")
+
+
+def image(page: Page) -> None:
+    page.fill("input", "Seed", "7")
+    for number, prompt in enumerate(PROMPTS, start=1):
+        page.fill("textarea", "Prompt", prompt)
+        page.click("button", "Draw")
+        page.wait(f"document.querySelectorAll('.gallery img').length === {number}")
+
+
+def models(page: Page) -> None:
+    """Works for a while, so that there is something to plot."""
+    page.wait("document.querySelectorAll('.plot canvas').length > 1")
+    page.evaluate("location.hash = '#/chat'")
+    page.fill("input", "Temperature", "0")
+    page.fill("input", "Most tokens", "60")
+    for number in range(1, 9):
+        page.fill("textarea", "Message", "Tell me of the sea.")
+        page.press("Enter")
+        page.wait(f"document.querySelectorAll('.answer .below').length === {number}")
+    page.evaluate("location.hash = '#/models'")
+    page.wait("document.querySelectorAll('.plot canvas').length > 2")
+    page.evaluate("document.querySelector('.machine').scrollIntoView({block: 'end', behavior: 'instant'})")
+
+
+VIEWS: dict[str, Callable[[Page], None]] = {"chat": chat, "audio": audio, "image": image, "models": models}
+
+
+def take(browser: Browser, stack: Stack) -> None:
+    for name, fill in VIEWS.items():
+        page = browser.open(f"http://127.0.0.1:{stack.port}/#/{name}", **SIZE)
+        page.wait_text("Connected")
+        page.colours("light")
+        fill(page)
+        # What has the focus would be drawn with its ring.
+        page.evaluate("document.activeElement.blur()")
+        for scheme in ("light", "dark"):
+            page.colours(scheme)
+            page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            (PICTURES / f"{name}-{scheme}.png").write_bytes(page.screenshot())
+        if name == "chat":
+            page.colours("light")
+            page.resize(**PHONE)
+            page.evaluate("document.querySelector('details.panel').open = false; window.scrollTo(0, 0)")
+            (PICTURES / "chat-phone.png").write_bytes(page.screenshot())
+        page.close()
+
+
+if __name__ == "__main__":
+    PICTURES.mkdir(exist_ok=True)
+    weights = ROOT / "shapes_sd" / "weights"
+    registered = f"{MODEL}={demo_model()},{SPEECH_MODEL}={tiny_en_ct2()},{IMAGE_MODEL}={weights}"
+    replicas = {"ALLM_AUDIO_REPLICAS": "1", "ALLM_IMAGE_REPLICAS": "1"}
+    with (
+        tempfile.TemporaryDirectory() as home,
+        running_stack(Path(home), ALLM_MODELS=registered, **replicas) as stack,
+        running_chromium() as browser,
+    ):
+        take(browser, stack)

@@ -1,0 +1,96 @@
+"""Speech, by a real browser: a file, the microphone, and what comes of them."""
+
+from __future__ import annotations
+
+import re
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from chromium import Page, running_chromium
+from speech import librivox
+from stack import Stack
+
+Open = Callable[[str], Page]
+DONE = "document.querySelector('.transcript[aria-busy=false]')"
+PHRASES = "[...document.querySelectorAll('.phrase')].map((each) => each.innerText).join(' ')"
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
+def test_a_file_is_transcribed_and_its_words_follow_the_sound(view: Open) -> None:
+    page = view("audio")
+    speech = librivox()[0]
+    page.wait("document.querySelector('input[type=file]')")
+    page.attach("input[type=file]", speech.path)
+    page.wait(DONE)
+    page.wait_text("Transcribed")
+    said = words(page.evaluate(PHRASES))
+    expected = words(speech.transcript)
+    assert len(said & expected) / len(expected) > 0.7
+    # A click on a word goes there, and it is the one that is marked.
+    page.click(".word:nth-of-type(4)")
+    page.wait("document.querySelector('.word.heard')")
+    page.evaluate("document.querySelector('audio').pause()")
+
+
+def test_subtitles_are_saved(view: Open) -> None:
+    page = view("audio")
+    page.wait("document.querySelector('input[type=file]')")
+    page.attach("input[type=file]", librivox()[0].path)
+    page.wait(DONE)
+    # What the browser would save, as it would be saved.
+    page.evaluate(
+        "URL.createObjectURL = (blob) => { window.saved = blob.text(); return 'blob:kept'; };"
+        "HTMLAnchorElement.prototype.click = () => {}; 1"
+    )
+    page.click("button", "Save as srt")
+    assert re.match(r"1\n00:00:\d\d,\d{3} --> 00:00:\d\d,\d{3}\n\w", page.evaluate("window.saved"))
+    page.click("button", "Save as vtt")
+    assert re.match(r"WEBVTT\n\n00:00:\d\d\.\d{3} --> 00:00:\d\d\.\d{3}\n\w", page.evaluate("window.saved"))
+
+
+def test_what_is_no_sound_is_refused_in_a_sentence(view: Open, tmp_path: Path) -> None:
+    page = view("audio")
+    page.wait("document.querySelector('input[type=file]')")
+    wrong = tmp_path / "letter.wav"
+    wrong.write_text("Dear reader, this is no sound. " * 100)
+    page.attach("input[type=file]", wrong)
+    page.wait("document.querySelector('.note.bad')")
+    assert page.evaluate("document.querySelector('.note.bad p').innerText").endswith(".")
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One sentence, then silence: what the browser's microphone hears, again and again."""
+    file = tmp_path_factory.mktemp("spoken") / "spoken.wav"
+    with wave.open(str(librivox()[0].path)) as source, wave.open(str(file), "wb") as target:
+        target.setparams(source.getparams())
+        target.writeframes(source.readframes(source.getnframes()))
+        target.writeframes(bytes(source.getframerate() * 2 * 20))
+    return file
+
+
+@pytest.fixture
+def microphone(stack: Stack, spoken: Path) -> Iterator[Page]:
+    with running_chromium(f"--use-file-for-fake-audio-capture={spoken}") as browser:
+        page = browser.open(f"http://127.0.0.1:{stack.port}/#/audio")
+        yield page
+        assert page.complaints() == []
+
+
+def test_the_microphone_is_written_down_while_it_hears(microphone: Page) -> None:
+    page = microphone
+    page.click("button", "Use the microphone")
+    page.wait_text("Listening")
+    heard = f"({PHRASES} + (document.querySelector('.partial')?.innerText ?? '')).length > 20"
+    page.wait(heard)
+    assert "Listening" in page.text()
+    page.click("button", "Stop listening")
+    page.wait_text("Transcribed")
+    expected = words(librivox()[0].transcript)
+    assert words(page.evaluate(PHRASES)) & expected
+    assert page.evaluate("document.querySelector('audio').src").startswith("blob:")

@@ -1,0 +1,120 @@
+"""Pictures, by a real browser: steps, previews, the gallery, and a mask that is painted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from chromium import Page
+
+Open = Callable[[str], Page]
+CHANGED = 40  # of 255: below it two colours look the same
+PROMPT = "a red circle on a blue background"
+DRAWN = "document.querySelectorAll('.gallery li img').length"
+# Every preview that was ever shown, also those that have gone by the time that a test looks.
+WATCH = """
+window.previews = new Set(); window.steps = new Set();
+new MutationObserver(() => {
+  for (const each of document.querySelectorAll('[data-preview]')) window.previews.add(each.dataset.preview);
+  const step = document.querySelector('.drawing [role=status]')?.innerText;
+  if (step) window.steps.add(step);
+}).observe(document.body, {subtree: true, childList: true, attributes: true, characterData: true}); 1
+"""
+# The mean colour of a tenth of a picture, as [red, green, blue].
+COLOUR = """
+(async (image, x, y) => {
+  await image.decode();
+  const canvas = document.createElement('canvas'); canvas.width = canvas.height = 1;
+  const pen = canvas.getContext('2d');
+  const [w, h] = [image.naturalWidth, image.naturalHeight];
+  pen.drawImage(image, w * x, h * y, w * 0.1, h * 0.1, 0, 0, 1, 1);
+  return [...pen.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+})
+"""
+
+
+def colour(page: Page, picture: int, x: float, y: float) -> list[int]:
+    """The colour at a place, in shares of width and height; the newest picture is 0."""
+    found: list[int] = page.evaluate(f"{COLOUR}(document.querySelectorAll('.gallery li img')[{picture}], {x}, {y})")
+    return found
+
+
+def apart(one: list[int], other: list[int]) -> int:
+    return max(abs(first - second) for first, second in zip(one, other, strict=True))
+
+
+def draw(page: Page, prompt: str, **settings: str) -> None:
+    for name, value in {"Seed": "7", **settings}.items():
+        page.fill("input", name, value)
+    page.fill("textarea", "Prompt", prompt)
+    page.click("button", "Draw")
+
+
+def test_a_picture_appears_after_its_previews(view: Open) -> None:
+    page = view("image")
+    page.evaluate(WATCH)
+    draw(page, PROMPT)
+    page.wait(f"{DRAWN} === 1")
+    assert page.evaluate("window.previews.size") >= 1
+    assert any(step.startswith("Step ") for step in page.evaluate("[...window.steps]"))
+    assert page.evaluate("document.querySelector('.gallery img').alt") == PROMPT
+    assert "seed 7" in page.evaluate("document.querySelector('.gallery li').innerText")
+    red, green, blue = colour(page, 0, 0.45, 0.45)
+    assert red > blue
+    assert red > green
+
+
+def test_what_is_painted_is_drawn_anew(view: Open) -> None:
+    page = view("image")
+    draw(page, PROMPT)
+    page.wait(f"{DRAWN} === 1")
+    page.click(".gallery button", "Edit")
+    page.wait("document.querySelector('.layers canvas')?.width === 64")
+    page.evaluate("document.querySelector('.layers canvas').scrollIntoView({block: 'center'})")
+    left, top, width, height = page.evaluate(
+        "(() => { const box = document.querySelector('.layers canvas').getBoundingClientRect();"
+        " return [box.x, box.y, box.width, box.height]; })()"
+    )
+    page.mouse("mousePressed", left + width * 0.3, top + height * 0.5)
+    page.mouse("mouseMoved", left + width * 0.7, top + height * 0.5)
+    page.mouse("mouseReleased", left + width * 0.7, top + height * 0.5)
+    page.wait_text("What you have painted is drawn anew")
+    page.fill("textarea", "Prompt", "a green square on a blue background")
+    page.fill("input", "Strength", "1")
+    page.click("button", "Draw over it")
+    page.wait(f"{DRAWN} === 2")
+    assert apart(colour(page, 0, 0.45, 0.45), colour(page, 1, 0.45, 0.45)) > CHANGED
+    assert apart(colour(page, 0, 0.0, 0.0), colour(page, 1, 0.0, 0.0)) < CHANGED
+
+
+def test_a_mask_can_be_painted_by_keys(view: Open) -> None:
+    page = view("image")
+    draw(page, PROMPT, Steps="2")
+    page.wait(f"{DRAWN} === 1")
+    page.click(".gallery button", "Edit")
+    page.wait("document.querySelector('.layers canvas')?.width === 64")
+    page.evaluate("document.querySelector('.layers canvas').focus()")
+    page.press("ArrowRight")
+    page.press("Space")
+    page.wait_text("What you have painted is drawn anew")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"Steps": "1000"}, "steps"), ({"Width": "63", "Height": "64"}, "width")],
+)
+def test_the_models_limits_are_told_in_a_sentence(view: Open, settings: dict[str, str], said: str) -> None:
+    page = view("image")
+    draw(page, PROMPT, **settings)
+    page.wait("document.querySelector('.note.bad')")
+    sentence = page.evaluate("document.querySelector('.note.bad p').innerText")
+    assert said in sentence.lower()
+    assert sentence.endswith(".")
+
+
+def test_what_is_wrong_in_the_form_is_said_before_it_is_sent(view: Open) -> None:
+    page = view("image")
+    page.fill("input", "Width", "64")
+    page.fill("textarea", "Prompt", PROMPT)
+    page.wait_text("Width and height belong together")
+    assert page.evaluate("document.querySelector('button[type=submit]').disabled")

@@ -1,0 +1,138 @@
+"""Models and the machine, by a real browser: what an operator does, and what is seen of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+from chromium import Page
+from conftest import Opener
+from demo_model import demo_model
+from stack import MODEL, Stack, environment, running_stack
+
+Open = Callable[[str], Page]
+NEW = "browser-made"
+
+
+def card(model: str, state: str) -> str:
+    return f"document.querySelector('[data-model={json.dumps(model)}][data-state={json.dumps(state)}]')"
+
+
+def act(page: Page, what: str, model: str) -> None:
+    page.click(f"[data-model={json.dumps(model)}] button", f"{what} {model}")
+
+
+def register(page: Page, source: str, name: str) -> None:
+    page.wait("document.querySelector('details.panel')")
+    page.evaluate("document.querySelector('details.panel').open = true")
+    page.fill("input", "Where from", source)
+    page.fill("input", "Name", name)
+    page.click("button", "Register")
+
+
+def test_a_model_is_registered_loaded_unloaded_and_removed(tab: Opener, roomy: Stack) -> None:
+    page = tab(roomy, "models")
+    page.wait(card(MODEL, "ready"))
+    register(page, str(demo_model()), NEW)
+    page.wait(card(NEW, "ready"))
+    act(page, "Load", NEW)
+    page.wait(card(NEW, "loaded"))
+    page.wait(f"{card(NEW, 'loaded')}.innerText.includes('kept loaded')")
+    page.wait(f"/holds [\\d.]+ [MG]iB/.test({card(NEW, 'loaded')}.innerText)")
+    act(page, "Unload", NEW)
+    page.wait(card(NEW, "ready"))
+    page.wait_text(f"{NEW} was unloaded")
+    act(page, "Remove", NEW)
+    page.wait_text("Remove it, and what was fetched for it?")
+    page.click(f"[data-model='{NEW}'] button.danger")
+    page.wait(f"!document.querySelector('[data-model={NEW}]')")
+    assert page.complaints() == []
+
+
+def test_another_client_is_seen_at_once(tab: Opener, roomy: Stack) -> None:
+    """One watch, no polling: what the command does appears here by itself."""
+    page = tab(roomy, "models")
+    page.wait(card(MODEL, "ready"))
+    asked = len(page.requested())
+    command = [
+        sys.executable,
+        "-m",
+        "services.cli",
+        "models",
+        "add",
+        "by-command",
+        str(demo_model()),
+        "--format",
+        "gguf",
+    ]
+    subprocess.run(command, env=environment(roomy.home), check=True, capture_output=True, timeout=60)
+    page.wait(card("by-command", "ready"))
+    assert len(page.requested()) == asked
+
+
+def test_an_eviction_is_told(tab: Opener, roomy: Stack) -> None:
+    page = tab(roomy, "models")
+    register(page, str(demo_model()), "second")
+    page.wait(card("second", "ready"))
+    ask(roomy, "second")
+    page.wait(card("second", "loaded"))
+    ask(roomy, MODEL)  # only one may be in memory
+    page.wait(card(MODEL, "loaded"))
+    page.wait_text("second was evicted")
+
+
+def ask(stack: Stack, model: str) -> None:
+    """Has a model answered with one token."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    request = urllib.request.Request(
+        f"{stack.base_url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        assert reply.status == 200
+
+
+def test_why_is_answered(view: Open) -> None:
+    page = view("models")
+    act(page, "Why", MODEL)
+    page.wait("document.querySelector('.why')")
+    assert "llama_cpp is taken" in page.evaluate("document.querySelector('.why').innerText")
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "said"),
+    [
+        ("/nowhere/model.gguf", "lost", "ALLM_MODEL_ROOTS"),
+        (str(demo_model()), MODEL, "already"),
+        (str(demo_model()), "no good name", "is not allowed"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused_in_a_sentence(
+    tab: Opener, roomy: Stack, source: str, name: str, said: str
+) -> None:
+    page = tab(roomy, "models")
+    register(page, source, name)
+    page.wait("document.querySelector('.register .note.bad')")
+    sentence = page.evaluate("document.querySelector('.register .note.bad p').innerText")
+    assert said in sentence
+    assert sentence.endswith(".")
+
+
+def test_the_machine_is_plotted(view: Open) -> None:
+    page = view("models")
+    page.wait_text("Memory in use")
+    page.wait("document.querySelectorAll('.plot canvas').length >= 2")
+    described = page.evaluate("document.querySelector('.plot [role=img]').getAttribute('aria-label')")
+    assert "Host: " in described
+    assert " of " in page.evaluate("document.querySelector('.facts').innerText")
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack whose models may be changed, that may read the demo model's folder, and keeps one model in memory."""
+    settings = {"ALLM_MODEL_ROOTS": str(demo_model().parent), "ALLM_MAX_LOADED_MODELS": "1"}
+    with running_stack(tmp_path_factory.mktemp("console") / "home", **settings) as stack:
+        yield stack

@@ -1,0 +1,98 @@
+"""A server that wants keys, and one that goes away: the page says so, and goes on by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from chromium import Page
+from conftest import Opener
+from stack import MODEL, Stack, environment, running_stack
+
+# Every state that the page has shown, also those that have gone by the time that a test looks.
+WATCH = """
+window.shown = [];
+new MutationObserver(() => {
+  const state = document.querySelector('.link .word')?.innerText;
+  if (state !== window.shown.at(-1)) window.shown.push(state);
+  const banner = document.querySelector('.banner')?.innerText;
+  if (banner) window.banner = banner;
+}).observe(document.body, {subtree: true, childList: true, characterData: true}); 1
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("guarded") / "home", ALLM_AUTH="keys") as stack:
+        yield stack
+
+
+def new_key(stack: Stack, name: str, *scopes: str) -> str:
+    """A key, made as an operator makes it."""
+    wanted = [part for scope in scopes for part in ("--scope", scope)]
+    command = [sys.executable, "-m", "services.cli", "keys", "create", name, *wanted, "--json"]
+    done = subprocess.run(command, env=environment(stack.home), capture_output=True, text=True, check=True, timeout=60)
+    return str(json.loads(done.stdout)["secret"])
+
+
+def give(page: Page, key: str) -> None:
+    page.wait_text("This server asks for an API key")
+    page.fill("input", "API key", key)
+    page.click("button", "Use this key")
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Opener, guarded: Stack) -> None:
+    page = tab(guarded, "chat")
+    give(page, "sk-allm-" + "A" * 43)
+    page.wait_text("Incorrect API key provided")
+    give(page, new_key(guarded, "operator", "admin", "inference"))
+    page.wait_text("Connected")
+    page.fill("input", "Temperature", "0")
+    page.fill("textarea", "Message", "What is the capital of France?")
+    page.press("Enter")
+    page.wait("document.querySelector('.answer .below')")
+    assert "Paris" in page.evaluate("document.querySelector('.answer').innerText")
+    # A program's request names the key, and never holds it.
+    page.choose("select", "Copy as", "curl")
+    page.wait_text("authorization: Bearer $ALLM_API_KEY")
+    assert "sk-allm-" not in page.text()
+    # It outlives a reload, and not the tab.
+    page.reload()
+    page.wait_text("Connected")
+    assert page.evaluate("localStorage.length") == 0
+    assert page.evaluate("document.cookie") == ""
+    page.click("button", "Forget key")
+    page.wait_text("This server asks for an API key")
+    assert page.evaluate("sessionStorage.getItem('allm.key')") is None
+
+
+def test_a_key_that_may_not_manage_still_chats(tab: Opener, guarded: Stack) -> None:
+    page = tab(guarded, "models")
+    give(page, new_key(guarded, "guest", "inference"))
+    page.wait_text("This key may use models but not manage them")
+    page.wait(f"document.querySelector('[data-model=\"{MODEL}\"]')")
+    assert (
+        page.evaluate(
+            "[...document.querySelectorAll('button')].filter((each) => each.innerText.startsWith('Load')).length"
+        )
+        == 0
+    )
+
+
+def test_it_says_that_the_server_is_away_and_comes_back(tab: Opener, guarded: Stack) -> None:
+    page = tab(guarded, "chat")
+    give(page, new_key(guarded, "patient", "admin", "inference"))
+    page.wait_text("Connected")
+    page.evaluate(WATCH)
+    os.kill(guarded.note["children"]["gateway"], signal.SIGKILL)
+    page.wait("window.shown.includes('Not connected') && window.shown.at(-1) === 'Connected'")
+    assert "tries again by itself" in page.evaluate("window.banner")
+    # Nobody had to do anything: the next message is answered.
+    page.fill("textarea", "Message", "What is the capital of France?")
+    page.press("Enter")
+    page.wait("document.querySelector('.answer .figures')?.innerText.includes('tokens')")

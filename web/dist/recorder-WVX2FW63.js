@@ -1,0 +1,1 @@
+var s=class extends AudioWorkletProcessor{held=new Float32Array(Math.round(sampleRate/10));filled=0;process(t){let e=t[0]??[];for(let r=0;r<(e[0]?.length??0);r+=1)this.held[this.filled]=e.reduce((l,o)=>l+o[r],0)/e.length,this.filled+=1,this.filled===this.held.length&&(this.port.postMessage(this.held.slice()),this.filled=0);return!0}};registerProcessor("recorder",s);

@@ -1,0 +1,85 @@
+// The frame around all views: where one is, how the server is, and the key.
+
+import { signal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import type { ComponentChild } from "preact";
+import { AudioView } from "./audio/audio_view";
+import { link } from "./catalog";
+import { ChatView } from "./chat/chat_view";
+import { ImageView } from "./image/image_view";
+import { key, keyWanted, useKey } from "./key";
+import { KeyDialog } from "./key_dialog";
+import { ModelsView } from "./models/models_view";
+import { nextTheme, theme } from "./theme";
+
+const VIEWS: Record<string, { name: string; view: () => ComponentChild }> = {
+  chat: { name: "Chat", view: () => <ChatView /> },
+  audio: { name: "Audio", view: () => <AudioView /> },
+  image: { name: "Image", view: () => <ImageView /> },
+  models: { name: "Models", view: () => <ModelsView /> },
+};
+
+const place = signal(here());
+addEventListener("hashchange", () => (place.value = here()));
+
+function here(): string {
+  const asked = location.hash.replace(/^#\/?/, "");
+  return asked in VIEWS ? asked : "chat";
+}
+
+/** The whole page. */
+export function App() {
+  const { name, view } = VIEWS[place.value]!;
+  const first = useRef(true);
+  const main = useRef<HTMLElement>(null);
+  useEffect(() => {
+    document.title = `${name} · allm`;
+    if (!first.current) main.current?.focus();
+    first.current = false;
+  }, [name]);
+  return (
+    <>
+      <header>
+        <a class="skip" href={`#/${place.value}`} onClick={(event) => { event.preventDefault(); main.current?.focus(); }}>Skip to content</a>
+        <div class="top">
+          <span class="brand">allm</span>
+          <nav aria-label="Views">
+            {Object.entries(VIEWS).map(([id, each]) => (
+              <a key={id} href={`#/${id}`} aria-current={id === place.value ? "page" : undefined}>{each.name}</a>
+            ))}
+          </nav>
+          <div class="tools">
+            <LinkState />
+            {link.value.state === "waiting-for-key" &&
+              <button type="button" onClick={() => (keyWanted.value = "Without a key this server answers nobody.")}>Enter key</button>}
+            {key.value && <button type="button" class="quiet" onClick={() => useKey("")}>Forget key</button>}
+            <button type="button" class="quiet" onClick={nextTheme} ><span class="hidden">Colours: </span>{THEME_SIGNS[theme.value]}</button>
+          </div>
+        </div>
+        <Away />
+      </header>
+      <main ref={main} tabIndex={-1} aria-label={name}>{view()}</main>
+      <KeyDialog />
+    </>
+  );
+}
+
+const THEME_SIGNS = { system: "Auto", light: "Light", dark: "Dark" };
+const LINK_WORDS = { connecting: "Connecting", up: "Connected", "waiting-for-key": "Key needed", away: "Not connected" };
+
+function LinkState() {
+  return (
+    <span class={`link ${link.value.state}`} role="status">
+      <span class="dot" aria-hidden="true" /><span class="word">{LINK_WORDS[link.value.state]}</span>
+    </span>
+  );
+}
+
+function Away() {
+  if (link.value.state !== "away") return null;
+  return (
+    <p class="banner" role="alert">
+      {link.value.why} This page tries again by itself and shows until then what it knew last.
+    </p>
+  );
+}

@@ -1,0 +1,17 @@
+// Copies a text, and says that it has.
+
+import { useState } from "preact/hooks";
+
+export function CopyButton({ text, label = "Copy" }: { text: string | (() => string); label?: string }) {
+  const [said, say] = useState("");
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(typeof text === "string" ? text : text());
+      say("Copied");
+    } catch {
+      say("Not copied: select the text instead");
+    }
+    setTimeout(() => say(""), 2000);
+  };
+  return <button type="button" class="quiet copy" onClick={copy}><span aria-live="polite">{said || label}</span></button>;
+}

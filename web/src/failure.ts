@@ -1,0 +1,88 @@
+// What went wrong with a call, and what a person can do about it.
+
+/** The kinds that the console tells apart. */
+export type FailureKind = "away" | "key" | "forbidden" | "stopped" | "refused" | "busy" | "broken";
+
+const STATUS_NAMES: Record<number, string> = {
+  1: "CANCELLED", 3: "INVALID_REQUEST", 4: "TIMEOUT", 5: "MODEL_NOT_FOUND", 6: "INVALID_REQUEST", 7: "FORBIDDEN",
+  8: "OVERLOADED", 9: "MODEL_INVALID", 12: "UNSUPPORTED", 13: "INTERNAL", 14: "MODEL_NOT_READY", 16: "UNAUTHENTICATED",
+};
+
+const ADVICE: Record<string, string> = {
+  FORBIDDEN: "Ask whoever runs this server for a key that may do this.",
+  INTERNAL: "Try again; if it stays like this, the server's log tells more about this request.",
+  MODEL_INVALID: "Look at the model under Models: Why tells what is wrong with it.",
+  MODEL_NOT_FOUND: "Choose another model, or register this one under Models.",
+  MODEL_NOT_READY: "Wait a moment and try again; Models shows how far it is.",
+  OUT_OF_MEMORY: "Unload another model under Models, or choose a smaller one.",
+  OVERLOADED: "Others are being answered; try again in a moment.",
+  TIMEOUT: "Ask for less at once, or have ALLM_REQUEST_SECONDS raised.",
+  UNAUTHENTICATED: "Enter an API key that is known here.",
+  UNSUPPORTED: "Leave that out, or choose a model that can do it.",
+};
+
+/** An error of a call. */
+export class Failure extends Error {
+  override readonly name = "Failure";
+
+  constructor(
+    readonly kind: FailureKind,
+    message: string,
+    /** One of allm's error codes, such as MODEL_NOT_FOUND; empty where the gateway or the network failed. */
+    readonly code = "",
+    /** What of the request is at fault. */
+    readonly param = "",
+    /** By which the server's log is searched. */
+    readonly requestId = "",
+  ) {
+    super(message);
+  }
+
+  /** What happened and what to do, for a person. */
+  get sentence(): string {
+    const text = this.message.trim();
+    const whole = /[.!?]$/.test(text) ? text : `${text}.`;
+    const advice = this.kind === "away" ? "" : (ADVICE[this.code] ?? "");
+    return advice ? `${whole} ${advice}` : whole;
+  }
+}
+
+/** The failure that a gRPC status tells of; `code` is the reason in its details, if there is one. */
+export function fromStatus(status: number, message: string, code: string, param: string, requestId: string): Failure {
+  const name = code || STATUS_NAMES[status] || "INTERNAL";
+  return new Failure(kindOf(name, status), message || `The server ended the call with the status ${status}`, name, param, requestId);
+}
+
+/** The failure that an HTTP response without a gRPC status tells of. */
+export function fromHttp(status: number, body: string, requestId: string): Failure {
+  let message = body.trim();
+  try {
+    message = JSON.parse(body).error.message;
+  } catch {
+    // What a proxy in between has written is no JSON.
+  }
+  if (!message || message.startsWith("<")) message = `The server answered with the HTTP status ${status}`;
+  if (status === 401) return new Failure("key", message, "UNAUTHENTICATED", "", requestId);
+  if (status === 403) return new Failure("forbidden", message, "FORBIDDEN", "", requestId);
+  if (status === 413) return new Failure("refused", `${message} Send something smaller`, "", "", requestId);
+  if (status === 429) return new Failure("busy", message, "OVERLOADED", "", requestId);
+  if (status >= 502 && status <= 504) return new Failure("away", `${message} Try again in a moment`, "", "", requestId);
+  return new Failure(status >= 500 ? "broken" : "refused", message, "", "", requestId);
+}
+
+/** Any error as a failure; `stopped` says that the caller ended the call. */
+export function asFailure(error: unknown, stopped = false): Failure {
+  if (error instanceof Failure) return stopped ? new Failure("stopped", "Stopped") : error;
+  if (stopped || (error instanceof DOMException && error.name === "AbortError")) return new Failure("stopped", "Stopped");
+  if (error instanceof TypeError) return new Failure("away", "The server cannot be reached. Is it still running?");
+  return new Failure("broken", error instanceof Error ? error.message : String(error));
+}
+
+function kindOf(code: string, status: number): FailureKind {
+  if (code === "UNAUTHENTICATED") return "key";
+  if (code === "FORBIDDEN" || status === 7) return "forbidden";
+  if (code === "CANCELLED") return "stopped";
+  if (code === "OVERLOADED") return "busy";
+  if (code === "INTERNAL") return "broken";
+  return "refused";
+}

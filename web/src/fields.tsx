@@ -1,0 +1,68 @@
+// Fields of forms: each with its label, and with what is wrong in it.
+
+import type { ComponentChildren } from "preact";
+import { useId } from "preact/hooks";
+
+interface FieldProps {
+  label: string;
+  hint?: ComponentChildren;
+  problem?: string | null;
+}
+
+interface TextFieldProps extends FieldProps {
+  value: string;
+  onText: (text: string) => void;
+  placeholder?: string;
+  required?: boolean;
+}
+
+/** One line of text, or a number written as such. */
+export function TextField({ value, onText, placeholder, required, type = "text", ...about }: TextFieldProps & { type?: "text" | "number" }) {
+  const id = useId();
+  return (
+    <Labelled id={id} {...about}>
+      <input id={id} value={value} placeholder={placeholder} required={required} spellcheck={false} autocomplete="off"
+        inputMode={type === "number" ? "decimal" : undefined} {...described(id, about)}
+        onInput={(event) => onText(event.currentTarget.value)} />
+    </Labelled>
+  );
+}
+
+/** Several lines of text. */
+export function AreaField({ value, onText, placeholder, rows = 3, code = false, ...about }: TextFieldProps & { rows?: number; code?: boolean }) {
+  const id = useId();
+  return (
+    <Labelled id={id} {...about}>
+      <textarea id={id} value={value} rows={rows} placeholder={placeholder} spellcheck={!code} class={code ? "code" : ""}
+        {...described(id, about)} onInput={(event) => onText(event.currentTarget.value)} />
+    </Labelled>
+  );
+}
+
+/** One of some values. */
+export function ChoiceField({ value, onText, choices, ...about }: FieldProps & { value: string; onText: (text: string) => void; choices: [string, string][] }) {
+  const id = useId();
+  return (
+    <Labelled id={id} {...about}>
+      <select id={id} value={value} {...described(id, about)} onChange={(event) => onText(event.currentTarget.value)}>
+        {choices.map(([key, name]) => <option key={key} value={key}>{name}</option>)}
+      </select>
+    </Labelled>
+  );
+}
+
+function Labelled({ id, label, hint, problem, children }: FieldProps & { id: string; children: ComponentChildren }) {
+  return (
+    <div class="field">
+      <label for={id}>{label}</label>
+      {children}
+      {hint && <span class="hint" id={`${id}-hint`}>{hint}</span>}
+      {problem && <span class="problem" id={`${id}-problem`} role="alert">{problem}</span>}
+    </div>
+  );
+}
+
+function described(id: string, { hint, problem }: FieldProps) {
+  const by = [hint && `${id}-hint`, problem && `${id}-problem`].filter(Boolean).join(" ");
+  return { "aria-describedby": by || undefined, "aria-invalid": problem ? true : undefined };
+}

@@ -1,0 +1,148 @@
+// gRPC-Web over fetch: typed calls of what the protos describe, with any number of messages each way.
+//
+// A browser sends all messages of a call before it reads the first answer (HTTP/1.1 knows no other way), and reads the
+// answers as they come. Aborting the signal ends the call on the server, too.
+
+import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
+import type { DescMessage, DescMethod, MessageInitShape, MessageShape } from "@bufbuild/protobuf";
+import { ErrorInfoSchema } from "../generated/google/rpc/error_details_pb";
+import { StatusSchema } from "../generated/google/rpc/status_pb";
+import { asFailure, Failure, fromHttp, fromStatus } from "./failure";
+import { key, keyWanted } from "./key";
+
+const TRAILERS = 0x80;
+const PREFIX_BYTES = 5;
+const ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo";
+
+type Method<I extends DescMessage, O extends DescMessage> = DescMethod & { input: I; output: O };
+
+/** Calls a method that gives one answer. Raises a Failure. */
+export async function ask<I extends DescMessage, O extends DescMessage>(
+  method: Method<I, O>, request: MessageInitShape<I>, signal?: AbortSignal,
+): Promise<MessageShape<O>> {
+  return askWith(method, [request], signal);
+}
+
+/** Calls a method that takes several messages and gives one answer. Raises a Failure. */
+export async function askWith<I extends DescMessage, O extends DescMessage>(
+  method: Method<I, O>, requests: Iterable<MessageInitShape<I>>, signal?: AbortSignal,
+): Promise<MessageShape<O>> {
+  for await (const answer of stream(method, requests, signal)) return answer;
+  throw new Failure("broken", "The server answered with nothing");
+}
+
+/** Calls a method and gives its answers as they come; ending the loop ends the call. Raises a Failure. */
+export async function* stream<I extends DescMessage, O extends DescMessage>(
+  method: Method<I, O>, requests: Iterable<MessageInitShape<I>>, signal?: AbortSignal,
+): AsyncGenerator<MessageShape<O>, void> {
+  const ended = new AbortController();
+  const stop = () => ended.abort();
+  signal?.addEventListener("abort", stop);
+  if (signal?.aborted) stop();
+  try {
+    const frames = [...requests].map((each) => framed(toBinary(method.input, create(method.input, each))));
+    const response = await fetch(`/${method.parent.typeName}/${method.name}`, {
+      method: "POST",
+      headers: {
+        "content-type": "application/grpc-web+proto",
+        "x-grpc-web": "1",
+        ...(key.peek() ? { authorization: `Bearer ${key.peek()}` } : {}),
+      },
+      body: new Blob(frames),
+      signal: ended.signal,
+      cache: "no-store",
+      credentials: "omit",
+    });
+    yield* answers(method.output, response);
+  } catch (error) {
+    const failure = asFailure(error, signal?.aborted);
+    if (failure.kind === "key") keyWanted.value = failure.message;
+    throw failure;
+  } finally {
+    signal?.removeEventListener("abort", stop);
+    ended.abort();
+  }
+}
+
+function framed(message: Uint8Array): Uint8Array<ArrayBuffer> {
+  const frame = new Uint8Array(PREFIX_BYTES + message.length);
+  new DataView(frame.buffer).setUint32(1, message.length);
+  frame.set(message, PREFIX_BYTES);
+  return frame;
+}
+
+async function* answers<O extends DescMessage>(output: O, response: Response): AsyncGenerator<MessageShape<O>, void> {
+  const requestId = response.headers.get("x-request-id") ?? "";
+  if (response.headers.has("grpc-status")) check(response.headers, requestId);
+  if (!response.ok || !response.body) throw fromHttp(response.status, await response.text(), requestId);
+  let whole = false;
+  for await (const [flags, body] of frames(response.body)) {
+    if (flags & TRAILERS) {
+      check(trailers(body), requestId);
+      whole = true;
+    } else {
+      yield fromBinary(output, body);
+    }
+  }
+  if (!whole && !response.headers.has("grpc-status")) throw new Failure("away", "The connection to the server broke off", "", "", requestId);
+}
+
+async function* frames(body: ReadableStream<Uint8Array>): AsyncGenerator<[number, Uint8Array], void> {
+  const reader = body.getReader();
+  let held = new Uint8Array(0);
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      held = joined(held, value);
+      let at = 0;
+      while (held.length - at >= PREFIX_BYTES) {
+        const size = new DataView(held.buffer, held.byteOffset + at).getUint32(1);
+        if (held.length - at < PREFIX_BYTES + size) break;
+        yield [held[at]!, held.subarray(at + PREFIX_BYTES, at + PREFIX_BYTES + size)];
+        at += PREFIX_BYTES + size;
+      }
+      held = held.slice(at);
+    }
+  } finally {
+    reader.cancel().catch(() => undefined);
+  }
+}
+
+function joined(first: Uint8Array, second: Uint8Array): Uint8Array<ArrayBuffer> {
+  const both = new Uint8Array(first.length + second.length);
+  both.set(first);
+  both.set(second, first.length);
+  return both;
+}
+
+function trailers(body: Uint8Array): Map<string, string> {
+  const lines = new TextDecoder().decode(body).split("\r\n").filter(Boolean);
+  return new Map(lines.map((line) => {
+    const colon = line.indexOf(":");
+    return [line.slice(0, colon).toLowerCase(), line.slice(colon + 1).trim()];
+  }));
+}
+
+/** Raises what a status other than OK tells of. */
+function check(told: { get(name: string): string | null | undefined }, requestId: string): void {
+  const status = Number(told.get("grpc-status") ?? 0);
+  if (status === 0) return;
+  const info = errorInfo(told.get("grpc-status-details-bin") ?? "");
+  const message = decodeURIComponent(told.get("grpc-message") ?? "");
+  throw fromStatus(status, message, info.code, info.param, requestId);
+}
+
+function errorInfo(details: string): { code: string; param: string } {
+  try {
+    const bytes = Uint8Array.from(atob(details), (character) => character.charCodeAt(0));
+    for (const detail of fromBinary(StatusSchema, bytes).details) {
+      if (detail.typeUrl !== ERROR_INFO) continue;
+      const { reason, metadata } = fromBinary(ErrorInfoSchema, detail.value);
+      return { code: reason, param: metadata["param"] ?? "" };
+    }
+  } catch {
+    // Without details the status itself has to do.
+  }
+  return { code: "", param: "" };
+}

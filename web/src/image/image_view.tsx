@@ -1,0 +1,104 @@
+// Pictures from words, and from other pictures.
+
+import { signal } from "@preact/signals";
+import { Modality } from "../../generated/allm/models/v1/model_pb";
+import { DropZone } from "../drop_zone";
+import { AreaField, TextField } from "../fields";
+import { ModelPicker, picked } from "../model_picker";
+import { Empty, FailureNote } from "../notes";
+import { change, draw, drawing, edit, form, gallery, stop, type Drawing, type ImageForm } from "./drawing";
+import { GalleryView } from "./gallery_view";
+import { MaskEditor } from "./mask_editor";
+import { isWrong, problem } from "./problems";
+
+/** The picture that is drawn over; null: one is drawn from words alone. */
+const base = signal<{ source: string; content: Blob } | null>(null);
+const mask = signal<Blob | null>(null);
+
+const FIELDS: [keyof ImageForm, string, string][] = [
+  ["width", "Width", "the model's"], ["height", "Height", "the model's"], ["steps", "Steps", "the model's"],
+  ["guidance", "Guidance", "the model's"], ["seed", "Seed", "random"], ["count", "Pictures", "1"],
+];
+
+export function ImageView() {
+  const model = picked("image", Modality.IMAGE, form.value.model)?.id ?? "";
+  const busy = Boolean(drawing.value && !drawing.value.failure);
+  const possible = Boolean(model && form.value.prompt.trim() && !busy && !isWrong(form.value));
+  const start = (event: Event) => {
+    event.preventDefault();
+    if (!possible) return;
+    if (base.value) void edit(model, base.value.content, mask.value);
+    else void draw(model);
+  };
+  const put = (name: keyof ImageForm) => (text: string) => change({ [name]: text });
+  return (
+    <div class="split">
+      <aside aria-label="Settings">
+        <form class="settings" onSubmit={start}>
+          <ModelPicker capability="image" modality={Modality.IMAGE} value={form.value.model} onPick={put("model")} />
+          <AreaField label="Prompt" value={form.value.prompt} onText={put("prompt")} placeholder="A red circle on a blue background" />
+          <AreaField label="What shall not be seen" rows={2} value={form.value.negative} onText={put("negative")} />
+          <div class="grid">
+            {FIELDS.map(([name, label, usual]) => (
+              <TextField key={name} type="number" label={label} placeholder={usual} value={form.value[name]} problem={problem(name, form.value[name])} onText={put(name)} />
+            ))}
+            {base.value && <TextField type="number" label="Strength" placeholder="the model's" value={form.value.strength} problem={problem("strength", form.value.strength)} onText={put("strength")} />}
+          </div>
+          {Boolean(form.value.width.trim()) !== Boolean(form.value.height.trim()) && <p class="problem" role="alert">Width and height belong together: give both, or neither.</p>}
+          <div class="row end">
+            {busy
+              ? <button type="button" class="primary" onClick={stop}>Stop</button>
+              : <button type="submit" class="primary" disabled={!possible}>{base.value ? "Draw over it" : "Draw"}</button>}
+          </div>
+        </form>
+      </aside>
+      <section class="page" aria-label="Pictures">
+        <h1 class="hidden">Image</h1>
+        {!model && <Empty title="No image model is ready"><p>Register one under <a href="#/models">Models</a>, format diffusers.</p></Empty>}
+        {model && !drawing.value && !gallery.value.length && !base.value && (
+          <Empty title={`Have ${model} draw`}><p>Say in Prompt what shall be seen. Previews appear while it is drawn.</p></Empty>
+        )}
+        {drawing.value && <DrawingView now={drawing.value} />}
+        {model && <Editing />}
+        <GalleryView onEdit={({ source, content }) => { base.value = { source, content }; mask.value = null; }} />
+      </section>
+    </div>
+  );
+}
+
+function DrawingView({ now }: { now: Drawing }) {
+  const previews = [...now.previews.entries()].sort(([one], [other]) => one - other);
+  return (
+    <article class="card drawing" aria-busy={!now.failure} aria-label="Being drawn">
+      <p>{now.prompt}</p>
+      {!now.failure && (
+        <label class="inline"><span role="status">{now.step ? `Step ${now.step} of ${now.steps}` : "Waiting for the model…"}</span>
+          <progress max={now.steps || 1} value={now.step} />
+        </label>
+      )}
+      <div class="row">
+        {previews.map(([index, preview]) => <img key={index} src={preview.source} alt={`Preview ${preview.number + 1} of picture ${index + 1}`} data-preview={preview.number} />)}
+      </div>
+      {now.failure && <FailureNote failure={now.failure} />}
+    </article>
+  );
+}
+
+/** The picture to draw over, with its mask. */
+function Editing() {
+  if (!base.value) {
+    return (
+      <details class="panel">
+        <summary>Draw over a picture</summary>
+        <DropZone label="Drop a picture here, or choose one" accept="image/png,image/jpeg,image/webp" onFile={(file) => (base.value = { source: URL.createObjectURL(file), content: file })} />
+      </details>
+    );
+  }
+  return (
+    <section class="card editing" aria-label="Picture to draw over">
+      <p class="hint">{mask.value ? "What you have painted is drawn anew, the rest stays." : "Paint what shall be drawn anew; without paint, all of it is."}</p>
+      <MaskEditor source={base.value.source} onMask={(painted) => (mask.value = painted)} />
+      <button type="button" class="quiet" onClick={() => (base.value = null)}>Draw from words alone</button>
+    </section>
+  );
+}

@@ -1,0 +1,26 @@
+// What is wrong in the form for pictures, before it is sent; the model's own limits are the server's to tell.
+
+import type { ImageForm } from "./drawing";
+
+const NUMBERS: Partial<Record<keyof ImageForm, { label: string; low: number; high: number; whole: boolean }>> = {
+  width: { label: "Width", low: 1, high: 16384, whole: true },
+  height: { label: "Height", low: 1, high: 16384, whole: true },
+  steps: { label: "Steps", low: 1, high: 1000, whole: true },
+  guidance: { label: "Guidance", low: 0, high: 100, whole: false },
+  seed: { label: "Seed", low: 0, high: Number.MAX_SAFE_INTEGER, whole: true },
+  count: { label: "Pictures", low: 1, high: 10, whole: true },
+  strength: { label: "Strength", low: 0.01, high: 1, whole: false },
+};
+
+export function problem(name: keyof ImageForm, text: string): string | null {
+  const limits = NUMBERS[name];
+  if (!limits || !text.trim()) return null;
+  const value = Number(text);
+  const right = Number.isFinite(value) && value >= limits.low && value <= limits.high && (!limits.whole || Number.isInteger(value));
+  return right ? null : `${limits.label} is ${limits.whole ? "a whole number" : "a number"} from ${limits.low} to ${limits.high}.`;
+}
+
+export function isWrong(form: ImageForm): boolean {
+  if (Boolean(form.width.trim()) !== Boolean(form.height.trim())) return true;
+  return (Object.keys(form) as (keyof ImageForm)[]).some((name) => problem(name, form[name]));
+}

@@ -1,0 +1,26 @@
+// Numbers as people read them.
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/** Bytes with a unit, such as `1.5 GiB`. */
+export function bytes(count: number | bigint): string {
+  let value = Number(count);
+  let unit = 0;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
+}
+
+/** Seconds as `0.42 s`, or as milliseconds where they are few. */
+export function seconds(value: number): string {
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} s`;
+}
+
+/** Seconds as a place in a recording: `1:02.3`. */
+export function clock(value: number): string {
+  const tenths = Math.round(value * 10);
+  return `${Math.floor(tenths / 600)}:${((tenths % 600) / 10).toFixed(1).padStart(4, "0")}`;
+}

@@ -1,0 +1,107 @@
+// One model: how it is, and what can be done with it.
+
+import { useState } from "preact/hooks";
+import { Format, Modality, ModelState, type Model, type ReplicaStatus } from "../../generated/allm/models/v1/model_pb";
+import { ModelService, type ExplainModelResponse } from "../../generated/allm/models/v1/model_service_pb";
+import { asFailure, type Failure } from "../failure";
+import { ask } from "../grpc_web";
+import { bytes } from "../measures";
+import { FailureNote } from "../notes";
+import { doing, load, remove, unload } from "./management";
+import { stateName } from "./states";
+
+export function ModelCard({ model, manages }: { model: Model; manages: boolean }) {
+  const under = doing.value.get(model.id);
+  const state = stateName(model.state);
+  return (
+    <li class="card model" data-model={model.id} data-state={state}>
+      <div class="row">
+        <h2>{model.id}</h2>
+        <span class={`badge ${state}`}>{state}</span>
+      </div>
+      <p class="hint">{about(model)}</p>
+      {model.reason && <p class="note">{model.reason}</p>}
+      {model.replicas.map((replica) => <Replica key={replica.replica} replica={replica} />)}
+      {under && !under.failure && <p class="hint" role="status">{under.what}…</p>}
+      {under?.failure && <FailureNote failure={under.failure} />}
+      <Actions model={model} manages={manages} busy={Boolean(under && !under.failure)} />
+    </li>
+  );
+}
+
+function about(model: Model): string {
+  const parts = [
+    Modality[model.modality]?.toLowerCase(),
+    Format[model.format]?.toLowerCase(),
+    model.sizeBytes ? bytes(model.sizeBytes) : "",
+    model.contextTokens ? `${model.contextTokens.toLocaleString()} tokens of context` : "",
+    model.runtime,
+    model.aliases.length ? `also ${model.aliases.join(", ")}` : "",
+    model.keepLoaded ? "kept loaded" : "",
+  ];
+  return parts.filter(Boolean).join(" · ");
+}
+
+function Replica({ replica }: { replica: ReplicaStatus }) {
+  const { memory } = replica;
+  const fetching = replica.totalBytes > 0n && replica.doneBytes < replica.totalBytes;
+  if (!memory && !fetching && !replica.reason) return null;
+  return (
+    <div class="replica">
+      <span class="who">{replica.replica}{replica.device ? ` on ${replica.device}` : ""}</span>
+      {memory && <span> {memory.loading ? "loading" : "holds"} {bytes(memory.reservedBytes)}{memory.requests ? `, ${memory.requests} ${memory.requests === 1 ? "request" : "requests"}` : ""}</span>}
+      {fetching && (
+        <label class="inline">Fetched {bytes(replica.doneBytes)} of {bytes(replica.totalBytes)}
+          <progress max={1} value={Number(replica.doneBytes) / Number(replica.totalBytes)} />
+        </label>
+      )}
+      {replica.reason && <span class="hint"> {replica.reason}</span>}
+    </div>
+  );
+}
+
+function Actions({ model, manages, busy }: { model: Model; manages: boolean; busy: boolean }) {
+  const [sure, setSure] = useState(false);
+  const [why, setWhy] = useState<ExplainModelResponse | Failure | null>(null);
+  const explain = async () => {
+    if (why) return setWhy(null);
+    try {
+      setWhy(await ask(ModelService.method.explainModel, { id: model.id }));
+    } catch (error) {
+      setWhy(asFailure(error));
+    }
+  };
+  const name = ` ${model.id}`;
+  const loaded = model.keepLoaded || model.state === ModelState.LOADED;
+  return (
+    <>
+      <div class="row actions">
+        {manages && <button type="button" disabled={busy || model.keepLoaded} onClick={() => void load(model.id)}>Load<span class="hidden">{name}</span></button>}
+        {manages && <button type="button" disabled={busy || !loaded} onClick={() => void unload(model.id)}>Unload<span class="hidden">{name}</span></button>}
+        <button type="button" aria-expanded={why !== null} onClick={() => void explain()}>Why<span class="hidden">{name}</span></button>
+        {manages && !sure && <button type="button" class="quiet" disabled={busy} onClick={() => setSure(true)}>Remove<span class="hidden">{name}</span></button>}
+        {sure && (
+          <span class="sure" role="alert">Remove it, and what was fetched for it?
+            <button type="button" class="danger" onClick={() => { setSure(false); void remove(model.id); }}>Remove<span class="hidden">{name}</span></button>
+            <button type="button" class="quiet" onClick={() => setSure(false)}>Keep</button>
+          </span>
+        )}
+      </div>
+      {why instanceof Error && <FailureNote failure={why} />}
+      {why && !(why instanceof Error) && <Why answer={why} />}
+    </>
+  );
+}
+
+function Why({ answer }: { answer: ExplainModelResponse }) {
+  if (!answer.resolutions.length) return <p class="note">No service that could run it is running.</p>;
+  return (
+    <ul class="why">
+      {answer.resolutions.map((each) => (
+        <li key={each.replica}>{each.replica} on {each.device}
+          <ul>{each.runtimes.map((verdict) => <li key={verdict.runtime}><code>{verdict.runtime}</code> {verdict.chosen ? "is taken: " : ""}{verdict.reason}</li>)}</ul>
+        </li>
+      ))}
+    </ul>
+  );
+}

@@ -1,0 +1,52 @@
+// Registers a model.
+
+import { useState } from "preact/hooks";
+import { ModelService } from "../../generated/allm/models/v1/model_service_pb";
+import { asFailure, type Failure } from "../failure";
+import { ChoiceField, TextField } from "../fields";
+import { ask } from "../grpc_web";
+import { FailureNote } from "../notes";
+import { idOf, sourceOf } from "./management";
+
+const FORMATS: [string, string][] = [["gguf", "GGUF"], ["safetensors", "safetensors"], ["whisper", "Whisper"], ["diffusers", "diffusers"]];
+const EMPTY = { source: "", id: "", format: "gguf", aliases: "" };
+
+export function RegisterForm() {
+  const [form, setForm] = useState(EMPTY);
+  const [busy, setBusy] = useState(false);
+  const [failure, setFailure] = useState<Failure | null>(null);
+  const [done, setDone] = useState("");
+  const id = form.id.trim() || idOf(form.source);
+  const put = (part: Partial<typeof EMPTY>) => setForm({ ...form, ...part });
+  const register = async (event: Event) => {
+    event.preventDefault();
+    setBusy(true);
+    setFailure(null);
+    setDone("");
+    const aliases = form.aliases.split(",").map((each) => each.trim()).filter(Boolean);
+    try {
+      await ask(ModelService.method.registerModel, { id, source: sourceOf(form.source), format: form.format, aliases });
+      setForm({ ...EMPTY, format: form.format });
+      setDone(`${id} is registered.`);
+    } catch (error) {
+      setFailure(asFailure(error));
+    }
+    setBusy(false);
+  };
+  return (
+    <form onSubmit={register} class="register">
+      <TextField label="Where from" required value={form.source} onText={(source) => put({ source })} placeholder="org/name, org/name#file.gguf or /path"
+        hint="A repository on the hub, or a path of the server below one of its ALLM_MODEL_ROOTS" />
+      <div class="grid">
+        <ChoiceField label="Format" value={form.format} choices={FORMATS} onText={(format) => put({ format })} />
+        <TextField label="Name" value={form.id} onText={(text) => put({ id: text })} placeholder={id || "what requests will say"} />
+        <TextField label="Other names" value={form.aliases} onText={(aliases) => put({ aliases })} placeholder="gpt-4o-mini, …" />
+      </div>
+      {failure && <FailureNote failure={failure} />}
+      <div class="row end">
+        <span role="status" class="hint">{busy ? "Checking the source…" : done}</span>
+        <button type="submit" class="primary" disabled={busy || !form.source.trim() || !id}>Register</button>
+      </div>
+    </form>
+  );
+}
