@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.catalog.api_key import ApiKey
-from services.rpc.errors import Overloaded
+from services.catalog.open_watches import OpenWatches
 
 MAX_WATCHERS = 100  # one for each gateway
 MOST_AT_ONCE = 500  # keys of a snapshot
@@ -114,30 +114,17 @@ class KeyWatchers:
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
         self._keys = keys
-        self._watches: set[KeyWatch] = set()
-        self._closed = False
+        self._open: OpenWatches[KeyWatch] = OpenWatches(MAX_WATCHERS, "keys")
 
-    @contextmanager
-    def watch(self) -> Iterator[KeyWatch]:
+    def watch(self) -> AbstractContextManager[KeyWatch]:
         """A watch for as long as the block runs. Raises Overloaded when there are too many."""
-        if len(self._watches) >= MAX_WATCHERS:
-            raise Overloaded(f"{MAX_WATCHERS} watches of keys are open, which is the limit", retry_after=5)
-        watch = KeyWatch(self._keys)
-        self._watches.add(watch)
-        try:
-            if self._closed:
-                watch.close()
-            yield watch
-        finally:
-            self._watches.discard(watch)
+        return self._open.watch(lambda: KeyWatch(self._keys))
 
     def notify(self, key_id: str) -> None:
         """Something about this key has changed."""
-        for watch in self._watches:
+        for watch in self._open:
             watch.notify(key_id)
 
     def close(self) -> None:
         """Ends all of them, and those to come."""
-        self._closed = True
-        for watch in self._watches:
-            watch.close()
+        self._open.close()

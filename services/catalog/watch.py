@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from services.catalog import metrics
+from services.catalog.open_watches import OpenWatches
 from services.catalog.picture import Picture, View
 from services.models.descriptor import Modality
-from services.rpc.errors import Overloaded
 
 MAX_WATCHERS = 1000
 
@@ -119,33 +119,18 @@ class Watchers:
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
-        self._watches: set[Watch] = set()
-        self._closed = False
+        self._open: OpenWatches[Watch] = OpenWatches(MAX_WATCHERS, "models", metrics.WATCHERS.set)
 
-    @contextmanager
-    def watch(self, modality: Modality | None, *, statuses: bool) -> Iterator[Watch]:
+    def watch(self, modality: Modality | None, *, statuses: bool) -> AbstractContextManager[Watch]:
         """A watch for as long as the block runs. Raises Overloaded when there are too many."""
-        if len(self._watches) >= MAX_WATCHERS:
-            raise Overloaded(f"{MAX_WATCHERS} watches are open, which is the limit", retry_after=5)
-        watch = Watch(self._picture, modality, statuses)
-        self._watches.add(watch)
-        metrics.WATCHERS.set(len(self._watches))
-        try:
-            if self._closed:
-                watch.close()
-            yield watch
-        finally:
-            self._watches.discard(watch)
-            metrics.WATCHERS.set(len(self._watches))
+        return self._open.watch(lambda: Watch(self._picture, modality, statuses))
 
     def notify(self, model_ids: Iterable[str]) -> None:
         """Something about these models has changed."""
         ids = list(model_ids)
-        for watch in self._watches:
+        for watch in self._open:
             watch.notify(ids)
 
     def close(self) -> None:
         """Ends all of them, and those to come."""
-        self._closed = True
-        for watch in self._watches:
-            watch.close()
+        self._open.close()

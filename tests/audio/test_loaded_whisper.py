@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from puppet_worker import PuppetWorker
 
 from services.audio.engine.messages import (
     Consumed,
@@ -18,7 +19,6 @@ from services.audio.engine.messages import (
     Decoding,
     Detected,
     Finished,
-    FromWorker,
     Partial,
     Ready,
     Segment,
@@ -29,7 +29,6 @@ from services.audio.engine.messages import (
 )
 from services.audio.loaded import SOUND_AHEAD, SOUND_OWED, UNREAD, LoadedWhisper
 from services.residency.messages import Cancel, Refused
-from services.residency.worker import WorkerDied
 from services.rpc.errors import Internal, InvalidRequest, Overloaded, Timeout
 from services.rpc.settings import load_settings
 
@@ -39,40 +38,13 @@ POLL_SECONDS = 0.01
 SECOND = bytes(2 * 16_000)
 
 
-class Scripted:
+class Scripted(PuppetWorker):
     """A worker that does nothing by itself."""
-
-    pid = 1
-    ended = False
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.killed = False
-        self._inbox: asyncio.Queue[FromWorker | None] = asyncio.Queue()
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def say(self, *messages: FromWorker) -> None:
-        for message in messages:
-            self._inbox.put_nowait(message)
 
     @property
     def sound(self) -> int:
         """Samples that came."""
         return sum(len(message.samples) for message in self.sent if isinstance(message, Sound)) // 2
-
-    async def messages(self) -> AsyncIterator[FromWorker]:
-        while message := await self._inbox.get():
-            yield message
-        raise WorkerDied("worker 1 ended: it was killed")
-
-    def kill(self) -> None:
-        self.killed = True
-        self._inbox.put_nowait(None)
-
-    async def close(self, ask: Any = None) -> None:
-        self.kill()
 
 
 @asynccontextmanager

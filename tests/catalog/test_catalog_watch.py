@@ -191,7 +191,7 @@ async def test_there_is_a_limit(catalog: Catalog, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "MAX_WATCHERS", 1)
     with (
         catalog.watchers.watch(None, statuses=False),
-        pytest.raises(Overloaded, match="1 watches are open"),
+        pytest.raises(Overloaded, match="1 watches of models are open"),
         catalog.watchers.watch(None, statuses=False),
     ):
         pass

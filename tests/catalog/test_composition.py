@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 from catalog_service import Service, refusal, running, snapshot
-from huggingface_hub import close_session, constants
 from loopback_hub import LoopbackHub
 
 from services.models.wire import read_desired
@@ -20,15 +17,6 @@ from tests.models.inspection.test_original_layout import ATTENTION, PLAIN, PREFI
 Code = grpc.StatusCode
 SD_BASE = "stable-diffusion-v1-5/stable-diffusion-v1-5"
 KEYS = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with LoopbackHub() as served:
-        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-        yield served
-    close_session()
 
 
 def checkpoint(path: Path, padding: int = 1) -> Path:

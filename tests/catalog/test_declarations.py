@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
 from allm.openai.v1 import models_service_pb2
 from catalog_service import PATIENCE, Service, ids, refusal, running
-from huggingface_hub import close_session, constants
 from loopback_hub import LoopbackHub
 from model_files import gguf, safetensors
 
@@ -31,15 +30,6 @@ Code = grpc.StatusCode
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declarations, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(declarations, "FIRST_PAUSE", 0.02)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with LoopbackHub() as served:
-        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-        yield served
-    close_session()
 
 
 class Declared:

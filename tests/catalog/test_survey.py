@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,11 @@ import grpc
 import pytest
 from allm.models.v1 import model_service_pb2
 from catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, snapshot, torch
-from huggingface_hub import close_session, constants
 from loopback_hub import LISTING, LoopbackHub
 from model_files import gguf, safetensors
 
 Code = grpc.StatusCode
 CACHE = {"repository": "nvidia/m-gguf", "format": "gguf", "runtime": "llama_cpp", "devices": ["cpu"]}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with LoopbackHub() as served:
-        monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
-        yield served
-    close_session()
 
 
 @pytest.fixture

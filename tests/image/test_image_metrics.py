@@ -9,43 +9,15 @@ from typing import Any
 
 from image.engine.scripted_images import READY
 from prometheus_client import REGISTRY
+from puppet_worker import PuppetWorker
 
-from services.image.engine.messages import Accepted, Counters, Finished, FromWorker, Generate, Picture, Stepped
+from services.image.engine.messages import Accepted, Counters, Finished, Generate, Picture, Stepped
 from services.image.loaded import LoadedPipeline
 from services.residency.messages import Phase
-from services.residency.worker import WorkerDied
 from services.rpc.settings import load_settings
 
 MODEL = "measured-pictures"
 PATIENCE_SECONDS = 60.0
-
-
-class Brush:
-    """A worker that does nothing by itself."""
-
-    pid = 1
-    ended = False
-
-    def __init__(self) -> None:
-        self._inbox: asyncio.Queue[FromWorker | None] = asyncio.Queue()
-
-    def send(self, message: Any) -> None:
-        """Nothing is done with it."""
-
-    def say(self, *messages: FromWorker) -> None:
-        for message in messages:
-            self._inbox.put_nowait(message)
-
-    async def messages(self) -> AsyncIterator[FromWorker]:
-        while message := await self._inbox.get():
-            yield message
-        raise WorkerDied("it was killed")
-
-    def kill(self) -> None:
-        self._inbox.put_nowait(None)
-
-    async def close(self, ask: Any = None) -> None:
-        self.kill()
 
 
 @asynccontextmanager
@@ -69,7 +41,7 @@ def asked(number: int) -> Generate:
 
 
 async def test_steps_pictures_and_waiting_are_counted_and_signs_of_life_are_none() -> None:
-    worker = Brush()
+    worker = PuppetWorker()
     async with drawing(worker) as model:
         with model.draw(asked) as request:
             assert (value("requests_running"), value("requests_waiting")) == (0, 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from puppet_worker import PuppetWorker
 
 from services.residency.messages import Cancel, Phase, Refused, Stop
 from services.residency.model_in_worker import (
@@ -22,7 +23,6 @@ from services.residency.model_in_worker import (
     Pending,
     RequestLimits,
 )
-from services.residency.worker import WorkerDied
 from services.rpc import logs, tracing
 from services.rpc.deadline import Deadline, keep_deadline
 from services.rpc.errors import Internal, InvalidRequest, ModelNotReady, Overloaded, Timeout
@@ -46,33 +46,8 @@ class Noted:
     """From a thread that has nothing to do with the answers."""
 
 
-class Scripted:
-    """A worker that says what the test wants."""
-
-    pid = 1
-    ended = False
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.killed = False
-        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def say(self, message: Any) -> None:
-        self._inbox.put_nowait(message)
-
-    async def messages(self) -> AsyncIterator[Any]:
-        while message := await self._inbox.get():
-            if isinstance(message, Exception):
-                raise message
-            yield message
-        raise WorkerDied("worker 1 of m ended: it was killed")
-
-    def kill(self) -> None:
-        self.killed = True
-        self._inbox.put_nowait(None)
+class Scripted(PuppetWorker):
+    """A worker that says what the test wants, and goes when it is asked to."""
 
     async def close(self, ask: Any = None) -> None:
         if ask:

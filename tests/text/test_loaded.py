@@ -21,6 +21,7 @@ import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from demo_model import demo_model
 from models.gguf_file import llama
+from puppet_worker import PuppetWorker
 from service import (
     PATIENCE_SECONDS,
     RUNNING,
@@ -49,10 +50,9 @@ from service import (
 from stack import ALIAS, MODEL, POLL_SECONDS, Stack, running_stack
 
 from services.residency.messages import Cancel
-from services.residency.worker import WorkerDied
 from services.rpc.errors import Timeout
 from services.rpc.settings import load_settings
-from services.text.engine.messages import Accepted, FromWorker, Hold, Piece, Ready, Stepped, Submit, TokenLogprob
+from services.text.engine.messages import Accepted, Hold, Piece, Ready, Stepped, Submit, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
 from services.text.template_process import TemplateProcess
@@ -67,36 +67,9 @@ BROKEN, STRANGE, HOLLOW = "broken", "strange", "hollow"
 # --- alone, with a worker that says what the test wants
 
 
-class Scripted:
+def accepting() -> PuppetWorker:
     """A worker whose reader accepts every request, and whose batch loop does nothing by itself."""
-
-    pid = 1
-    ended = False
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.killed = False
-        self._inbox: asyncio.Queue[FromWorker | None] = asyncio.Queue()
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-        if isinstance(message, Submit):
-            self._inbox.put_nowait(Accepted(message.request, 3))
-
-    def say(self, message: FromWorker) -> None:
-        self._inbox.put_nowait(message)
-
-    async def messages(self) -> AsyncIterator[FromWorker]:
-        while message := await self._inbox.get():
-            yield message
-        raise WorkerDied("it was killed")
-
-    def kill(self) -> None:
-        self.killed = True
-        self._inbox.put_nowait(None)
-
-    async def close(self, ask: Any = None) -> None:
-        self.kill()
+    return PuppetWorker(lambda sent: Accepted(sent.request, 3) if isinstance(sent, Submit) else None)
 
 
 @asynccontextmanager
@@ -121,7 +94,7 @@ async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedTextModel]
 
 async def test_new_requests_do_not_hide_that_the_batch_loop_hangs() -> None:
     """Another thread of the worker accepts them all the while."""
-    worker = Scripted()
+    worker = accepting()
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
         loaded(worker, stall_seconds=0.5) as model,
@@ -136,7 +109,7 @@ async def test_new_requests_do_not_hide_that_the_batch_loop_hangs() -> None:
 
 
 async def test_a_request_out_of_time_is_cancelled_though_its_caller_does_not_read() -> None:
-    worker = Scripted()
+    worker = accepting()
     async with asyncio.timeout(PATIENCE_SECONDS), loaded(worker, request_seconds=0.1) as model:
         async with model.generate("me", "Hello.", SamplingParams()) as answer:
             while not any(isinstance(message, Cancel) for message in worker.sent):
@@ -149,7 +122,7 @@ async def test_a_request_out_of_time_is_cancelled_though_its_caller_does_not_rea
 
 
 async def test_an_answer_that_nobody_reads_is_held_until_somebody_does() -> None:
-    worker = Scripted()
+    worker = accepting()
     async with asyncio.timeout(PATIENCE_SECONDS), loaded(worker, stall_seconds=0.5) as model:  # noqa: SIM117 (too long)
         async with model.generate("me", "Hello.", SamplingParams()) as answer:
             words = 0

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
+from puppet_worker import PuppetWorker
 
 from services.residency.messages import Phase
-from services.residency.worker import WorkerDied
 from services.rpc import metrics
 from services.rpc.settings import load_settings
-from services.text.engine.messages import Accepted, Counters, FromWorker, Piece, Ready, Stepped, Submit
+from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import LoadedTextModel
 from services.text.template_process import TemplateProcess
@@ -25,33 +25,9 @@ PROMPT_TOKENS = 7
 GEN_AI = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "allm", "gen_ai_request_model": MODEL}
 
 
-class Puppet:
+def puppet() -> PuppetWorker:
     """A worker that accepts every request, and does nothing by itself."""
-
-    pid = 1
-    ended = False
-
-    def __init__(self) -> None:
-        self._inbox: asyncio.Queue[FromWorker | None] = asyncio.Queue()
-
-    def send(self, message: Any) -> None:
-        if isinstance(message, Submit):
-            self.say(Accepted(message.request, PROMPT_TOKENS))
-
-    def say(self, *messages: FromWorker) -> None:
-        for message in messages:
-            self._inbox.put_nowait(message)
-
-    async def messages(self) -> AsyncIterator[FromWorker]:
-        while message := await self._inbox.get():
-            yield message
-        raise WorkerDied("it was killed")
-
-    def kill(self) -> None:
-        self._inbox.put_nowait(None)
-
-    async def close(self, ask: Any = None) -> None:
-        self.kill()
+    return PuppetWorker(lambda sent: Accepted(sent.request, PROMPT_TOKENS) if isinstance(sent, Submit) else None)
 
 
 @asynccontextmanager
@@ -108,7 +84,7 @@ def gained(before: dict[str, float]) -> dict[str, float]:
 
 
 async def test_an_answer_that_ends_well() -> None:
-    before, worker = counts(), Puppet()
+    before, worker = counts(), puppet()
     async with served(worker) as model:
         assert value("allm_kv_cells_capacity") == 128
         async with model.generate("me", "Hello.", SamplingParams()) as answer:
@@ -136,7 +112,7 @@ async def test_an_answer_that_ends_well() -> None:
 
 
 async def test_an_answer_that_is_given_up_counts_what_was_computed_but_has_no_length() -> None:
-    before, worker = counts(), Puppet()
+    before, worker = counts(), puppet()
     async with served(worker) as model, model.generate("me", "Hello.", SamplingParams()) as answer:
         worker.say(step(1, Piece(1, "a", None, 1, 0)), step(2, Piece(1, "b", None, 2, 0)))
         while answer.tokens < 2:
@@ -148,7 +124,7 @@ async def test_an_answer_that_is_given_up_counts_what_was_computed_but_has_no_le
 
 
 async def test_a_heartbeat_without_a_step_is_no_step() -> None:
-    before, worker = counts(), Puppet()
+    before, worker = counts(), puppet()
     async with served(worker) as model, model.generate("me", "Hello.", SamplingParams()) as answer:
         worker.say(step(1, Piece(1, "a", None, 1, 0)), step(1, Piece(1, "b", "stop", 2, 0)))
         while not answer.finished:
@@ -157,7 +133,7 @@ async def test_a_heartbeat_without_a_step_is_no_step() -> None:
 
 
 async def test_one_token_has_nothing_between() -> None:
-    before, worker = counts(), Puppet()
+    before, worker = counts(), puppet()
     async with served(worker) as model, model.generate("me", "Hello.", SamplingParams()) as answer:
         worker.say(step(1, Piece(1, "a", "stop", 1, 0)))
         await answer.ready()
