@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from services.catalog.api_keys import KEPT_SECONDS, MAX_KEYS, ApiKeys, NewKey
 from services.catalog.database import Database
-from services.catalog.key_watch import KeyEvent, KeyRemoved, KeysAdded, KeysSynced, KeyWatch
+from services.catalog.key_watch import MAX_WATCHERS, KeyEvent, KeyRemoved, KeysAdded, KeysSynced, KeyWatch
 from services.catalog.migrations import MIGRATIONS
 from services.rpc.api_key import PREFIX, is_key_id, key_hash
 from services.rpc.errors import InvalidRequest, KeyNotFound, Overloaded
@@ -234,6 +234,10 @@ async def test_what_is_revoked_does_not_wait_for_a_slow_snapshot(tmp_path: Path)
 
 async def test_watchers_have_an_end_too(tmp_path: Path) -> None:
     async with opened(tmp_path) as keys:
-        keys.watchers._watches.update(KeyWatch({}) for _ in range(100))
-        with pytest.raises(Overloaded), keys.watchers.watch():
+        with ExitStack() as open_ones:
+            for _ in range(MAX_WATCHERS):
+                open_ones.enter_context(keys.watchers.watch())
+            with pytest.raises(Overloaded, match="watches of keys"), keys.watchers.watch():
+                pass
+        with keys.watchers.watch():
             pass

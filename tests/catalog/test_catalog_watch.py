@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,12 @@ import pytest
 from catalog_service import PATIENCE, Clock
 from desired_model import desired, facts
 
-from services.catalog import watch as module
 from services.catalog.board import Report
 from services.catalog.catalog import Catalog
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
 from services.catalog.registrations import Registrations
-from services.catalog.watch import Changed, Event, Removed, Synced, Watch
+from services.catalog.watch import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch
 from services.models.artifacts import SupportedModels
 from services.models.registry import RUNTIMES
 from services.models.status import Status
@@ -187,13 +187,14 @@ async def test_watches_end_with_the_catalog(catalog: Catalog) -> None:
         assert await late.next() is None
 
 
-async def test_there_is_a_limit(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WATCHERS", 1)
-    with (
-        catalog.watchers.watch(None, statuses=False),
-        pytest.raises(Overloaded, match="1 watches of models are open"),
-        catalog.watchers.watch(None, statuses=False),
-    ):
-        pass
+async def test_there_is_a_limit(catalog: Catalog) -> None:
+    with ExitStack() as open_ones:
+        for _ in range(MAX_WATCHERS):
+            open_ones.enter_context(catalog.watchers.watch(None, statuses=False))
+        with (
+            pytest.raises(Overloaded, match=f"{MAX_WATCHERS} watches of models are open"),
+            catalog.watchers.watch(None, statuses=False),
+        ):
+            pass
     with catalog.watchers.watch(None, statuses=False):
         pass
