@@ -168,9 +168,7 @@ def render(gateway: Gateway, descriptor: Path) -> str:
         group_routes=_entries(map(json.dumps, routes), 14),
         group_clusters=_entries(clusters, 2),
         console_routes=_entries(map(json.dumps, console.routes(_static_files(gateway), gateway.folder)), 14),
-        metrics_listener=_entries(
-            map(json.dumps, stats.listeners(settings.stats_host, settings.stats_port)), 2
-        ),
+        metrics_listener=_entries(map(json.dumps, stats.listeners(settings.stats_host, settings.stats_port)), 2),
         metrics_cluster=_entries(map(json.dumps, stats.clusters(gateway.admin, settings.stats_port)), 2),
         trace_clusters=_entries([json.dumps(traces.cluster(gateway.trace))] if gateway.trace.wanted else [], 2),
         parent_mutations=_entries((json.dumps({"remove": name}) for name in _removed(gateway)), 14),

@@ -1,4 +1,4 @@
-"""The pictures of docs/console.md, taken of a running stack: `PYTHONPATH=tests .venv/bin/python tests/console/screenshots.py`."""
+"""Takes the pictures of docs/console.md: `PYTHONPATH=tests .venv/bin/python tests/console/screenshots.py`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ PICTURES = ROOT / "docs" / "console"
 SIZE = {"width": 1280, "height": 800}
 PHONE = {"width": 360, "height": 740}
 QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
-PROMPTS = (
-    "a red circle on a blue background",
-    "a yellow triangle on a green background",
-    "a white square on a black background",
-)
+PROMPTS = ("a red circle on a blue background", "a yellow triangle on a green background")
 
 
 def chat(page: Page) -> None:

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
+from axe import problems
 from chromium import Page
 from conftest import Opener
+from speech import librivox
 from stack import MODEL, Stack
 
-AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
-TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-RULES = {"resultTypes": ["violations"], "runOnly": {"type": "tag", "values": TAGS}}
 PHONE = {"width": 360, "height": 740}
 VIEWS = {"chat": "Message", "audio": "Drop a recording", "image": "Prompt", "models": MODEL}
-
-
-def problems(page: Page) -> list[str]:
-    """What axe says that somebody could not use, by rule and element."""
-    page.evaluate(f"{AXE.read_text()}; 1")
-    found: list[dict[str, Any]] = page.evaluate(
-        f"axe.run(document, {json.dumps(RULES)}).then((found) => found.violations)"
-    )
-    return [
-        f"{each['impact']}: {each['id']}: {node['html'][:200]} {node.get('failureSummary', '')}"
-        for each in found
-        if each["impact"] in ("serious", "critical", "moderate")
-        for node in each["nodes"]
-    ]
 
 
 def chatted(page: Page) -> None:
@@ -55,18 +37,35 @@ def opened(page: Page) -> None:
     page.wait("document.querySelector('.why')")
 
 
-def nothing(page: Page) -> None:
-    """Leaves a view as it is when it is opened."""
+def heard(page: Page) -> None:
+    """Has a file transcribed, and goes to a word in it."""
+    page.attach("input[type=file]", librivox()[0].path)
+    page.wait("document.querySelector('.transcript[aria-busy=false] .word')")
+    page.evaluate("document.querySelector('audio').currentTime = 2.5")
+    page.wait("document.querySelector('.word.heard')")
 
 
-FILLED: dict[str, Callable[[Page], None]] = {"chat": chatted, "audio": nothing, "image": nothing, "models": opened}
+def drawn(page: Page) -> None:
+    """Draws a picture, and opens it to be drawn over; a wrong number is said."""
+    page.fill("input", "Steps", "2")
+    page.fill("textarea", "Prompt", "a red circle on a blue background")
+    page.click("button", "Draw")
+    page.click(".gallery button", "Edit")
+    page.wait("document.querySelector('.layers canvas')")
+    page.fill("input", "Steps", "0")
+    page.wait("document.querySelector('.problem')")
 
 
+FILLED: dict[str, Callable[[Page], None]] = {"chat": chatted, "audio": heard, "image": drawn, "models": opened}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_nobody_is_shut_out(tab: Opener, stack: Stack, name: str) -> None:
     page = tab(stack, name)
     page.wait_text("Connected")
     page.wait(f"document.body.innerHTML.includes({VIEWS[name]!r})")
+    assert problems(page) == [], "empty"
     FILLED[name](page)
     for scheme in ("light", "dark"):
         page.colours(scheme)

@@ -7,6 +7,7 @@ import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import av
 import pytest
 from chromium import Page, running_chromium
 from speech import librivox
@@ -51,6 +52,23 @@ def test_subtitles_are_saved(view: Open) -> None:
     assert re.match(r"1\n00:00:\d\d,\d{3} --> 00:00:\d\d,\d{3}\n\w", page.evaluate("window.saved"))
     page.click("button", "Save as vtt")
     assert re.match(r"WEBVTT\n\n00:00:\d\d\.\d{3} --> 00:00:\d\d\.\d{3}\n\w", page.evaluate("window.saved"))
+
+
+def test_a_file_with_its_index_at_the_end_is_read_as_a_whole(view: Open, tmp_path: Path) -> None:
+    """A stream cannot begin with such a file: the page asks once more, for all of it at once."""
+    page = view("audio")
+    speech = librivox()[0]
+    indexed = tmp_path / "speech.m4a"
+    with av.open(str(speech.path)) as source, av.open(str(indexed), "w", format="ipod") as target:
+        stream = target.add_stream("aac", rate=16000, layout="mono")
+        for frame in source.decode(audio=0):
+            target.mux(stream.encode(frame))
+        target.mux(stream.encode(None))
+    page.wait("document.querySelector('input[type=file]')")
+    page.attach("input[type=file]", indexed)
+    page.wait_text("Transcribed")
+    expected = words(speech.transcript)
+    assert len(words(page.evaluate(PHRASES)) & expected) / len(expected) > 0.7
 
 
 def test_what_is_no_sound_is_refused_in_a_sentence(view: Open, tmp_path: Path) -> None:

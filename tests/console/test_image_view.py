@@ -50,6 +50,7 @@ def draw(page: Page, prompt: str, **settings: str) -> None:
     page.click("button", "Draw")
 
 
+@pytest.mark.slow
 def test_a_picture_appears_after_its_previews(view: Open) -> None:
     page = view("image")
     page.evaluate(WATCH)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from chromium import Page
 from conftest import Opener
 from demo_model import demo_model
+from loopback_hub import LoopbackHub
 from stack import MODEL, Stack, environment, running_stack
 
 Open = Callable[[str], Page]
@@ -51,6 +54,19 @@ def test_a_model_is_registered_loaded_unloaded_and_removed(tab: Opener, roomy: S
     page.click(f"[data-model='{NEW}'] button.danger")
     page.wait(f"!document.querySelector('[data-model={NEW}]')")
     assert page.complaints() == []
+
+
+def test_a_download_from_the_hub_is_followed(tab: Opener, roomy: Stack, hub: LoopbackHub, tmp_path: Path) -> None:
+    shutil.copy(demo_model(), tmp_path / "demo.gguf")
+    hub.add("org/good", tmp_path)
+    gate = hub.gate("demo.gguf", after_bytes=32 * 1024 * 1024)  # the download is held there
+    page = tab(roomy, "models")
+    register(page, "org/good#demo.gguf", "from-hub")
+    page.wait(card("from-hub", "downloading"))
+    page.wait(f"{card('from-hub', 'downloading')}.querySelector('progress')?.value > 0")
+    assert "Fetched" in page.evaluate(f"{card('from-hub', 'downloading')}.innerText")
+    gate.open()
+    page.wait(card("from-hub", "ready"))
 
 
 def test_another_client_is_seen_at_once(tab: Opener, roomy: Stack) -> None:
@@ -131,8 +147,15 @@ def test_the_machine_is_plotted(view: Open) -> None:
 
 
 @pytest.fixture(scope="module")
-def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def hub() -> Iterator[LoopbackHub]:
+    with LoopbackHub() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory: pytest.TempPathFactory, hub: LoopbackHub) -> Iterator[Stack]:
     """A stack whose models may be changed, that may read the demo model's folder, and keeps one model in memory."""
-    settings = {"ALLM_MODEL_ROOTS": str(demo_model().parent), "ALLM_MAX_LOADED_MODELS": "1"}
+    roots = {"ALLM_MODEL_ROOTS": str(demo_model().parent), "HF_ENDPOINT": hub.endpoint}
+    settings = roots | {"ALLM_MAX_LOADED_MODELS": "1"}
     with running_stack(tmp_path_factory.mktemp("console") / "home", **settings) as stack:
         yield stack

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from axe import problems
 from chromium import Page
 from conftest import Opener
 from stack import MODEL, Stack, environment, running_stack
@@ -48,6 +49,8 @@ def give(page: Page, key: str) -> None:
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Opener, guarded: Stack) -> None:
     page = tab(guarded, "chat")
+    page.wait_text("This server asks for an API key")
+    assert problems(page) == []
     give(page, "sk-allm-" + "A" * 43)
     page.wait_text("Incorrect API key provided")
     give(page, new_key(guarded, "operator", "admin", "inference"))

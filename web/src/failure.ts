@@ -8,6 +8,8 @@ const STATUS_NAMES: Record<number, string> = {
   8: "OVERLOADED", 9: "MODEL_INVALID", 12: "UNSUPPORTED", 13: "INTERNAL", 14: "MODEL_NOT_READY", 16: "UNAUTHENTICATED",
 };
 
+const UNAVAILABLE = 14;
+
 const ADVICE: Record<string, string> = {
   FORBIDDEN: "Ask whoever runs this server for a key that may do this.",
   INTERNAL: "Try again; if it stays like this, the server's log tells more about this request.",
@@ -49,6 +51,8 @@ export class Failure extends Error {
 
 /** The failure that a gRPC status tells of; `code` is the reason in its details, if there is one. */
 export function fromStatus(status: number, message: string, code: string, param: string, requestId: string): Failure {
+  // Without a code of a service's it is the gateway that finds none to ask.
+  if (status === UNAVAILABLE && !code) return new Failure("away", message || "The server is not available", "", "", requestId);
   const name = code || STATUS_NAMES[status] || "INTERNAL";
   return new Failure(kindOf(name, status), message || `The server ended the call with the status ${status}`, name, param, requestId);
 }

@@ -38,6 +38,8 @@ export async function* stream<I extends DescMessage, O extends DescMessage>(
   const ended = new AbortController();
   const stop = () => ended.abort();
   signal?.addEventListener("abort", stop);
+  // Browsers keep pages that were left, with what they had asked for: nobody shall compute for them.
+  addEventListener("pagehide", stop);
   if (signal?.aborted) stop();
   try {
     const frames = [...requests].map((each) => framed(toBinary(method.input, create(method.input, each))));
@@ -60,6 +62,7 @@ export async function* stream<I extends DescMessage, O extends DescMessage>(
     throw failure;
   } finally {
     signal?.removeEventListener("abort", stop);
+    removeEventListener("pagehide", stop);
     ended.abort();
   }
 }

@@ -1,0 +1,114 @@
+"""A text service and a catalog that do as a test says, behind a real Envoy: for what the demo models never do."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2, model_service_pb2_grpc
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from ports import free_port
+from stack import POLL_SECONDS
+
+from gateway.process import envoy_command
+from gateway.render import Gateway, write_config
+from services.rpc.call import DETAILS, typed_details
+from services.rpc.errors import AllmError
+from services.rpc.settings import GatewaySettings
+
+MODEL = "scripted"
+REQUEST_ID = "00000000-0000-4000-8000-000000000000"
+START_SECONDS = 30
+# Envoy pings every ten seconds, also where nothing is going on.
+PATIENT = (("grpc.http2.max_ping_strikes", 0), ("grpc.keepalive_permit_without_calls", 1))
+Event = chat_service_pb2.StreamChatCompletionResponse
+
+
+class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
+    """Answers every message with `deltas`, and then with `error`, if there is one."""
+
+    def __init__(self) -> None:
+        self.deltas: list[chat_service_pb2.ChatDelta] = []
+        self.error: AllmError | None = None
+        self.asked: list[chat_service_pb2.StreamChatCompletionRequest] = []
+
+    def StreamChatCompletion(  # noqa: N802
+        self, request: chat_service_pb2.StreamChatCompletionRequest, context: grpc.ServicerContext
+    ) -> Iterator[Event]:
+        self.asked.append(request)
+        if self.deltas:
+            yield Event(started=chat_service_pb2.ChatStarted(id="chatcmpl-1", model=MODEL))
+        for delta in self.deltas:
+            yield Event(delta=delta)
+        if self.error:
+            context.set_trailing_metadata(((DETAILS, typed_details(self.error, REQUEST_ID)),))
+            context.abort(self.error.grpc_status, self.error.message)
+        usage = chat_pb2.Usage(prompt_tokens=1, completion_tokens=2)
+        reason = chat_pb2.FINISH_REASON_STOP
+        yield Event(finished=chat_service_pb2.ChatFinished(finish_reason=reason, usage=usage))
+
+
+class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
+    """Knows one model that chats, and one that cannot."""
+
+    def WatchModels(  # noqa: N802
+        self, request: model_service_pb2.WatchModelsRequest, context: grpc.ServicerContext
+    ) -> Iterator[model_service_pb2.WatchModelsResponse]:
+        ready = model_pb2.Model(id=MODEL, state=model_pb2.MODEL_STATE_READY)
+        failed = model_pb2.Model(id="broken", state=model_pb2.MODEL_STATE_FAILED, reason="its file is cut off")
+        for model in (ready, failed):
+            model.modality = model_pb2.MODALITY_TEXT
+            model.capabilities.append("chat")
+            yield model_service_pb2.WatchModelsResponse(changed=manifest_pb2.DesiredModel(model=model))
+        yield model_service_pb2.WatchModelsResponse(synced=model_service_pb2.Synced())
+        ended = threading.Event()
+        if context.add_callback(ended.set):
+            ended.wait()  # each watch has a thread: it goes with whoever looks on
+
+
+@contextmanager
+def scripted_gateway() -> Iterator[tuple[int, ScriptedChat]]:
+    """Runs all of it; gives the gateway's port, and the chat to be told what to say."""
+    chat, catalog, port = ScriptedChat(), ScriptedCatalog(), free_port()
+    with tempfile.TemporaryDirectory(prefix="allm-console-") as name, ThreadPoolExecutor(16) as pool:
+        folder = Path(name)
+        server = grpc.server(pool, options=PATIENT)
+        chat_service_pb2_grpc.add_ChatServiceServicer_to_server(chat, server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(catalog, server)
+        checks = health.HealthServicer()
+        checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        address = f"unix:{folder / 'service.sock'}"
+        server.add_insecure_port(address)
+        server.start()
+        settings = GatewaySettings("127.0.0.1", port, (), (), 1024 * 1024)
+        config = write_config(Gateway(settings, (address,), address, f"unix:{folder / 'admin.sock'}", folder))
+        envoy = subprocess.Popen(envoy_command(config, cores=1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_healthy(port, envoy)
+            yield port, chat
+        finally:
+            envoy.terminate()
+            envoy.wait()
+            server.stop(None).wait()
+
+
+def wait_healthy(port: int, envoy: subprocess.Popen[bytes]) -> None:
+    waiter = threading.Event()
+    for _ in range(round(START_SECONDS / POLL_SECONDS)):
+        assert envoy.poll() is None
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as reply:
+                if reply.status == 200:
+                    return
+        except OSError:  # refused, or not healthy yet
+            waiter.wait(POLL_SECONDS)
+    raise AssertionError("the gateway is not healthy")

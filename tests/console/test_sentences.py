@@ -1,0 +1,132 @@
+"""Every kind of error is a sentence that a person can act on; thoughts are told apart; markup stays text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from allm.text.v1 import chat_service_pb2
+from chromium import Browser, Page
+from scripted_services import MODEL, REQUEST_ID, ScriptedChat, scripted_gateway
+
+from services.rpc import errors
+
+# Each error, and what the person is told to do. What is wrong with a request its own message says.
+ADVICE = [
+    (errors.InvalidRequest("'temperature' must be from 0 to 2, not 3", param="temperature"), "must be from 0 to 2"),
+    (errors.Unauthenticated("Incorrect API key provided"), "Enter an API key"),
+    (errors.Forbidden("This key may not chat"), "Ask whoever runs this server"),
+    (errors.ModelNotFound("The model `x` does not exist.", param="model"), "Choose another model"),
+    (errors.ModelInvalid("The model's file is cut off"), "Look at the model under Models"),
+    (errors.Unsupported("The model does not think"), "Leave that out"),
+    (errors.ModelNotReady("The model is being fetched", retry_after=2), "Wait a moment"),
+    (errors.OutOfMemory("The model needs 40 GiB, and 20 are there"), "Unload another model"),
+    (errors.Overloaded("256 requests wait already", retry_after=2), "try again in a moment"),
+    (errors.Timeout("The request took longer than 600 seconds"), "ALLM_REQUEST_SECONDS"),
+    (errors.Internal("The worker has died"), "the server's log"),
+]
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[tuple[int, ScriptedChat]]:
+    with scripted_gateway() as running:
+        yield running
+
+
+@pytest.fixture
+def chat(scripted: tuple[int, ScriptedChat]) -> ScriptedChat:
+    """The chat, as if nobody had asked it before."""
+    scripted[1].deltas, scripted[1].error = [], None
+    scripted[1].asked.clear()
+    return scripted[1]
+
+
+@pytest.fixture
+def page(browser: Browser, scripted: tuple[int, ScriptedChat]) -> Iterator[Page]:
+    opened = browser.open(f"http://127.0.0.1:{scripted[0]}/#/chat")
+    opened.wait_text("Connected")
+    yield opened
+    assert opened.complaints() == []
+    opened.close()
+
+
+def ask(page: Page, text: str = "Hello") -> None:
+    page.fill("textarea", "Message", text)
+    page.press("Enter")
+    page.wait("document.querySelector('.answer .below')")
+
+
+@pytest.mark.parametrize(("error", "advice"), ADVICE, ids=[type(error).__name__ for error, _ in ADVICE])
+def test_an_error_says_what_happened_and_what_to_do(
+    page: Page, chat: ScriptedChat, error: errors.AllmError, advice: str
+) -> None:
+    chat.error = error
+    ask(page)
+    said = page.evaluate("document.querySelector('.answer .note.bad').innerText")
+    assert error.message in said
+    assert advice in said
+    assert REQUEST_ID in said or re.search("[0-9a-f-]{36}", said)
+    assert page.evaluate("document.querySelector('dialog').open") == isinstance(error, errors.Unauthenticated)
+
+
+def test_what_came_before_an_error_stays(page: Page, chat: ScriptedChat) -> None:
+    chat.deltas = [chat_service_pb2.ChatDelta(text="Half of a sen")]
+    chat.error = errors.Internal("The worker has died")
+    ask(page)
+    said = page.evaluate("document.querySelector('.answer').innerText")
+    assert "Half of a sen" in said
+    assert "The worker has died" in said
+
+
+def test_thoughts_are_told_apart(page: Page, chat: ScriptedChat) -> None:
+    chat.deltas = [
+        chat_service_pb2.ChatDelta(reasoning="The user greets me. "),
+        chat_service_pb2.ChatDelta(reasoning="I should greet back."),
+        chat_service_pb2.ChatDelta(text="Good day."),
+    ]
+    ask(page)
+    assert page.evaluate("document.querySelector('.answer > .markdown').innerText") == "Good day."
+    assert page.evaluate("document.querySelector('.thoughts').open") is False
+    page.click("summary", "Thoughts")
+    page.wait_text("The user greets me. I should greet back.")
+
+
+def test_what_a_model_writes_never_becomes_markup(page: Page, chat: ScriptedChat) -> None:
+    hostile = (
+        "<img src=x onerror='window.broken=1'> <script>window.broken=1</script>\n\n"
+        "[click](javascript:window.broken=1) ![picture](https://elsewhere.example/p.png) <b>bold?</b>\n\n"
+        "<iframe src='https://elsewhere.example'></iframe>\n\n| a | b |\n|---|---|\n| *x* | `y` |\n"
+    )
+    chat.deltas = [chat_service_pb2.ChatDelta(text=hostile)]
+    ask(page)
+    inside = "document.querySelectorAll(`.answer > .markdown {}`).length"
+    for tag in ("img", "script", "iframe", "b", 'a[href^="javascript"]'):
+        assert page.evaluate(inside.format(tag)) == 0, tag
+    assert page.evaluate(inside.format("td em")) == 1
+    assert page.evaluate(inside.format("td code")) == 1
+    assert "<script>" in page.evaluate("document.querySelector('.answer > .markdown').innerText")
+    assert page.evaluate("window.broken ?? null") is None
+    assert [url for url in page.requested() if "elsewhere" in url] == []
+
+
+def test_models_that_do_not_answer_are_listed_with_the_reason(page: Page) -> None:
+    options = page.evaluate("[...document.querySelectorAll('.picker option')].map((o) => [o.innerText, o.disabled])")
+    assert options == [[MODEL, False], ["broken: its file is cut off", True]]
+
+
+def test_the_form_is_what_is_asked(page: Page, chat: ScriptedChat) -> None:
+    page.fill("textarea", "System prompt", "Be brief.")
+    for name, value in {"Temperature": "0.25", "Top P": "0.5", "Top K": "7", "Most tokens": "9", "Seed": "11"}.items():
+        page.fill("input", name, value)
+    page.fill("textarea", "Stop at", "END\nFIN")
+    page.choose("select", "Reasoning effort", "low")
+    ask(page)
+    (asked,) = chat.asked
+    sampling = asked.sampling
+    assert asked.model == MODEL
+    assert [part.text for message in asked.messages for part in message.content] == ["Be brief.", "Hello"]
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.25, 0.5, 7)
+    assert (sampling.max_tokens, sampling.seed, list(sampling.stop)) == (9, 11, ["END", "FIN"])
+    assert asked.reasoning_effort == "low"
+    assert not sampling.HasField("min_p")
