@@ -76,12 +76,14 @@ class Stack:
         return self._socket(CATALOG)
 
     def services(self) -> list[Service]:
-        """In the order in which they start."""
+        """In the order in which they start: after the catalog all that answer requests, then the gateway."""
         text = [self._service(TEXT, name) for name in text_names(self.settings.text_replicas)]
         audio = [self._service(AUDIO, name) for name in audio_names(self.settings.audio_replicas)]
         image = [self._service(IMAGE, name) for name in image_names(self.settings.image_replicas)]
         authorizer = [self._service(name, name) for name in authorizer_names(self.settings)]
-        return [self._service(CATALOG, CATALOG), *text, *audio, *image, *authorizer, self._gateway()]
+        first, *others = (*text, *audio, *image, *authorizer)
+        beside = [replace(service, beside=True) for service in others]
+        return [self._service(CATALOG, CATALOG), first, *beside, self._gateway()]
 
     def _socket(self, name: str) -> str:
         return f"unix:{self.folder / name}.sock"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.cli.log_file import LogFile
 from services.cli.problem import Problem
@@ -32,6 +33,7 @@ class Service:
     program: Program
     wait_ready: Callable[[], Awaitable[None]]  # returns once it can serve
     drain: Callable[[], Awaitable[None]]  # returns once it has nothing more to do, or the time for that is over
+    beside: bool = False  # started and stopped together with the one before it: neither needs the other
 
 
 class Supervisor:
@@ -46,25 +48,30 @@ class Supervisor:
     ) -> None:
         self._lifeline, self._lifeline_end = os.pipe()
         self._on_change = on_change
-        self._keepers = [_Keeper(service, logs, self._lifeline, say) for service in services]
+        self._groups: list[list[_Keeper]] = []  # what is started together
+        for service in services:
+            if not (service.beside and self._groups):
+                self._groups.append([])
+            self._groups[-1].append(_Keeper(service, logs, self._lifeline, say))
+        self._keepers = [keeper for group in self._groups for keeper in group]
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Starts all services, each once the one before it is ready, and watches them from then on.
+        """Starts all services, each once those before it are ready, and watches them from then on.
 
         Raises:
             Problem: one of them does not get ready.
         """
-        for keeper in self._keepers:
-            await keeper.start()
+        for group in self._groups:
+            await _together(keeper.start() for keeper in group)
         self._watches = [asyncio.create_task(self._watch(keeper)) for keeper in self._keepers]
         self._tell()
 
     async def stop(self) -> None:
         """Eases all services out, the last started first."""
         await self._stop_watching()
-        for keeper in reversed(self._keepers):
-            await keeper.stop()
+        for group in reversed(self._groups):
+            await _together(keeper.stop() for keeper in group)
 
     async def kill(self) -> None:
         """Ends all services at once."""
@@ -93,6 +100,16 @@ class Supervisor:
 
     def _tell(self) -> None:
         self._on_change({keeper.name: keeper.child.pid for keeper in self._keepers if keeper.child})
+
+
+async def _together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Takes all steps at the same time. Raises what the first of them raises, and leaves the others where they are."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for step in steps:
+                tasks.create_task(step)
+    except ExceptionGroup as several:
+        raise several.exceptions[0] from None
 
 
 class _Keeper:

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -78,6 +78,41 @@ async def test_started_in_order_and_stopped_in_the_opposite_one(bench: Bench) ->
     assert bench.events[2:] == ["second drained", "first drained"]
     assert not any(child.is_running() for child in children)
     assert not bench.said
+
+
+async def test_what_needs_nothing_of_each_other_starts_and_stops_together(bench: Bench) -> None:
+    met: set[str] = set()
+    both = asyncio.Event()
+
+    def meeting(name: str) -> Callable[[], Awaitable[None]]:
+        async def meet() -> None:
+            met.add(name)
+            if len(met) == 2:
+                both.set()
+            await both.wait()
+            bench.events.append(f"{name} ready")
+
+        return meet
+
+    first = bench.service("first", READY)
+    left = bench.service("left", READY, meeting("left"))
+    right = replace(bench.service("right", READY, meeting("right")), beside=True)
+    supervisor = bench.supervise(first, left, right, bench.service("last", READY))
+    await supervisor.start()
+    assert (bench.events[0], bench.events[-1]) == ("first ready", "last ready")
+    assert set(bench.events[1:-1]) == {"left ready", "right ready"}
+    await supervisor.stop()
+    assert (bench.events[4], bench.events[-1]) == ("last drained", "first drained")
+    assert set(bench.events[5:-1]) == {"left drained", "right drained"}
+
+
+async def test_one_that_fails_is_told_of_though_others_never_get_ready(bench: Bench) -> None:
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    failing = replace(bench.service("failing", FAILS), beside=True)
+    with pytest.raises(Problem, match="no luck"):
+        await bench.supervise(bench.service("patient", READY, never), failing).start()
 
 
 async def test_children_are_out_of_reach_of_the_terminals_ctrl_c(bench: Bench) -> None:
