@@ -54,6 +54,8 @@ class Screen:
         table = Table(title=f"allm {version} is serving", title_justify="left", show_header=False)
         table.add_column(style="bold")
         table.add_column(overflow="fold")
+        if stack.settings.gateway.console:
+            table.add_row("In a browser", stack.base_url.removesuffix("v1"))
         table.add_row("OpenAI REST", stack.base_url)
         table.add_row("gRPC", stack.grpc_address)
         for name, url in stack.metrics_urls.items():
