@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -30,6 +31,7 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRET = "secret-word"
 TOKEN = f"Bearer {SECRET}.$$(a)~/+=="
 JSON = {"content-type": "application/json"}
+numbers = itertools.count()
 
 
 def settings(endpoint: str, **environ: str) -> TraceSettings:
@@ -43,8 +45,10 @@ def collector() -> Iterator[Collector]:
 
 
 @asynccontextmanager
-async def traced(folder: Path, trace: TraceSettings) -> AsyncIterator[tuple[RunningGateway, Upstream]]:
-    """An Envoy that makes traces, and what is behind it."""
+async def traced(socket_folder: Path, trace: TraceSettings) -> AsyncIterator[tuple[RunningGateway, Upstream]]:
+    """An Envoy that makes traces, and what is behind it, in a folder of their own beside those of other Envoys."""
+    folder = socket_folder / f"traces-{next(numbers)}"
+    folder.mkdir()
     upstream = Upstream()
     await upstream.start(address := f"unix:{folder / 'traced.sock'}")
     try:

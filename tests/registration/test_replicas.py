@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from http.client import HTTPMessage, IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from operator_side import Operator, Reply, operating
 from stack import MODEL
 
 WEIGHTS = "demo.gguf"
+CUT = 0  # in the place of a status
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,10 @@ class Clients:
 
     def _ask(self) -> None:
         while not self._stop.is_set():
-            self.replies.append(self._operator.chat(self._model, "Hi.", max_tokens=2))
+            try:
+                self.replies.append(self._operator.chat(self._model, "Hi.", max_tokens=2))
+            except IncompleteRead as cut:  # its replica died after the answer, and before its end
+                self.replies.append(Reply(CUT, HTTPMessage(), cut.partial))
 
     def more(self, count: int) -> None:
         """Waits until so many more have been answered."""
@@ -99,7 +104,7 @@ def test_one_dies_and_requests_go_on(two: Operator) -> None:
         clients.more(20)
     lost = clients.failed
     assert len(lost) <= 3, lost
-    assert all(reply.status == 503 for reply in lost), lost
+    assert all(reply.status in (503, CUT) for reply in lost), lost
     assert not [reply for reply in clients.replies[cut:] if reply.status != 200], clients.failed
     until_ready_on(two, MODEL, "text-1", "text-2")
 

@@ -334,8 +334,8 @@ def test_what_is_late_when_it_comes_is_never_started() -> None:
 
 
 def test_what_waits_too_long_is_never_started() -> None:
-    loop = Loop(Counting(1000, sequences=1))
-    loop.ask(1, prompt(1, 10), max_tokens=900)
+    loop = Loop(Counting(1_000_000, sequences=1))
+    loop.ask(1, prompt(1, 10), max_tokens=900_000)
     deadline = time.monotonic() + 0.05
     loop.ask(2, prompt(2, 10), deadline=deadline)
     loop.ask(3, prompt(3, 10), max_tokens=1)
