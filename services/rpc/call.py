@@ -167,11 +167,14 @@ def _wrap(
         except AllmError as known:
             error = known
         except asyncio.CancelledError:
-            _finish(call, Cancelled("the caller gave up"))
-            raise
+            if _is_cancelled():
+                _finish(call, Cancelled("the caller gave up"))
+                raise
+            # Something else was cancelled that the call waited for. gRPC would take it for a call that nobody waits
+            # for, and never end it.
+            error = _unexpected(call)
         except Exception:
-            log.exception("unexpected error in %s", call.rpc)
-            error = Internal(f"internal error; the service's log has it under request id {call.request_id}")
+            error = _unexpected(call)
         else:
             _finish(call, None, quiet)
             return result
@@ -186,6 +189,18 @@ def _wrap(
 
     handle.__dict__.update(scope=scope, operation=operation)  # for tests that look at all of them
     return handle
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself was told to stop."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _unexpected(call: Call) -> Internal:
+    """What is told of an error that nobody has thought of; it is in the log in full."""
+    log.exception("unexpected error in %s", call.rpc)
+    return Internal(f"internal error; the service's log has it under request id {call.request_id}")
 
 
 async def _limited(method: Method[S, Q, R], servicer: S, request: Q, call: Call, seconds: float | None) -> R:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from services.residency.confined_messages import Begun
 from services.residency.confined_start import ConfinedGone, ConfinedStart
 from services.residency.worker import WorkerDied, WorkerProcess
-from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelInvalid, Overloaded
+from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
 from services.text.conversation import Message, ReasoningEffort, Tool
 from services.text.prompt import thinks
 from services.text.rendering.messages import (
@@ -79,6 +79,7 @@ class TemplateProcess:
         Raises:
             InvalidRequest: the template refuses the conversation (its own words), fails on it, or takes too much.
             Overloaded: too many conversations wait.
+            ModelNotReady: the model ends meanwhile.
             Internal: no process starts here.
         """
         if self._waiting >= self._queue:
@@ -108,7 +109,14 @@ class TemplateProcess:
         self._tasks.add(task)
         self._waiting += 1
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and not (caller and caller.cancelling()):
+                # Its model ends, as when its worker has died: the next one has a renderer of its own.
+                raise ModelNotReady(f"{self._model_id} has just been ended; ask again") from None
+            raise
 
     def _done(self, task: asyncio.Task[Answer]) -> None:
         self._waiting -= 1

@@ -98,7 +98,14 @@ async def test_unary_methods_fail_like_streaming_ones(gateway: RunningGateway, c
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", "/"), ("GET", "/unknown"), ("GET", "/v1/unknown"), ("POST", "/chat/completions"), ("GET", CHAT), ("PUT", "/v1/models")],
+    [
+        ("POST", "/"),
+        ("GET", "/unknown"),
+        ("GET", "/v1/unknown"),
+        ("POST", "/chat/completions"),
+        ("GET", CHAT),
+        ("PUT", "/v1/models"),
+    ],
 )
 async def test_unknown_urls(gateway: RunningGateway, upstream: Upstream, method: str, path: str) -> None:
     reply = await send(gateway.port, method, f"{path}?key=secret", body=b"{}" if method == "POST" else None)

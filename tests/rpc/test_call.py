@@ -350,6 +350,20 @@ async def test_a_caller_who_hangs_up_is_counted_and_logged_once(stack: Stack) ->
     assert only["msg"] == "request failed"
 
 
+async def test_a_call_whose_work_is_cancelled_by_others_has_an_end(stack: Stack) -> None:
+    async def script(_: Call) -> None:
+        work = asyncio.create_task(asyncio.Event().wait())
+        asyncio.get_running_loop().call_soon(work.cancel)
+        await work
+
+    stack.play(script)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stack.models.GetModel(model_service_pb2.GetModelRequest(id="a"))
+    assert caught.value.code() == grpc.StatusCode.INTERNAL
+    (line,) = [line for line in stack.lines() if line["msg"].startswith("unexpected error")]
+    assert "CancelledError" in line["exception"]
+
+
 async def test_a_callers_deadline_stops_the_work(stack: Stack) -> None:
     ended = asyncio.Event()
 

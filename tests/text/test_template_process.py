@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.rpc.errors import AllmError, InvalidRequest, ModelInvalid, Overloaded
+from services.rpc.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
 from services.text.conversation import Message, Tool, ToolCall
 from services.text.prompt import ChatTemplate
 from services.text.template_process import MODULE, TemplateProcess
@@ -124,6 +124,26 @@ async def test_no_more_wait_than_are_allowed() -> None:
         told = await asyncio.gather(*asked, return_exceptions=True)
     assert [answer for answer in told if isinstance(answer, str)] == ["fine", "fine"]
     assert all(isinstance(answer, Overloaded) for answer in told if not isinstance(answer, str))
+
+
+async def test_who_waits_while_the_model_ends_is_told_to_ask_again() -> None:
+    async with prepared("fine") as template:
+        asked = [asyncio.create_task(template.render(TURNS)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await template.close()
+        for each in asked:
+            with pytest.raises(ModelNotReady, match="ask again"):
+                await each
+
+
+async def test_who_gives_up_while_the_model_ends_is_told_nothing() -> None:
+    async with prepared("fine") as template:
+        asked = asyncio.create_task(template.render(TURNS))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await template.close()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
 
 
 async def test_a_process_that_dies_in_between_is_replaced_unnoticed() -> None:
