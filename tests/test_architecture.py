@@ -510,6 +510,14 @@ def test_validation_is_no_assert_of_a_callers_value(name: str) -> None:
             assert "# noqa: S101 (" in line, f"{name}:{node.lineno} asserts without a reason"
 
 
+def test_no_test_imports_a_conftest() -> None:
+    """Each folder has one, and which of them that name means depends on what was collected before."""
+    asking = re.compile(r"^\s*(from conftest import|import conftest)", re.MULTILINE)
+    found = [path for path in (ROOT / "tests").rglob("*.py") if "node_modules" not in path.parts]
+    assert found
+    assert [str(path) for path in found if asking.search(path.read_text())] == []
+
+
 def test_every_test_file_mirrors_a_module() -> None:
     """tests/a/test_x.py tests services/a/x.py, where there is a folder services/a."""
     for folder in ("rpc", "rpc/openai", "residency", "provision", "models"):

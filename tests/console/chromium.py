@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -248,6 +248,9 @@ class Page:
             for event in self._browser.events
             if event.get("sessionId") == self._session and event["method"] == "Network.requestWillBeSent"
         ]
+
+
+Opener = Callable[..., Page]  # opens a view of a stack: `tab(stack, "chat")`
 
 
 @contextmanager

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from chromium import Browser, Page, running_chromium
+from chromium import Browser, Opener, Page, running_chromium
 from stack import Stack
-
-Opener = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from axe import problems
-from chromium import Page
-from conftest import Opener
+from chromium import Opener, Page
 from speech import librivox
 from stack import MODEL, Stack
 

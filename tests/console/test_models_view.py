@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chromium import Page
-from conftest import Opener
+from chromium import Opener, Page
 from demo_model import demo_model
 from loopback_hub import LoopbackHub
 from stack import MODEL, Stack, environment, running_stack

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from axe import problems
-from chromium import Page
-from conftest import Opener
+from chromium import Opener, Page
 from stack import MODEL, Stack, environment, running_stack
 
 # Every state that the page has shown, also those that have gone by the time that a test looks.
