@@ -28,6 +28,7 @@ HTTP_STATUSES = {
 REASONS = {
     "invalid_api_key": "UNAUTHENTICATED",
     "insufficient_scope": "FORBIDDEN",
+    "model_not_allowed": "FORBIDDEN",
     "rate_limit_exceeded": "OVERLOADED",
     "service_unavailable": "INTERNAL",
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 import openai
 import pytest
+from allm.text.v1 import chat_pb2, chat_service_pb2, response_service_pb2
 from key_callers import CREATE_KEY, LIST, PROTOCOLS, Way, ask, bearer
 from stack import MODEL, Stack, environment, running_stack
 from wire import send
@@ -124,6 +125,40 @@ async def test_a_forged_identity_makes_nobody_an_operator(guarded: Stack, root: 
         forged = {HEADER: sign(claimed, secret), "x-client-id": "key_root"}
         assert (await ask(protocol, guarded.port, CREATE_KEY, forged)).status == "UNAUTHENTICATED"
         assert (await ask(protocol, guarded.port, CREATE_KEY, {**forged, **bearer(key)})).status == "PERMISSION_DENIED"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_model_that_is_not_on_the_list_is_refused(guarded: Stack, root: str, protocol: str) -> None:
+    part = chat_pb2.ContentPart(text="Hi")
+    message = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[part])
+    request = chat_service_pb2.CreateChatCompletionRequest(model=MODEL, messages=[message])
+    request.sampling.max_tokens = 2
+    way = Way("POST", CHAT, "/allm.text.v1.ChatService/CreateChatCompletion", request, ASKED)
+    _, others = await create(guarded, root, models=["llama*"])
+    _, its = await create(guarded, root, models=[f"{MODEL[:4]}*"])
+    for key in (others, its):
+        await until(guarded, key, "OK")
+    json_too = JSON if protocol == "rest" else {}
+    told = await ask(protocol, guarded.port, way, {**bearer(others), **json_too})
+    assert (told.status, told.reason) == ("PERMISSION_DENIED", "FORBIDDEN")
+    assert MODEL in told.message
+    assert (await ask(protocol, guarded.port, way, {**bearer(its), **json_too})).status == "OK"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_what_another_key_has_stored_is_not_there(guarded: Stack, root: str, protocol: str) -> None:
+    (_, owner), (_, other) = await create(guarded, root), await create(guarded, root)
+    for key in (owner, other):
+        await until(guarded, key, "OK")
+    body = json.dumps({"model": MODEL, "input": "Hi", "max_output_tokens": 16}).encode()
+    made = await send(guarded.port, "POST", "/v1/responses", {**bearer(owner), **JSON}, body)
+    assert made.status == 200, made
+    found = response_service_pb2.GetResponseRequest(id=made.json["id"])
+    path = f"/v1/responses/{made.json['id']}"
+    way = Way("GET", path, "/allm.text.v1.ResponseService/GetResponse", found)
+    assert (await ask(protocol, guarded.port, way, bearer(owner))).status == "OK"
+    for key in (other, root):
+        assert (await ask(protocol, guarded.port, way, bearer(key))).status == "NOT_FOUND"
 
 
 async def test_openais_client_knows_every_refusal(guarded: Stack, root: str) -> None:
