@@ -24,6 +24,7 @@ from services.residency.resident import Resident, ResidentKey, resident_key
 from services.residency.slot import Slot
 from services.residency.worker import started_pids
 from services.rpc import metrics, tracing
+from services.rpc.cancellation import is_cancelled
 from services.rpc.errors import AllmError, Internal, ModelNotReady
 from services.rpc.settings import MIB
 
@@ -281,8 +282,7 @@ class ModelManager(Generic[R]):
             with tracing.part("wait for load", slot.span):
                 return await asyncio.shield(slot.task)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if slot.task.cancelled() and not (task and task.cancelling()):
+            if slot.task.cancelled() and not is_cancelled():
                 raise ModelNotReady(f"{descriptor.id} is being unloaded", retry_after=1) from None
             raise
 

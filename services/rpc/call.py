@@ -24,6 +24,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from services.rpc import logs, metrics, tracing
 from services.rpc.caller import keep_caller
+from services.rpc.cancellation import is_cancelled
 from services.rpc.deadline import Deadline, keep_deadline, read_deadline
 from services.rpc.doorkeeper import Doorkeeper
 from services.rpc.errors import AllmError, Cancelled, Internal, Timeout
@@ -167,7 +168,7 @@ def _wrap(
         except AllmError as known:
             error = known
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_cancelled():
                 _finish(call, Cancelled("the caller gave up"))
                 raise
             # Something else was cancelled that the call waited for. gRPC would take it for a call that nobody waits
@@ -189,12 +190,6 @@ def _wrap(
 
     handle.__dict__.update(scope=scope, operation=operation)  # for tests that look at all of them
     return handle
-
-
-def _is_cancelled() -> bool:
-    """Whether this task itself was told to stop."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _unexpected(call: Call) -> Internal:

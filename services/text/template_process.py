@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from services.residency.confined_messages import Begun
 from services.residency.confined_start import ConfinedGone, ConfinedStart
 from services.residency.worker import WorkerDied, WorkerProcess
+from services.rpc.cancellation import is_cancelled
 from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
 from services.text.conversation import Message, ReasoningEffort, Tool
 from services.text.prompt import thinks
@@ -112,8 +113,7 @@ class TemplateProcess:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if task.cancelled() and not (caller and caller.cancelling()):
+            if task.cancelled() and not is_cancelled():
                 # Its model ends, as when its worker has died: the next one has a renderer of its own.
                 raise ModelNotReady(f"{self._model_id} has just been ended; ask again") from None
             raise
