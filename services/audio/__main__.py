@@ -17,6 +17,7 @@ from services.audio.sound.decoders import SoundDecoders
 from services.audio.transcription import Transcriptions
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
+from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
 from services.residency.residency import Residency
 from services.residency.residency_servicer import ResidencyServicer
@@ -35,7 +36,9 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
     own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)
-    provision = Provision(settings.model, "audio", registry, manager, settings.residency.preload, own)
+    figures = FigureReader("audio", residency.snapshot, settings.residency.threshold)
+    preload = settings.residency.preload
+    provision = Provision(settings.model, "audio", registry, manager, preload, own, figures=figures)
     decoders = SoundDecoders(
         decoders=audio.decoders,
         folder=audio.upload_folder,

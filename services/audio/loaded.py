@@ -54,14 +54,15 @@ class Hearing(Pending):
         self._consumed = 0  # of these, what the worker no longer holds
         self._all = False  # whether the sound is all there
         self.told = False  # whether a segment has come
+        self._told_seconds = 0.0  # the end of the last one, or of what speech sounds like so far
         self._counts: dict[str, float] = {}
         self._unread: deque[News] = deque()
         self._room = asyncio.Event()
 
     @property
     def heard_seconds(self) -> float:
-        """Seconds of sound that the worker has dealt with so far."""
-        return self._counts.get(AUDIO_SECONDS, self._consumed / SAMPLE_RATE)
+        """Seconds of sound that the worker has dealt with so far, and whatever text has come of."""
+        return self._counts.get(AUDIO_SECONDS, max(self._consumed / SAMPLE_RATE, self._told_seconds))
 
     @property
     def held(self) -> int:
@@ -104,6 +105,10 @@ class Hearing(Pending):
         if self._unread and isinstance(self._unread[-1], Partial):
             self._unread.pop()
         self._unread.append(news)
+        if isinstance(news, Transcribed) and news.segments:
+            self._told_seconds = news.segments[-1].end
+        elif isinstance(news, Partial):
+            self._told_seconds = news.end
         if isinstance(news, Finished):
             self._counts = {AUDIO_SECONDS: news.seconds, OUTPUT_TOKENS: news.tokens}
             self.finish()

@@ -6,7 +6,8 @@
 
 `rows` are the windows of a batch, which have at most 1500 positions; the terms are the keys and values of cross
 attention, the encoder's output, and the keys and values of each beam's text, of which 128 tokens are reckoned: most
-windows have fewer. `b` is 4 on a CPU, 2 on a GPU. Fitted to the peak of whisper-tiny.en above a worker that has only
+windows have fewer. Words are placed by a lane that does not decode then, for so few tokens at a time that it takes
+less than that. `b` is 4 on a CPU, 2 on a GPU. Fitted to the peak of whisper-tiny.en above a worker that has only
 imported its runtime; that one is `worker`. Sizes: Whisper's paper, table 1, for checkpoints whose header says none.
 """
 

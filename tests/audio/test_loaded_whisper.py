@@ -125,6 +125,26 @@ async def test_of_partial_texts_only_the_newest_waits() -> None:
             assert await hearing.next() == Partial(1, "And", 1.0, 2.0)
 
 
+async def test_sound_has_been_heard_whose_text_is_there_or_that_the_worker_has_let_go() -> None:
+    worker = Scripted()
+    async with loaded(worker) as model:
+        with model.hear("me", Decoding()) as hearing:
+            await hearing.feed(5 * SECOND)
+            assert hearing.heard_seconds == 0
+            worker.say(Transcribed(1, [segment(0), segment(1)]))
+            await hearing.next()
+            assert hearing.heard_seconds == 2
+            worker.say(Partial(1, "And", 2.0, 3.0))
+            await hearing.next()
+            assert hearing.heard_seconds == 3
+            worker.say(Consumed(1, 4 * 16_000), Detected(1, "en", 1.0))
+            await hearing.next()
+            assert hearing.heard_seconds == 4
+            worker.say(Finished(1, 5.0, 1.0, 2))
+            await hearing.next()
+            assert hearing.heard_seconds == 5
+
+
 async def test_what_is_said_before_an_error_is_heard_before_it() -> None:
     worker = Scripted()
     async with loaded(worker) as model:

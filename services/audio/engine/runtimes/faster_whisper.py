@@ -16,11 +16,13 @@ from services.audio.engine.batch_windows import batch_windows
 from services.audio.engine.lane_count import lane_count
 from services.audio.engine.messages import EngineOptions, Ready
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step
-from services.audio.engine.runtimes.groups import in_groups
+from services.audio.engine.runtimes.groups import in_groups, padded_parts
 from services.audio.engine.vocabulary import converted_vocabulary
 from services.residency.messages import EngineError, is_out_of_memory
 
 CONTEXT = 448  # tokens of prompt and text; the same for all of Whisper's models, and not in a converted one
+# Of texts whose place in the sound is looked for in one call, which makes logits of the whole vocabulary for each.
+ALIGNED_TOKENS = 128
 _MODEL = "model.bin"
 _MESSAGE_CHARACTERS = 300  # of the library's own words
 
@@ -98,9 +100,12 @@ class FasterWhisper:
         texts: Sequence[Sequence[int]],
         frames: Sequence[int],
     ) -> list[Aligned]:
-        """Where each window's text is in its sound; windows of the same length, language and task together."""
+        """Where each window's text is in its sound; windows of the same length, language and task together, but no
+        more than memory was reckoned for (services/audio/need.py).
+        """
+        lengths = [len(text) for text in texts]
 
-        def compute(members: list[int]) -> Iterable[Aligned]:
+        def align_part(members: list[int]) -> Iterable[Aligned]:
             with _faults():
                 results = self._model.align(
                     _joined([windows[index] for index in members]),
@@ -109,6 +114,12 @@ class FasterWhisper:
                     [int(frames[index]) for index in members],
                 )
             return map(_aligned, results)
+
+        def compute(members: list[int]) -> Iterable[Aligned]:
+            found: dict[int, Aligned] = {}
+            for part in padded_parts(members, lengths, ALIGNED_TOKENS):
+                found.update(zip(part, align_part(part), strict=True))
+            return [found[index] for index in members]
 
         return in_groups(((window.length, *start) for window, start in zip(windows, starts, strict=True)), compute)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -18,3 +18,17 @@ def in_groups(shapes: Iterable[Hashable], compute: Callable[[list[int]], Iterabl
     for indexes in groups.values():
         results.update(zip(indexes, compute(indexes), strict=True))
     return [results[index] for index in range(len(results))]
+
+
+def padded_parts(indexes: Iterable[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """The indexes in parts whose rows, all as long as the part's longest one, have at most `most` columns together; a
+    row that is longer than that is alone. `lengths` are those of all rows.
+    """
+    part: list[int] = []
+    for index in sorted(indexes, key=lambda index: lengths[index]):
+        if part and (len(part) + 1) * lengths[index] > most:
+            yield part
+            part = []
+        part.append(index)
+    if part:
+        yield part

@@ -17,7 +17,8 @@ from faster_whisper.transcribe import TranscriptionOptions, WhisperModel
 from whisper_weights import tiny_en_ct2
 
 from services.audio.engine.runtime import TOKEN_SECONDS, Decoded
-from services.audio.engine.runtimes.faster_whisper import FasterWhisper
+from services.audio.engine.runtimes.faster_whisper import ALIGNED_TOKENS, FasterWhisper, _joined
+from services.audio.engine.runtimes.groups import padded_parts
 from services.audio.engine.runtimes.whisper import OpenAIWhisper
 from services.residency.messages import EngineError
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, spoken, step, understood
@@ -126,6 +127,42 @@ def test_words_are_where_the_library_and_the_other_runtime_find_them(
         assert [word["word"] for word in words] == found[:-1]
         starts = np.cumsum([0, *(len(group) for group in groups[:-1])])[:-1]
         assert [_moments(aligned[row])[at] for at in starts] == pytest.approx([word["start"] for word in words])
+
+
+def test_words_of_many_windows_are_placed_in_parts_that_memory_was_reckoned_for(
+    faster_whisper: FasterWhisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = encoded(faster_whisper)
+    text = faster_whisper.vocabulary.encode(" Unless to be rather cold")
+    texts = [text, text * 13, text[:3]]
+    assert 3 * len(texts[1]) > ALIGNED_TOKENS >= 2 * len(text)
+    sizes: list[int] = []
+
+    def joined(some: Any) -> Any:
+        sizes.append(len(some))
+        return _joined(some)
+
+    monkeypatch.setattr("services.audio.engine.runtimes.faster_whisper._joined", joined)
+    together = faster_whisper.align(windows, [START] * 3, texts, frames())
+    assert sizes == [2, 1]
+    for row in range(3):
+        (alone,) = faster_whisper.align([windows[row]], [START], [texts[row]], [frames()[row]])
+        assert _moments(together[row]) == pytest.approx(_moments(alone), abs=TOKEN_SECONDS)
+        assert together[row].probabilities == pytest.approx(alone.probabilities, abs=LOGPROB)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parts"),
+    [
+        ([], []),
+        ([9], [[0]]),
+        ([99, 2, 3], [[1, 2], [0]]),
+        ([5, 5, 5], [[0, 1], [2]]),
+        ([4, 1, 6, 1], [[1, 3], [0], [2]]),
+    ],
+)
+def test_parts_are_as_wide_as_their_longest_row(lengths: list[int], parts: list[list[int]]) -> None:
+    assert list(padded_parts(range(len(lengths)), lengths, 10)) == parts
 
 
 def _moments(aligned: Any) -> list[float]:
