@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
+from services.cli.ports import choose_port
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback interface that nothing listens on, nor any connection that goes out will take."""
+    return choose_port("127.0.0.1", 0, "")

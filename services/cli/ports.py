@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
+from contextlib import suppress
 
 from gateway.address import bind_host
 from services.cli.problem import Problem
+
+# Below what systems give to connections that go out: one of those may take a port between its choice and its use.
+OWN_PORTS = range(15_000, 32_000)
+_TRIED = 8  # of these; then any that is free
 
 
 def choose_port(host: str, port: int, variable: str) -> int:
@@ -16,15 +22,24 @@ def choose_port(host: str, port: int, variable: str) -> int:
         Problem: it cannot be bound; the message names `variable`.
     """
     literal = bind_host(host)
-    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
+    if port == 0:
+        for tried in random.sample(OWN_PORTS, _TRIED):
+            with suppress(OSError):
+                return _bound(literal, tried)
+    try:
+        return _bound(literal, port)
+    except OSError as error:
+        raise Problem(_sentence(error, host, port, variable)) from error
+
+
+def _bound(address: str, port: int) -> int:
+    """The port, or any for 0, having been bound for a moment. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((literal, port))
-        except OSError as error:
-            raise Problem(_sentence(error, host, port, variable)) from error
-        chosen: int = probe.getsockname()[1]
-        return chosen
+        probe.bind((address, port))
+        bound: int = probe.getsockname()[1]
+        return bound
 
 
 def _sentence(error: OSError, host: str, port: int, variable: str) -> str:

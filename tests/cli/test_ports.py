@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 
 import pytest
 from ports import free_port
 
-from services.cli.ports import choose_port
+from services.cli.ports import OWN_PORTS, choose_port
 from services.cli.problem import Problem
 
 
@@ -19,8 +20,22 @@ def test_a_free_port_is_kept() -> None:
 
 def test_zero_gives_a_free_one() -> None:
     port = choose_port("127.0.0.1", 0, "ALLM_PORT")
+    assert port in OWN_PORTS
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
+
+
+def test_where_ours_are_taken_any_free_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as others:
+        taken = [others.enter_context(socket.socket()) for _ in range(8)]
+        for one in taken:
+            one.bind(("127.0.0.1", 0))
+            one.listen()
+        monkeypatch.setattr("services.cli.ports.OWN_PORTS", [one.getsockname()[1] for one in taken])
+        port = choose_port("127.0.0.1", 0, "ALLM_PORT")
+        assert port not in [one.getsockname()[1] for one in taken]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
 
 
 def test_a_taken_port_is_named_with_its_variable() -> None:
