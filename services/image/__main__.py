@@ -10,6 +10,7 @@ from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_gr
 from services.image.api.image_form import ImageUploads
 from services.image.api.image_servicer import ImageServicer
 from services.image.api.images_facade import ImagesFacade
+from services.image.api.upload_room import UploadRoom
 from services.image.image_files import ImageFiles
 from services.image.image_models import ImageModels
 from services.image.images import Images
@@ -18,6 +19,7 @@ from services.image.need import ImageNeed
 from services.image.pictures.pictures import Pictures
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
+from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
 from services.residency.residency import Residency
 from services.residency.residency_servicer import ResidencyServicer
@@ -36,13 +38,16 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
     own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)
-    provision = Provision(settings.model, "image", registry, manager, settings.residency.preload, own)
+    figures = FigureReader("image", residency.snapshot, settings.residency.threshold)
+    preload = settings.residency.preload
+    provision = Provision(settings.model, "image", registry, manager, preload, own, figures=figures)
     pictures = Pictures(image)
     files = ImageFiles(image.folder, image.folder_bytes, image.public_url)
     images = Images(ImageModels(provision.store, manager), pictures, image)
-    servicer = ImageServicer(images, image.max_image_bytes)
+    room = UploadRoom(image.upload_bytes)
+    servicer = ImageServicer(images, image.max_image_bytes, room)
     image_service_pb2_grpc.add_ImageServiceServicer_to_server(servicer, server)
-    rest = ImagesFacade(images, files, ImageUploads(image.max_image_bytes))
+    rest = ImagesFacade(images, files, ImageUploads(image.max_image_bytes, room))
     openai_image_service_pb2_grpc.add_ImagesServiceServicer_to_server(rest, server)
     await pictures.start()
     await files.start()

@@ -113,6 +113,22 @@ test("whole answers: drawn, drawn over, varied", async () => {
   }
 });
 
+test("drawing over an image tells every step, too", async () => {
+  const file = { image: readFileSync(image), config: { ...config, steps: 8 }, strength: 0.5, partialImages: 1 };
+  for (const [method, request] of [
+    ["StreamEditImage", { ...file, prompt, mask: readFileSync(mask) }],
+    ["StreamCreateVariation", file],
+  ]) {
+    const events = [];
+    for await (const reply of service[method](request, inTime())) events.push(reply);
+    const told = events.filter(({ event }) => event === "progress").map(({ progress }) => progress);
+    assert.ok(told.length > 0 && told.every(({ steps }) => steps === 4), method);
+    const kinds = [...new Set(events.map(({ event }) => event))].sort();
+    assert.deepEqual(kinds, ["finished", "image", "partial", "progress", "started"]);
+    assert.equal(events.at(-1).event, "finished");
+  }
+});
+
 test("errors are statuses", async () => {
   const { INVALID_ARGUMENT, NOT_FOUND } = grpc.status;
   const wrong = (changes) => call("GenerateImage", { config: { ...config, ...changes }, prompt });

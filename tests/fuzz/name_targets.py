@@ -113,6 +113,7 @@ MESSAGES: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (
     (model_service_pb2.ReportModelStatusRequest, catalog_messages.read_report),
     (response_pb2.Item, lambda message: response_messages.read_item(message, "items")),
     (manifest_pb2.Manifest, read_manifest),
+    (image_service_pb2.StreamEditImageRequest, lambda message: image_messages.read_edit(message, 100)),
 )
 
 

@@ -27,13 +27,14 @@ class ImageUpstream:
     script: ImageScript | None = None
     bodies: list[bytearray] = field(default_factory=list)  # of every request, as it comes
     names: list[str] = field(default_factory=list)  # of the pictures that were asked for
+    steps: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))  # that an edit may tell of
     server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> None:
         """Serves on `address` and reports itself healthy."""
         self.server = grpc.aio.server(options=OPTIONS)
         openai_image_service_pb2_grpc.add_ImagesServiceServicer_to_server(_ImagesFacade(self), self.server)
-        image_service_pb2_grpc.add_ImageServiceServicer_to_server(_Image(), self.server)
+        image_service_pb2_grpc.add_ImageServiceServicer_to_server(_Image(self), self.server)
         await serve(self.server, address)
 
     async def stop(self) -> None:
@@ -82,8 +83,11 @@ class _ImagesFacade(openai_image_service_pb2_grpc.ImagesServiceServicer):
             yield HttpBody(content_type="image/png", data=PICTURE[start : start + 10])
 
 
+@dataclass
 class _Image(image_service_pb2_grpc.ImageServiceServicer):
-    """Tells each step once the one before was sent."""
+    """Tells each step once the one before was sent; of an edit only once a test allows it."""
+
+    upstream: ImageUpstream
 
     async def StreamGenerateImage(
         self, request: image_service_pb2.StreamGenerateImageRequest, context: Context
@@ -91,4 +95,14 @@ class _Image(image_service_pb2_grpc.ImageServiceServicer):
         reply = image_service_pb2.StreamGenerateImageResponse
         yield reply(started={"model": request.config.model})
         for step in range(1, 4):
+            yield reply(progress={"step": step})
+
+    async def StreamEditImage(
+        self, request: image_service_pb2.StreamEditImageRequest, context: Context
+    ) -> AsyncIterator[image_service_pb2.StreamEditImageResponse]:
+        self.upstream.bodies.append(bytearray(request.image))
+        reply = image_service_pb2.StreamEditImageResponse
+        yield reply(started={"model": request.config.model})
+        for step in range(1, 4):
+            await self.upstream.steps.acquire()
             yield reply(progress={"step": step})

@@ -166,6 +166,30 @@ async def test_grpc_callers_see_every_step(socket_folder: Path) -> None:
         assert [each.progress.step for each in steps] == [1, 2, 3]
 
 
+async def test_an_edit_of_grpc_callers_is_one_message_within_the_body_limit_and_tells_steps_one_by_one(
+    socket_folder: Path,
+) -> None:
+    image = b"".join(b"%08d" % at for at in range(MIB * 3 // 4 // 8))
+    async with (
+        asyncio.timeout(60),
+        images(socket_folder) as running,
+        grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
+    ):
+        (upstream,) = running.upstreams
+        stub = image_service_pb2_grpc.ImageServiceStub(channel)
+        request = image_service_pb2.StreamEditImageRequest(config={"model": "m"}, prompt="x", image=image)
+        call = stub.StreamEditImage(request)
+        assert (await call.read()).started.model == "m"
+        for step in range(1, 4):
+            upstream.steps.release()
+            assert (await call.read()).progress.step == step
+        assert upstream.bodies == [image]
+        large = stub.StreamEditImage(image_service_pb2.StreamEditImageRequest(image=bytes(MIB)))
+        assert await large.code() is grpc.StatusCode.UNKNOWN, "Envoy has no other for what is too large"
+        assert f"{MIB} bytes, the limit set by ALLM_MAX_BODY_BYTES" in (await large.details() or "")
+        assert len(upstream.bodies) == 1
+
+
 @pytest.mark.parametrize("path", [GENERATIONS, *UPLOADS])
 async def test_without_an_image_service_rest_callers_are_told_so(gateway: RunningGateway, path: str) -> None:
     reply = await send(gateway.port, "POST", path, FORM, b"--b--\r\n")

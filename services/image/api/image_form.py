@@ -1,4 +1,4 @@
-"""The form of a request with pictures: its files come into memory, limited in size and so many at once."""
+"""The form of a request with pictures: its files come into memory, limited in size, also together, and in number."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from google.api import httpbody_pb2
 
 from services.image.api import limits
+from services.image.api.upload_room import UploadRoom, UploadShare
 from services.rpc.errors import InvalidRequest, Overloaded, Timeout, Unsupported
 from services.rpc.openai.multipart import FilePart, Form, Sink, read_form
 
@@ -22,8 +23,10 @@ NAMES = {"image": IMAGE, "image[]": IMAGE, "mask": MASK}
 class ImageUploads:
     """Room for the files of requests."""
 
-    def __init__(self, limit_bytes: int, at_once: int = AT_ONCE) -> None:
+    def __init__(self, limit_bytes: int, room: UploadRoom, at_once: int = AT_ONCE) -> None:
+        """`limit_bytes`: the largest file; `room`: for the files of all requests."""
         self._limit_bytes = limit_bytes
+        self._room = room
         self._at_once = at_once
         self._open = 0
 
@@ -34,7 +37,8 @@ class ImageUploads:
             raise Overloaded(f"{self._open} requests with pictures are here already: no more are taken")
         self._open += 1
         try:
-            yield Uploaded(self._limit_bytes)
+            with self._room.share() as share:
+                yield Uploaded(self._limit_bytes, share)
         finally:
             self._open -= 1
 
@@ -44,6 +48,7 @@ class Uploaded:
     """The files of a form."""
 
     limit_bytes: int
+    share: UploadShare
     files: dict[str, bytearray] = field(default_factory=dict)  # name -> bytes
 
     async def read(self, messages: AsyncIterator[httpbody_pb2.HttpBody]) -> Form:
@@ -53,6 +58,7 @@ class Uploaded:
             InvalidRequest: no form, no image, or an empty file.
             Unsupported: several images.
             RequestTooLarge: a file over the limit.
+            Overloaded: with those of other requests there are too many bytes.
             Timeout: it took too long to come.
         """
         try:
@@ -71,8 +77,8 @@ class Uploaded:
         return form
 
     def file(self, name: str) -> bytes:
-        """A file's bytes; empty if there is none."""
-        return bytes(self.files.get(name, b""))
+        """A file's bytes, to be had once: they are kept by whoever asks. Empty if there is none."""
+        return bytes(self.files.pop(name, b""))
 
     def _open_file(self, part: FilePart) -> Sink | None:
         if not part.file_name and not part.content_type:
@@ -87,7 +93,7 @@ class Uploaded:
                 raise Unsupported("Several images are not supported: one is drawn over.", param=IMAGE)
             raise InvalidRequest(f"'{name}' is given twice; one file is allowed.", param=name)
         self.files[name] = bytearray()
-        return _Memory(self.files[name], self.limit_bytes, name)
+        return _Memory(self.files[name], self.limit_bytes, name, self.share)
 
 
 class _Nowhere:
@@ -100,13 +106,15 @@ class _Nowhere:
 class _Memory:
     """Takes a file."""
 
-    def __init__(self, data: bytearray, limit: int, name: str) -> None:
+    def __init__(self, data: bytearray, limit: int, name: str, share: UploadShare) -> None:
         self._data = data
         self._limit = limit
         self._name = name
+        self._share = share
 
     def write(self, data: bytes, /) -> None:
-        """Takes the next bytes. Raises RequestTooLarge."""
+        """Takes the next bytes. Raises RequestTooLarge and Overloaded."""
         if len(self._data) + len(data) > self._limit:
             raise limits.too_large(self._name, self._limit)
+        self._share.take(len(data))
         self._data += data

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allm.image.v1 import image_pb2, image_service_pb2
+from google.protobuf.message import Message
 
 from services.image.api import limits
 from services.image.api.gallery import Gallery
@@ -13,7 +14,11 @@ from services.image.images import Done, Drawn, Event, Finished, Partial, Progres
 from services.image.recipe import Parameters
 from services.rpc.errors import InvalidRequest
 
-Response = image_service_pb2.StreamGenerateImageResponse
+Stream = (
+    image_service_pb2.StreamGenerateImageRequest
+    | image_service_pb2.StreamEditImageRequest
+    | image_service_pb2.StreamCreateVariationRequest
+)
 
 _KINDS: dict[int, FileKind] = {
     image_pb2.IMAGE_FORMAT_UNSPECIFIED: "png",
@@ -32,21 +37,21 @@ def read_generate(
     request: image_service_pb2.GenerateImageRequest | image_service_pb2.StreamGenerateImageRequest,
 ) -> ImageRequest:
     """Checks a request for pictures of a prompt. Raises InvalidRequest and Unsupported."""
-    stream = isinstance(request, image_service_pb2.StreamGenerateImageRequest)
-    partials = int(getattr(request, "partial_images", 0))
     return ImageRequest(
         **_common(request.config),
+        **_news(request),
         task="generate",
         prompt=limits.check_prompt(request.prompt),
-        partials=limits.check_partials(partials, "partial_images"),
-        progress=stream,
     )
 
 
-def read_edit(request: image_service_pb2.EditImageRequest, limit_bytes: int) -> ImageRequest:
+def read_edit(
+    request: image_service_pb2.EditImageRequest | image_service_pb2.StreamEditImageRequest, limit_bytes: int
+) -> ImageRequest:
     """Checks a request to draw over an image. Raises InvalidRequest and Unsupported."""
     return ImageRequest(
         **_common(request.config),
+        **_news(request),
         task="edit",
         prompt=limits.check_prompt(request.prompt),
         image=limits.check_file(request.image, limit_bytes, "image"),
@@ -55,10 +60,13 @@ def read_edit(request: image_service_pb2.EditImageRequest, limit_bytes: int) -> 
     )
 
 
-def read_variation(request: image_service_pb2.CreateVariationRequest, limit_bytes: int) -> ImageRequest:
+def read_variation(
+    request: image_service_pb2.CreateVariationRequest | image_service_pb2.StreamCreateVariationRequest, limit_bytes: int
+) -> ImageRequest:
     """Checks a request for variations of an image. Raises InvalidRequest and Unsupported."""
     return ImageRequest(
         **_common(request.config),
+        **_news(request),
         task="vary",
         image=limits.check_file(request.image, limit_bytes, "image"),
         strength=_number(request.strength) if request.HasField("strength") else None,
@@ -84,6 +92,13 @@ def _common(config: image_pb2.ImageConfig) -> dict[str, Any]:
         "scheduler": config.scheduler,
         "output": limits.check_output(kind, given("compression"), "compression"),
     }
+
+
+def _news(request: Message) -> dict[str, Any]:
+    """What a request that is answered by a stream asks to be told meanwhile."""
+    if not isinstance(request, Stream):
+        return {}
+    return {"partials": limits.check_partials(request.partial_images, "partial_images"), "progress": True}
 
 
 def _number(value: float) -> float:
@@ -122,19 +137,18 @@ def answer_fields(gallery: Gallery) -> dict[str, Any]:
     }
 
 
-def event_message(event: Event) -> Response:
-    """One event of a stream."""
+def event_fields(event: Event) -> dict[str, Any]:
+    """One event, by the field that it is in each of the streams' answers."""
     if isinstance(event, Started):
-        started = image_service_pb2.ImageStarted(model=event.model_id, parameters=_parameters(event.parameters))
-        return Response(started=started)
+        parameters = _parameters(event.parameters)
+        return {"started": image_service_pb2.ImageStarted(model=event.model_id, parameters=parameters)}
     if isinstance(event, Progress):
-        return Response(progress=image_service_pb2.ImageProgress(step=event.step, steps=event.steps))
+        return {"progress": image_service_pb2.ImageProgress(step=event.step, steps=event.steps)}
     if isinstance(event, Partial):
-        partial = image_service_pb2.PartialImage(number=event.number, image=image_message(event.drawn))
-        return Response(partial=partial)
+        return {"partial": image_service_pb2.PartialImage(number=event.number, image=image_message(event.drawn))}
     if isinstance(event, Done):
-        return Response(image=image_message(event.drawn))
-    return Response(finished=image_service_pb2.ImageFinished(usage=_usage(event)))
+        return {"image": image_message(event.drawn)}
+    return {"finished": image_service_pb2.ImageFinished(usage=_usage(event))}
 
 
 def _parameters(drawn: Parameters) -> image_pb2.ImageParameters:

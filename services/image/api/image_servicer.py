@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
+from google.protobuf.message import Message
 
 from services.image.api.gallery import Gallery
 from services.image.api.image_messages import (
     answer_fields,
-    event_message,
+    event_fields,
     read_edit,
     read_generate,
     read_variation,
 )
 from services.image.api.parameter_names import TYPED
+from services.image.api.upload_room import UploadRoom
 from services.image.image_request import ImageRequest
-from services.image.images import Images
+from services.image.images import Event, Images
 from services.rpc.call import Call, typed
 from services.rpc.parameter_names import called
 
@@ -22,10 +27,11 @@ from services.rpc.parameter_names import called
 class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     """The typed image API."""
 
-    def __init__(self, images: Images, limit_bytes: int) -> None:
-        """`limit_bytes`: the largest file that is taken."""
+    def __init__(self, images: Images, limit_bytes: int, room: UploadRoom) -> None:
+        """`limit_bytes`: the largest file that is taken; `room`: for the files of all requests."""
         self._images = images
         self._limit_bytes = limit_bytes
+        self._room = room
 
     @typed(operation="image_generation")
     async def GenerateImage(  # noqa: N802
@@ -40,15 +46,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         self, request: image_service_pb2.StreamGenerateImageRequest, call: Call
     ) -> None:
         """The same, and how it goes."""
-        wanted = read_generate(request)
-        call.model = await self._images.model_id(wanted.model)
-        gallery = Gallery()
-        with called(TYPED):
-            async with self._images.generate(wanted, call.client) as events:
-                async for event in events:
-                    gallery.add(event)
-                    await call.send(event_message(event))
-        call.facts["usage"] = gallery.facts
+        await self._stream(read_generate(request), call, image_service_pb2.StreamGenerateImageResponse)
 
     @typed(operation="image_edit")
     async def EditImage(  # noqa: N802
@@ -58,6 +56,14 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         gallery = await self._whole(read_edit(request, self._limit_bytes), call)
         return image_service_pb2.EditImageResponse(**answer_fields(gallery))
 
+    @typed(operation="image_edit")
+    async def StreamEditImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: image_service_pb2.StreamEditImageRequest, call: Call
+    ) -> None:
+        """The same, and how it goes."""
+        wanted = read_edit(request, self._limit_bytes)
+        await self._stream(wanted, call, image_service_pb2.StreamEditImageResponse)
+
     @typed(operation="image_variation")
     async def CreateVariation(  # noqa: N802
         self, request: image_service_pb2.CreateVariationRequest, call: Call
@@ -66,11 +72,35 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         gallery = await self._whole(read_variation(request, self._limit_bytes), call)
         return image_service_pb2.CreateVariationResponse(**answer_fields(gallery))
 
+    @typed(operation="image_variation")
+    async def StreamCreateVariation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: image_service_pb2.StreamCreateVariationRequest, call: Call
+    ) -> None:
+        """The same, and how it goes."""
+        wanted = read_variation(request, self._limit_bytes)
+        await self._stream(wanted, call, image_service_pb2.StreamCreateVariationResponse)
+
     async def _whole(self, wanted: ImageRequest, call: Call) -> Gallery:
-        call.model = await self._images.model_id(wanted.model)
         gallery = Gallery()
-        with called(TYPED):
-            async with self._images.generate(wanted, call.client) as events:
-                await gallery.gather(events)
+        async with self._events(wanted, call) as events:
+            await gallery.gather(events)
         call.facts["usage"] = gallery.facts
         return gallery
+
+    async def _stream(self, wanted: ImageRequest, call: Call, answer: Callable[..., Message]) -> None:
+        """Sends each event as it comes; `answer` is the message of this stream."""
+        gallery = Gallery()
+        async with self._events(wanted, call) as events:
+            async for event in events:
+                gallery.add(event)
+                await call.send(answer(**event_fields(event)))
+        call.facts["usage"] = gallery.facts
+
+    @asynccontextmanager
+    async def _events(self, wanted: ImageRequest, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
+        """Has it drawn as long as the block runs. Raises Overloaded where its files find no room."""
+        with self._room.share() as share, called(TYPED):
+            share.take(len(wanted.image) + len(wanted.mask))
+            call.model = await self._images.model_id(wanted.model)
+            async with self._images.generate(wanted, call.client) as events:
+                yield events

@@ -15,6 +15,7 @@ from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_gr
 from services.image.api.image_form import ImageUploads
 from services.image.api.image_servicer import ImageServicer
 from services.image.api.images_facade import ImagesFacade
+from services.image.api.upload_room import UploadRoom
 from services.image.image_files import ImageFiles
 from services.image.image_request import ImageRequest
 from services.image.images import Done, Drawn, Event, Finished, Partial, Progress, Started
@@ -83,14 +84,17 @@ class ScriptedImages:
 
 
 @asynccontextmanager
-async def served(core: ScriptedImages, folder: Path, at_once: int = 8) -> AsyncIterator[grpc.aio.Channel]:
+async def served(
+    core: ScriptedImages, folder: Path, at_once: int = 8, room_bytes: int = 8 * LIMIT_BYTES
+) -> AsyncIterator[grpc.aio.Channel]:
     """A channel to both services over the core."""
+    room = UploadRoom(room_bytes)
     server = grpc.aio.server()
     files = ImageFiles(folder, LIMIT_BYTES, PUBLIC_URL)
     await files.start()
-    facade = ImagesFacade(core, files, ImageUploads(LIMIT_BYTES, at_once))  # type: ignore[arg-type]
+    facade = ImagesFacade(core, files, ImageUploads(LIMIT_BYTES, room, at_once))  # type: ignore[arg-type]
     openai_image_service_pb2_grpc.add_ImagesServiceServicer_to_server(facade, server)
-    servicer = ImageServicer(core, LIMIT_BYTES)  # type: ignore[arg-type]
+    servicer = ImageServicer(core, LIMIT_BYTES, room)  # type: ignore[arg-type]
     image_service_pb2_grpc.add_ImageServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -70,4 +70,5 @@ def _failed(error: grpc.aio.AioRpcError) -> httpx2.Response:
         "param": told.param.string_value or None,
         "code": told.code.string_value or None,
     }
-    return httpx2.Response(int(metadata["x-http-status"]), json={"error": body})
+    headers = {"retry-after": str(metadata["retry-after"])} if "retry-after" in metadata else {}
+    return httpx2.Response(int(metadata["x-http-status"]), headers=headers, json={"error": body})

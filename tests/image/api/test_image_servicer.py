@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,18 @@ from images_script import LIMIT_BYTES, MODEL, ScriptedImages, content, served
 
 from services.image.image_request import Output
 from services.image.images import Done, Event
-from services.rpc.errors import InvalidRequest
+from services.rpc.errors import InvalidRequest, Overloaded
 
 PATIENCE_SECONDS = 10
 Stub = image_service_pb2_grpc.ImageServiceStub
+CONFIG = image_pb2.ImageConfig(model=MODEL)
+# Requests of each stream that are as small as they may be.
+STREAMED: dict[str, Any] = {
+    "StreamGenerateImage": image_service_pb2.StreamGenerateImageRequest(config=CONFIG, prompt="x"),
+    "StreamEditImage": image_service_pb2.StreamEditImageRequest(config=CONFIG, prompt="x", image=b"image"),
+    "StreamCreateVariation": image_service_pb2.StreamCreateVariationRequest(config=CONFIG, image=b"image"),
+}
+streams = pytest.mark.parametrize("rpc", STREAMED)
 
 
 @pytest.fixture
@@ -36,6 +45,15 @@ def generate(prompt: str = "a red circle", **config: Any) -> image_service_pb2.G
     return image_service_pb2.GenerateImageRequest(
         config=image_pb2.ImageConfig(**{"model": MODEL} | config), prompt=prompt
     )
+
+
+def streamed(rpc: str, **changes: Any) -> Any:
+    """The smallest request of a stream, with changes."""
+    request = type(STREAMED[rpc])()
+    request.CopyFrom(STREAMED[rpc])
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
 
 
 def detail(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
@@ -68,11 +86,9 @@ async def test_all_parameters_reach_the_core(stub: Stub, core: ScriptedImages) -
     assert (request.negative_prompt, request.scheduler, request.output) == ("blue", "euler", Output("jpeg", 0))
 
 
-async def test_a_stream_tells_how_it_goes(stub: Stub, core: ScriptedImages) -> None:
-    request = image_service_pb2.StreamGenerateImageRequest(
-        config=image_pb2.ImageConfig(model=MODEL), prompt="x", partial_images=1
-    )
-    events = [event async for event in stub.StreamGenerateImage(request)]
+@streams
+async def test_a_stream_tells_how_it_goes(stub: Stub, core: ScriptedImages, rpc: str) -> None:
+    events = [event async for event in getattr(stub, rpc)(streamed(rpc, partial_images=1))]
     kinds = [event.WhichOneof("event") for event in events]
     assert kinds == ["started", *["progress"] * 4, "partial", "image", "finished"]
     assert [(event.progress.step, event.progress.steps) for event in events[1:5]] == [(step, 4) for step in range(1, 5)]
@@ -81,11 +97,29 @@ async def test_a_stream_tells_how_it_goes(stub: Stub, core: ScriptedImages) -> N
     assert core.requests[0].progress
 
 
+@pytest.mark.parametrize("whole", ["EditImage", "CreateVariation"])
+async def test_a_stream_asks_for_what_the_whole_answer_does(stub: Stub, core: ScriptedImages, whole: str) -> None:
+    """And each picture is the same message: the two only differ in when they tell."""
+    fields = {"prompt": "hat", "mask": b"mask"} if whole == "EditImage" else {}
+    config = image_pb2.ImageConfig(model=MODEL, width=96, height=64, count=2, seed=3, steps=12, guidance=0.7)
+    one: Any = getattr(image_service_pb2, f"{whole}Request")(config=config, image=b"image", strength=0.7, **fields)
+    other = getattr(image_service_pb2, f"Stream{whole}Request").FromString(one.SerializeToString())
+    other.partial_images = 2
+    answer = await getattr(stub, whole)(one)
+    events = [event async for event in getattr(stub, f"Stream{whole}")(other)]
+    first, second = core.requests
+    assert (second.partials, second.progress) == (2, True)
+    assert replace(second, partials=0, progress=False) == first
+    done = sorted((event.image for event in events if event.HasField("image")), key=lambda image: image.index)
+    assert done == list(answer.images)
+    assert (events[0].started.model, events[0].started.parameters) == (answer.model, answer.parameters)
+    assert events[-1].finished.usage == answer.usage
+
+
 async def test_an_edit_and_a_variation_take_files(stub: Stub, core: ScriptedImages) -> None:
-    config = image_pb2.ImageConfig(model=MODEL)
-    edit = image_service_pb2.EditImageRequest(config=config, prompt="hat", image=b"image", mask=b"mask", strength=0.7)
+    edit = image_service_pb2.EditImageRequest(config=CONFIG, prompt="hat", image=b"image", mask=b"mask", strength=0.7)
     assert len((await stub.EditImage(edit)).images) == 1
-    await stub.CreateVariation(image_service_pb2.CreateVariationRequest(config=config, image=b"image"))
+    await stub.CreateVariation(image_service_pb2.CreateVariationRequest(config=CONFIG, image=b"image"))
     first, second = core.requests
     assert (first.task, first.image, first.mask, first.strength) == ("edit", b"image", b"mask", 0.7)
     assert (second.task, second.image, second.mask, second.strength) == ("vary", b"image", b"", None)
@@ -122,15 +156,51 @@ async def test_what_the_core_refuses_is_named_as_here(stub: Stub, core: Scripted
 
 
 async def test_a_missing_image_and_one_over_the_limit(stub: Stub) -> None:
-    config = image_pb2.ImageConfig(model=MODEL)
     for data, code in ((b"", grpc.StatusCode.INVALID_ARGUMENT), (bytes(LIMIT_BYTES + 1), grpc.StatusCode.OUT_OF_RANGE)):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.CreateVariation(image_service_pb2.CreateVariationRequest(config=config, image=data))
+            await stub.CreateVariation(image_service_pb2.CreateVariationRequest(config=CONFIG, image=data))
         assert caught.value.code() == code
         assert detail(caught.value).metadata["param"] == "image"
 
 
-async def test_cancelling_the_call_ends_the_request(stub: Stub, core: ScriptedImages) -> None:
+@pytest.mark.parametrize(
+    ("rpc", "changes", "param", "code"),
+    [
+        ("StreamEditImage", {"image": b""}, "image", grpc.StatusCode.INVALID_ARGUMENT),
+        ("StreamEditImage", {"prompt": " "}, "prompt", grpc.StatusCode.INVALID_ARGUMENT),
+        ("StreamEditImage", {"mask": bytes(LIMIT_BYTES + 1)}, "mask", grpc.StatusCode.OUT_OF_RANGE),
+        ("StreamEditImage", {"partial_images": 4}, "partial_images", grpc.StatusCode.INVALID_ARGUMENT),
+        ("StreamCreateVariation", {"image": bytes(LIMIT_BYTES + 1)}, "image", grpc.StatusCode.OUT_OF_RANGE),
+        ("StreamCreateVariation", {"partial_images": -1}, "partial_images", grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_stream_over_an_image_is_refused_by_name(
+    stub: Stub, core: ScriptedImages, rpc: str, changes: dict[str, Any], param: str, code: grpc.StatusCode
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [event async for event in getattr(stub, rpc)(streamed(rpc, **changes))]
+    assert (caught.value.code(), detail(caught.value).metadata["param"]) == (code, param)
+    assert core.requests == []
+
+
+@streams
+async def test_an_error_ends_a_stream_with_its_status(stub: Stub, core: ScriptedImages, rpc: str) -> None:
+    async def fail(event: Event) -> None:
+        if isinstance(event, Done):
+            raise Overloaded("no more room")
+
+    core.between = fail
+    kinds = []
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for event in getattr(stub, rpc)(STREAMED[rpc]):
+            kinds.append(event.WhichOneof("event"))
+    assert kinds == ["started", *["progress"] * 4]
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert detail(caught.value).reason == "OVERLOADED"
+
+
+@streams
+async def test_cancelling_the_call_ends_the_request(stub: Stub, core: ScriptedImages, rpc: str) -> None:
     hang = asyncio.Event()
 
     async def wait(event: Event) -> None:
@@ -138,8 +208,7 @@ async def test_cancelling_the_call_ends_the_request(stub: Stub, core: ScriptedIm
             await hang.wait()
 
     core.between = wait
-    request = image_service_pb2.StreamGenerateImageRequest(config=image_pb2.ImageConfig(model=MODEL), prompt="x")
-    call = stub.StreamGenerateImage(request)
+    call = getattr(stub, rpc)(STREAMED[rpc])
     assert (await call.read()).WhichOneof("event") == "started"
     call.cancel()
     await asyncio.wait_for(core.left.wait(), PATIENCE_SECONDS)

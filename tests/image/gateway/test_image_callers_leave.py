@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc
 import pytest
-from runtime_counters import Runtime, answer, asked
+from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
+from runtime_counters import PATIENCE_SECONDS, Runtime, answer, asked
 from stack import IMAGE_MODEL, Stack
+
+from tests.image.pictures.picture_files import file, halves
 
 # A worker that imports torch and diffusers takes some ten seconds to be there.
 pytestmark = pytest.mark.slow
@@ -38,6 +42,22 @@ def test_a_caller_who_hangs_up_frees_the_worker_within_a_step(shapes: Runtime, w
         shapes.wait_until(lambda: shapes.running == 1)
         steps = shapes.steps
     shapes.wait_until(lambda: shapes.idle)
+    assert shapes.steps - steps <= FEW_STEPS
+
+
+def test_an_edit_that_is_cancelled_frees_the_worker_within_a_step(shapes: Runtime) -> None:
+    request = image_service_pb2.StreamEditImageRequest(
+        config={"model": IMAGE_MODEL, "width": 128, "height": 128, "count": 10, "steps": 150, "seed": 7},
+        prompt="a red circle",
+        image=file(halves(64, 64)),
+        mask=file(halves(64, 64, left=(0, 0, 0, 0), right=(0, 0, 0, 255))),
+    )
+    with grpc.insecure_channel(shapes.stack.grpc_address) as channel:
+        events = image_service_pb2_grpc.ImageServiceStub(channel).StreamEditImage(request, timeout=PATIENCE_SECONDS)
+        assert any(event.HasField("progress") for event in events)
+        steps = shapes.steps
+        events.cancel()
+        shapes.wait_until(lambda: shapes.idle)
     assert shapes.steps - steps <= FEW_STEPS
 
 

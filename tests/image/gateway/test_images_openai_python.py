@@ -211,3 +211,30 @@ def test_grpc_callers_see_every_step(stack: Stack) -> None:
     assert steps == sorted(set(steps))
     assert steps
     assert Image.open(io.BytesIO(others[-2].image.data)).size == (SIDE, SIDE)
+
+
+@pytest.mark.parametrize("whole", ["EditImage", "CreateVariation"])
+def test_a_stream_over_an_image_tells_every_step_and_draws_what_the_whole_answer_does(stack: Stack, whole: str) -> None:
+    """Twelve steps at the most, of which the strength leaves some out."""
+    fields = {"prompt": PROMPT, "mask": left_open()} if whole == "EditImage" else {}
+    config = {"model": IMAGE_MODEL, "steps": 12, "seed": 7}
+    request = getattr(image_service_pb2, f"{whole}Request")(config=config, image=image(), strength=0.75, **fields)
+    told = getattr(image_service_pb2, f"Stream{whole}Request").FromString(request.SerializeToString())
+    told.partial_images = 2
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        stub = image_service_pb2_grpc.ImageServiceStub(channel)
+        answer = getattr(stub, whole)(request, timeout=PATIENCE_SECONDS)
+        events = list(getattr(stub, f"Stream{whole}")(told, timeout=PATIENCE_SECONDS))
+    kinds = [each.WhichOneof("event") for each in events]
+    assert (kinds[0], kinds[-2:]) == ("started", ["image", "finished"])
+    assert events[0].started.parameters == answer.parameters
+    progress = [each.progress for each in events if each.HasField("progress")]
+    steps = [each.step for each in progress]
+    assert steps == sorted(set(steps))
+    assert {each.steps for each in progress} == {9}
+    partials = [each.partial for each in events if each.HasField("partial")]
+    assert [each.number for each in partials] == [0, 1]
+    shown = [Image.open(io.BytesIO(each.image.data)) for each in partials]
+    assert {each.size for each in shown} == {(SIDE, SIDE)}
+    assert shown[0].tobytes() != shown[1].tobytes()
+    assert events[-2].image == answer.images[0]

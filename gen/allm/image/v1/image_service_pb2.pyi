@@ -362,6 +362,106 @@ class EditImageResponse(_message.Message):
 Global___EditImageResponse: _TypeAlias = EditImageResponse  # noqa: Y015
 
 @_typing.final
+class StreamEditImageRequest(_message.Message):
+    """Asks for an image to be drawn over, and for news of it. All fields of EditImageRequest have the same numbers here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
+    STRENGTH_FIELD_NUMBER: _builtins.int
+    PARTIAL_IMAGES_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.str
+    """What shall be seen. Required; at most 32,000 characters, and what the model's text encoder takes."""
+    image: _builtins.bytes
+    """The image: a PNG, JPEG or WebP file. Required."""
+    mask: _builtins.bytes
+    """A PNG or WebP file of the same width and height whose transparent areas say where the image is drawn over. Default: the
+    image's own transparent areas; everywhere, if it has none.
+    """
+    strength: _builtins.float
+    """How much of the image may change: the share of the steps that is drawn over it. Above 0, to 1. Default: the model's
+    own, which is another with a mask than without.
+    """
+    partial_images: _builtins.int
+    """How many partial images of each picture are wanted. 0 to 3, default 0."""
+    @_builtins.property
+    def config(self) -> _image_pb2.ImageConfig:
+        """How to draw. Required."""
+
+    def __init__(
+        self,
+        *,
+        config: _image_pb2.ImageConfig | None = ...,
+        prompt: _builtins.str = ...,
+        image: _builtins.bytes = ...,
+        mask: _builtins.bytes = ...,
+        strength: _builtins.float | None = ...,
+        partial_images: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "config", b"config", "strength", b"strength"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "config", b"config", "image", b"image", "mask", b"mask", "partial_images", b"partial_images", "prompt", b"prompt", "strength", b"strength"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__strength: _TypeAlias = _typing.Literal["strength"]  # noqa: Y015
+    _WhichOneofArgType__strength: _TypeAlias = _typing.Literal["_strength", b"_strength"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__strength) -> _WhichOneofReturnType__strength | None: ...
+
+Global___StreamEditImageRequest: _TypeAlias = StreamEditImageRequest  # noqa: Y015
+
+@_typing.final
+class StreamEditImageResponse(_message.Message):
+    """One event of the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___ImageStarted:
+        """The model has taken the request. Always first, once."""
+
+    @_builtins.property
+    def progress(self) -> Global___ImageProgress:
+        """More steps are computed. Any number; a slow reader misses some."""
+
+    @_builtins.property
+    def partial(self) -> Global___PartialImage:
+        """What a picture looks like so far."""
+
+    @_builtins.property
+    def image(self) -> _image_pb2.Image:
+        """A picture is done. Once for each."""
+
+    @_builtins.property
+    def finished(self) -> Global___ImageFinished:
+        """All pictures are done. Last, once; a stream that ends without it ends with an error status."""
+
+    def __init__(
+        self,
+        *,
+        started: Global___ImageStarted | None = ...,
+        progress: Global___ImageProgress | None = ...,
+        partial: Global___PartialImage | None = ...,
+        image: _image_pb2.Image | None = ...,
+        finished: Global___ImageFinished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "image", b"image", "partial", b"partial", "progress", b"progress", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "image", b"image", "partial", b"partial", "progress", b"progress", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "progress", "partial", "image", "finished"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___StreamEditImageResponse: _TypeAlias = StreamEditImageResponse  # noqa: Y015
+
+@_typing.final
 class CreateVariationRequest(_message.Message):
     """Asks for variations of an image."""
 
@@ -436,3 +536,93 @@ class CreateVariationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateVariationResponse: _TypeAlias = CreateVariationResponse  # noqa: Y015
+
+@_typing.final
+class StreamCreateVariationRequest(_message.Message):
+    """Asks for variations of an image, and for news of them. All fields of CreateVariationRequest have the same numbers here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    STRENGTH_FIELD_NUMBER: _builtins.int
+    PARTIAL_IMAGES_FIELD_NUMBER: _builtins.int
+    image: _builtins.bytes
+    """The image: a PNG, JPEG or WebP file. Required."""
+    strength: _builtins.float
+    """How much of the image may change: the share of the steps that is drawn over it. Above 0, to 1. Default: the model's
+    own.
+    """
+    partial_images: _builtins.int
+    """How many partial images of each picture are wanted. 0 to 3, default 0."""
+    @_builtins.property
+    def config(self) -> _image_pb2.ImageConfig:
+        """How to draw. Required."""
+
+    def __init__(
+        self,
+        *,
+        config: _image_pb2.ImageConfig | None = ...,
+        image: _builtins.bytes = ...,
+        strength: _builtins.float | None = ...,
+        partial_images: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "config", b"config", "strength", b"strength"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strength", b"_strength", "config", b"config", "image", b"image", "partial_images", b"partial_images", "strength", b"strength"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__strength: _TypeAlias = _typing.Literal["strength"]  # noqa: Y015
+    _WhichOneofArgType__strength: _TypeAlias = _typing.Literal["_strength", b"_strength"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__strength) -> _WhichOneofReturnType__strength | None: ...
+
+Global___StreamCreateVariationRequest: _TypeAlias = StreamCreateVariationRequest  # noqa: Y015
+
+@_typing.final
+class StreamCreateVariationResponse(_message.Message):
+    """One event of the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___ImageStarted:
+        """The model has taken the request. Always first, once."""
+
+    @_builtins.property
+    def progress(self) -> Global___ImageProgress:
+        """More steps are computed. Any number; a slow reader misses some."""
+
+    @_builtins.property
+    def partial(self) -> Global___PartialImage:
+        """What a picture looks like so far."""
+
+    @_builtins.property
+    def image(self) -> _image_pb2.Image:
+        """A picture is done. Once for each."""
+
+    @_builtins.property
+    def finished(self) -> Global___ImageFinished:
+        """All pictures are done. Last, once; a stream that ends without it ends with an error status."""
+
+    def __init__(
+        self,
+        *,
+        started: Global___ImageStarted | None = ...,
+        progress: Global___ImageProgress | None = ...,
+        partial: Global___PartialImage | None = ...,
+        image: _image_pb2.Image | None = ...,
+        finished: Global___ImageFinished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "image", b"image", "partial", b"partial", "progress", b"progress", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "image", b"image", "partial", b"partial", "progress", b"progress", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "progress", "partial", "image", "finished"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___StreamCreateVariationResponse: _TypeAlias = StreamCreateVariationResponse  # noqa: Y015

@@ -57,10 +57,20 @@ class ImageServiceStub:
                 request_serializer=allm_dot_image_dot_v1_dot_image__service__pb2.EditImageRequest.SerializeToString,
                 response_deserializer=allm_dot_image_dot_v1_dot_image__service__pb2.EditImageResponse.FromString,
                 _registered_method=True)
+        self.StreamEditImage = channel.unary_stream(
+                '/allm.image.v1.ImageService/StreamEditImage',
+                request_serializer=allm_dot_image_dot_v1_dot_image__service__pb2.StreamEditImageRequest.SerializeToString,
+                response_deserializer=allm_dot_image_dot_v1_dot_image__service__pb2.StreamEditImageResponse.FromString,
+                _registered_method=True)
         self.CreateVariation = channel.unary_unary(
                 '/allm.image.v1.ImageService/CreateVariation',
                 request_serializer=allm_dot_image_dot_v1_dot_image__service__pb2.CreateVariationRequest.SerializeToString,
                 response_deserializer=allm_dot_image_dot_v1_dot_image__service__pb2.CreateVariationResponse.FromString,
+                _registered_method=True)
+        self.StreamCreateVariation = channel.unary_stream(
+                '/allm.image.v1.ImageService/StreamCreateVariation',
+                request_serializer=allm_dot_image_dot_v1_dot_image__service__pb2.StreamCreateVariationRequest.SerializeToString,
+                response_deserializer=allm_dot_image_dot_v1_dot_image__service__pb2.StreamCreateVariationResponse.FromString,
                 _registered_method=True)
 
 
@@ -97,8 +107,22 @@ class ImageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamEditImage(self, request, context):
+        """The same, and tells how it goes as StreamGenerateImage does.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateVariation(self, request, context):
         """Draws an image anew, a little different, without a prompt.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamCreateVariation(self, request, context):
+        """The same, and tells how it goes as StreamGenerateImage does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,10 +146,20 @@ def add_ImageServiceServicer_to_server(servicer, server):
                     request_deserializer=allm_dot_image_dot_v1_dot_image__service__pb2.EditImageRequest.FromString,
                     response_serializer=allm_dot_image_dot_v1_dot_image__service__pb2.EditImageResponse.SerializeToString,
             ),
+            'StreamEditImage': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamEditImage,
+                    request_deserializer=allm_dot_image_dot_v1_dot_image__service__pb2.StreamEditImageRequest.FromString,
+                    response_serializer=allm_dot_image_dot_v1_dot_image__service__pb2.StreamEditImageResponse.SerializeToString,
+            ),
             'CreateVariation': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateVariation,
                     request_deserializer=allm_dot_image_dot_v1_dot_image__service__pb2.CreateVariationRequest.FromString,
                     response_serializer=allm_dot_image_dot_v1_dot_image__service__pb2.CreateVariationResponse.SerializeToString,
+            ),
+            'StreamCreateVariation': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamCreateVariation,
+                    request_deserializer=allm_dot_image_dot_v1_dot_image__service__pb2.StreamCreateVariationRequest.FromString,
+                    response_serializer=allm_dot_image_dot_v1_dot_image__service__pb2.StreamCreateVariationResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -228,6 +262,33 @@ class ImageService:
             _registered_method=True)
 
     @staticmethod
+    def StreamEditImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/allm.image.v1.ImageService/StreamEditImage',
+            allm_dot_image_dot_v1_dot_image__service__pb2.StreamEditImageRequest.SerializeToString,
+            allm_dot_image_dot_v1_dot_image__service__pb2.StreamEditImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CreateVariation(request,
             target,
             options=(),
@@ -244,6 +305,33 @@ class ImageService:
             '/allm.image.v1.ImageService/CreateVariation',
             allm_dot_image_dot_v1_dot_image__service__pb2.CreateVariationRequest.SerializeToString,
             allm_dot_image_dot_v1_dot_image__service__pb2.CreateVariationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamCreateVariation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/allm.image.v1.ImageService/StreamCreateVariation',
+            allm_dot_image_dot_v1_dot_image__service__pb2.StreamCreateVariationRequest.SerializeToString,
+            allm_dot_image_dot_v1_dot_image__service__pb2.StreamCreateVariationResponse.FromString,
             options,
             channel_credentials,
             insecure,

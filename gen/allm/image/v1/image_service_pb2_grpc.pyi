@@ -49,8 +49,12 @@ class ImageServiceStub:
     """
     EditImage: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.EditImageRequest, _image_service_pb2.EditImageResponse]
     """Draws over an image what a prompt says: everywhere, or with a mask only where that is transparent."""
+    StreamEditImage: _grpc.UnaryStreamMultiCallable[_image_service_pb2.StreamEditImageRequest, _image_service_pb2.StreamEditImageResponse]
+    """The same, and tells how it goes as StreamGenerateImage does."""
     CreateVariation: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.CreateVariationRequest, _image_service_pb2.CreateVariationResponse]
     """Draws an image anew, a little different, without a prompt."""
+    StreamCreateVariation: _grpc.UnaryStreamMultiCallable[_image_service_pb2.StreamCreateVariationRequest, _image_service_pb2.StreamCreateVariationResponse]
+    """The same, and tells how it goes as StreamGenerateImage does."""
 
 @_typing.type_check_only
 class ImageServiceAsyncStub(ImageServiceStub):
@@ -73,8 +77,12 @@ class ImageServiceAsyncStub(ImageServiceStub):
     """
     EditImage: _aio.UnaryUnaryMultiCallable[_image_service_pb2.EditImageRequest, _image_service_pb2.EditImageResponse]  # type: ignore[assignment]
     """Draws over an image what a prompt says: everywhere, or with a mask only where that is transparent."""
+    StreamEditImage: _aio.UnaryStreamMultiCallable[_image_service_pb2.StreamEditImageRequest, _image_service_pb2.StreamEditImageResponse]  # type: ignore[assignment]
+    """The same, and tells how it goes as StreamGenerateImage does."""
     CreateVariation: _aio.UnaryUnaryMultiCallable[_image_service_pb2.CreateVariationRequest, _image_service_pb2.CreateVariationResponse]  # type: ignore[assignment]
     """Draws an image anew, a little different, without a prompt."""
+    StreamCreateVariation: _aio.UnaryStreamMultiCallable[_image_service_pb2.StreamCreateVariationRequest, _image_service_pb2.StreamCreateVariationResponse]  # type: ignore[assignment]
+    """The same, and tells how it goes as StreamGenerateImage does."""
 
 class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
     """Pictures from words and from other pictures.
@@ -114,11 +122,27 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         """Draws over an image what a prompt says: everywhere, or with a mask only where that is transparent."""
 
     @_abc_1.abstractmethod
+    def StreamEditImage(
+        self,
+        request: _image_service_pb2.StreamEditImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_image_service_pb2.StreamEditImageResponse], _abc.AsyncIterator[_image_service_pb2.StreamEditImageResponse]]:
+        """The same, and tells how it goes as StreamGenerateImage does."""
+
+    @_abc_1.abstractmethod
     def CreateVariation(
         self,
         request: _image_service_pb2.CreateVariationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.CreateVariationResponse, _abc.Awaitable[_image_service_pb2.CreateVariationResponse]]:
         """Draws an image anew, a little different, without a prompt."""
+
+    @_abc_1.abstractmethod
+    def StreamCreateVariation(
+        self,
+        request: _image_service_pb2.StreamCreateVariationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_image_service_pb2.StreamCreateVariationResponse], _abc.AsyncIterator[_image_service_pb2.StreamCreateVariationResponse]]:
+        """The same, and tells how it goes as StreamGenerateImage does."""
 
 def add_ImageServiceServicer_to_server(servicer: ImageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -129,6 +129,24 @@ def test_previews_are_of_the_rows_that_were_asked_for_and_the_last_one_is_nearly
     assert furthest(as_array(seen[1][0], chosen), ends[1]) > 2
 
 
+@every_family
+def test_previews_show_what_the_mask_keeps_as_it_was(engine_of: EngineOf, family: str) -> None:
+    engine = engine_of(family)
+    chosen = recipe(engine, mode="inpainting", strength=1.0, steps=4)
+    image, mask = drawing(), left_half()
+    previews: list[bytes] = []
+
+    def after_step(step: int, steps: int, preview: Preview) -> Sequence[int]:
+        previews.extend(preview([0]) if step == 1 else [])
+        return [0]
+
+    engine.generate(chosen, [draft(1, image=image.tobytes(), mask=mask.tobytes())], after_step, lambda: None)
+    shown, given = as_array(previews[0], chosen), as_array(image.tobytes(), chosen)
+    kept = np.asarray(mask) == 0
+    assert np.array_equal(shown[kept], given[kept])
+    assert furthest(shown[~kept], given[~kept]) > 2
+
+
 @pytest.mark.parametrize(
     ("family", "scheduler"),
     [*((FAMILY, name) for name in NOISE), *((name, "") for name in FAMILIES if name != FAMILY)],

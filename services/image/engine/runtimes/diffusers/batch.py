@@ -88,7 +88,8 @@ class PipelineBatch:
         def preview(rows: Sequence[int]) -> list[bytes]:
             source = latents if self._guess.latest is None else self._guess.latest
             chosen = source[[self._rows.index(row) for row in rows]]
-            return decode(pipeline, chosen, self._recipe.width, self._recipe.height)
+            images = decode(pipeline, chosen, self._recipe.width, self._recipe.height)
+            return [self._masked(row, pixels) for row, pixels in zip(rows, images, strict=bool(images))]
 
         steps = pipeline.num_timesteps
         self._wanted = set(self._after_step(step + 1, steps, preview))
@@ -97,6 +98,14 @@ class PipelineBatch:
         if len(self._wanted) < len(self._rows) and self._kind in _SHRINKABLE and step + 1 < steps:
             self._shrink(tensors)
         return tensors
+
+    def _masked(self, row: int, pixels: bytes) -> bytes:
+        """A preview with what the mask keeps: there a guess is of what the model itself would have drawn."""
+        if self._recipe.mode != "inpainting":
+            return pixels
+        draft, size = self._drafts[row], (self._recipe.width, self._recipe.height)
+        drawn, given = (Image.frombytes("RGB", size, each) for each in (pixels, draft.image or b""))
+        return Image.composite(drawn, given, Image.frombytes("L", size, draft.mask or b"")).tobytes()
 
     def _shrink(self, tensors: dict[str, Any]) -> None:
         """Drops the rows that are not wanted, in place."""
