@@ -11,7 +11,7 @@ from typing import Any
 from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
 from allm.keys.v1 import keys_pb2
-from allm.models.v1 import model_service_pb2
+from allm.models.v1 import machine_service_pb2, model_service_pb2
 from allm.openai.v1 import audio_service_pb2, error_pb2, models_service_pb2, responses_service_pb2, text_service_pb2
 from allm.openai.v1 import image_service_pb2 as openai_image_service_pb2
 from allm.text.v1 import chat_service_pb2, embedding_service_pb2, response_service_pb2
@@ -35,6 +35,7 @@ RESPONSES = response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"]
 TRANSCRIPTIONS = transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"]
 IMAGES = image_service_pb2.DESCRIPTOR.services_by_name["ImageService"]
 MODELS = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]
+MACHINE = machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"]
 KEYS = keys_pb2.DESCRIPTOR.services_by_name["KeyService"]
 # OpenAI's bytes are the facade's; managing models and keys is ours alone, so plain JSON of the typed messages does.
 TRANSCODED = (*FACADES, MODELS, KEYS)
@@ -49,7 +50,7 @@ def method_names() -> list[dict[str, Any]]:
     """All methods that the gateway counts one by one, as Envoy's `GrpcMethodList`."""
     return [
         {"name": service.full_name, "method_names": [method.name for method in service.methods]}
-        for service in (*FACADES, CHAT, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, IMAGES, MODELS, KEYS)
+        for service in (*FACADES, CHAT, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, IMAGES, MODELS, MACHINE, KEYS)
     ]
 
 

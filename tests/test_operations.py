@@ -39,7 +39,9 @@ OPERATIONS = {
         "GenerateImage": "image_generation",
         "StreamGenerateImage": "image_generation",
         "EditImage": "image_edit",
+        "StreamEditImage": "image_edit",
         "CreateVariation": "image_variation",
+        "StreamCreateVariation": "image_variation",
     },
 }
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import grpc
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
-from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
+from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 from allm.openai.v1 import models_service_pb2_grpc
 
 from services.catalog.api.keys_servicer import KeyServicer
+from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
 from services.catalog.api_keys import ApiKeys
@@ -37,6 +38,8 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     await catalog.declarations.tried(FILE_SECONDS)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
     models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)
+    machine = MachineServicer(catalog.machine_watchers)
+    machine_service_pb2_grpc.add_MachineServiceServicer_to_server(machine, server)
     keys_pb2_grpc.add_KeyServiceServicer_to_server(KeyServicer(keys), server)
 
     async def close() -> None:
@@ -46,12 +49,14 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
 
     async def leave() -> None:
         # Watches never end by themselves, and would hold up the drain.
-        catalog.watchers.close()
+        catalog.end_watches()
         keys.watchers.close()
 
     models_name = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name
     keys_name = keys_pb2.DESCRIPTOR.services_by_name["KeyService"].full_name
-    return Application([models_name, keys_name], close, leave, models=lambda: {model.id for model in registrations})
+    machine_name = machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"].full_name
+    names = [models_name, machine_name, keys_name]
+    return Application(names, close, leave, models=lambda: {model.id for model in registrations})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from services.catalog import metrics
 from services.models.descriptor import MODALITIES, Modality
+from services.models.figures import Figures
 from services.models.registry import EngineRegistry, Runtime
 from services.models.status import Status
 from services.rpc.errors import Overloaded
@@ -33,6 +34,7 @@ class Report:
     runtimes: tuple[Runtime, ...] = ()
     statuses: Mapping[str, Status] = field(default_factory=dict)  # by model id
     leaving: bool = False
+    figures: Figures | None = None  # not the board's: the machine's
 
 
 @dataclass(slots=True, kw_only=True)

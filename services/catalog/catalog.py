@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 
 from services.catalog.board import REPORT_WITHIN, Board, Report
 from services.catalog.declarations import Declarations
+from services.catalog.engine_choice import check_stages
+from services.catalog.machine import Machine
+from services.catalog.machine_watch import MachineWatchers
 from services.catalog.picture import Picture, View
 from services.catalog.register import Change, NewModel, Registrar
 from services.catalog.registration import Registration
@@ -23,6 +26,7 @@ from services.catalog.resolution import explain
 from services.catalog.survey import Surveyor
 from services.catalog.watch import Watchers
 from services.models.artifacts import SupportedModels
+from services.models.descriptor import Modality
 from services.models.registry import Measurement, Verdict
 from services.rpc.errors import InvalidRequest
 from services.rpc.settings import ModelSettings
@@ -62,6 +66,8 @@ class Catalog:
         self.watchers = Watchers(self.picture)
         registrations.on_change = self._registration_changed
         self.picture.on_change = self.watchers.notify
+        self._machine = Machine(clock)
+        self.machine_watchers = MachineWatchers(self._machine)
         self.declarations = Declarations(settings.models_file, registrations, self._registrar)
         self._roll_call = asyncio.create_task(self._call_the_roll())
 
@@ -85,24 +91,21 @@ class Catalog:
         log.info("model deleted", extra={"model": found.id})
 
     async def load(self, name: str, runtime: str) -> View:
-        """Wants a model in memory, under a runtime (empty: the registry's choice).
+        """Wants a model in memory, under a runtime (empty: that of its registration, or else the registry's choice).
 
         Raises:
             ModelNotFound: there is none of that name.
-            InvalidRequest: no live replica has that runtime; the message lists those there are.
+            InvalidRequest: no live replica has that runtime, and the message lists those there are; or it is none that
+                could run the model as it is registered.
         """
         found = self._registrations.get(name)
-        modality = found.desired.facts.modality
         if runtime:
-            offered = {offer.name for one in self._board.live(modality) for offer in one.registry.runtimes}
-            if runtime not in offered:
-                there = ", ".join(sorted(offered)) or f"none, since no {modality} service is running"
-                raise InvalidRequest(
-                    f"no live service has the runtime {runtime!r}; there are: {there}", param="runtime"
-                )
+            self._check_offered(runtime, found.desired.facts.modality)
+            check_stages(found.desired.engine, runtime, found.desired.facts.format)
 
         def change(old: Registration) -> Registration:
-            return replace(old, desired=replace(old.desired, keep_loaded=True, runtime=runtime))
+            asked = runtime or old.desired.registered_runtime
+            return replace(old, desired=replace(old.desired, keep_loaded=True, runtime=asked))
 
         return self._view(await self._registrations.change(found, change))
 
@@ -134,6 +137,10 @@ class Catalog:
         for modality in heard.rosters:
             self.picture.roster_changed(modality)
         self.picture.changed(heard.models)
+        if report.leaving:
+            self._machine.drop(report.replica)
+        elif report.figures and heard.known:  # else its number would not be bounded
+            self._machine.take(report.replica, report.modality, report.figures)
         return heard.known
 
     def expire(self) -> None:
@@ -141,18 +148,36 @@ class Catalog:
         gone = self._board.expire()
         for replica in gone:
             log.warning("a replica has fallen silent", extra={"replica": replica.name})
+            self._machine.drop(replica.name, lost=True)
         for modality in {replica.modality for replica in gone}:
             self.picture.roster_changed(modality)
 
+    def end_watches(self) -> None:
+        """Ends all watches, and those to come: they never end by themselves."""
+        self.watchers.close()
+        self.machine_watchers.end_watches()
+
     async def close(self) -> None:
         """Ends all watches, and waits for what is being written."""
-        self.watchers.close()
+        self.end_watches()
+        await self.machine_watchers.close()
         self._roll_call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._roll_call
         await self.declarations.close()
         self._surveyor.close()
         await self._registrations.close()
+
+    def _check_offered(self, runtime: str, modality: Modality) -> None:
+        """Makes sure that a live replica has a runtime, installed. Raises InvalidRequest."""
+        offers = [offer for one in self._board.live(modality) for offer in one.registry.runtimes]
+        missing = [offer.missing for offer in offers if offer.name == runtime]
+        if missing and all(missing):
+            raise InvalidRequest(f"the runtime {runtime!r} cannot run anything now: {missing[0]}", param="runtime")
+        if not missing:
+            names = {offer.name for offer in offers if not offer.missing}
+            there = ", ".join(sorted(names)) or f"none, since no {modality} service is running"
+            raise InvalidRequest(f"no live service has the runtime {runtime!r}; there are: {there}", param="runtime")
 
     def _view(self, registration: Registration) -> View:
         return self.picture.get(registration.id)

@@ -177,7 +177,7 @@ class Declarations:
         found = self._registrations.find(declaration.id)
         before = json.loads(found.declared) if found and found.declared else {}
         # What the entry no longer says goes back to what it is without; what it never said stays an operator's.
-        runtime = declaration.runtime or ("" if before.get("runtime") else None)
+        runtime = declaration.new.runtime or ("" if before.get("runtime") else None)
         keep_loaded = declaration.keep_loaded
         if keep_loaded is None and before.get("keep_loaded") is not None:
             keep_loaded = False

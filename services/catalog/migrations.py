@@ -61,4 +61,10 @@ MIGRATIONS: tuple[str, ...] = (
         revoked INTEGER NOT NULL                   -- 0: it was not
     ) STRICT;
     """,
+    # Beside the runtime that was asked for last, what the registration says: until now only the models file could.
+    """
+    ALTER TABLE models ADD COLUMN registered_runtime TEXT NOT NULL DEFAULT ''; -- asked for at registration, or empty
+    ALTER TABLE models ADD COLUMN engine TEXT NOT NULL DEFAULT '{}'; -- JSON, see registration.py
+    UPDATE models SET registered_runtime = coalesce(json_extract(declared, '$.runtime'), '') WHERE json_valid(declared);
+    """,
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from services.catalog.composition import MAX_LORAS, Composition, LoraChoice
 from services.catalog.marked_yaml import Marked, Wrong, read_yaml
 from services.catalog.names import MAX_ALIASES
 from services.catalog.register import NewModel
+from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings
 from services.models.desired import ImageDefaults
 
 MAX_FILE_BYTES = 1024 * 1024  # what a ConfigMap may hold
@@ -37,8 +38,10 @@ _KEYS = (
     "loras",
     "image_defaults",
     "runtime",
+    "engine",
     "keep_loaded",
 )
+_ENGINE_NUMBERS = ("tensor_parallel", "pipeline_parallel", "context_tokens", "max_sequences", "kv_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,6 @@ class Declaration:
     """An entry that can be applied."""
 
     new: NewModel
-    runtime: str  # empty: the registry's choice
     keep_loaded: bool | None  # None: nothing is said
     text: str  # the same for entries that say the same; kept with the registration
     key: str = field(compare=False)
@@ -172,13 +174,14 @@ def _declaration(entry: Marked, before: Mapping[str, Declaration]) -> Declaratio
         aliases=tuple(aliases),
         composition=Composition(texts["base"], tuple(loras)),
         image_defaults=_image_defaults(fields["image_defaults"]) if "image_defaults" in fields else ImageDefaults(),
+        runtime=texts["runtime"],
+        engine=_engine(fields["engine"]) if "engine" in fields else AS_THE_SERVICE_DOES,
     )
     keep_loaded = fields["keep_loaded"].flag() if "keep_loaded" in fields else None
     return Declaration(
         new=new,
-        runtime=texts["runtime"],
         keep_loaded=keep_loaded,
-        text=_text(new, texts["runtime"], keep_loaded),
+        text=_text(new, keep_loaded),
         key=entry.key,
         lines={"": entry.line} | {name: value.line for name, value in fields.items()},
     )
@@ -214,7 +217,13 @@ def _image_defaults(value: Marked) -> ImageDefaults:
     )
 
 
-def _text(new: NewModel, runtime: str, keep_loaded: bool | None) -> str:
+def _engine(value: Marked) -> EngineSettings:
+    fields = value.fields((*_ENGINE_NUMBERS, "dtype"))
+    numbers = {name: fields[name].integer() for name in _ENGINE_NUMBERS if name in fields}
+    return EngineSettings(**numbers, dtype=fields["dtype"].text() if "dtype" in fields else "")
+
+
+def _text(new: NewModel, keep_loaded: bool | None) -> str:
     said: dict[str, Any] = {
         "source": new.source,
         "format": new.format,
@@ -222,7 +231,9 @@ def _text(new: NewModel, runtime: str, keep_loaded: bool | None) -> str:
         "base": new.composition.base,
         "loras": [(lora.source, lora.scale) for lora in new.composition.loras],
         "image_defaults": (new.image_defaults.steps, new.image_defaults.guidance),
-        "runtime": runtime,
+        "runtime": new.runtime,
         "keep_loaded": keep_loaded,
     }
+    if new.engine != AS_THE_SERVICE_DOES:  # else what an earlier version has noted would be another text
+        said["engine"] = asdict(new.engine)
     return json.dumps(said, separators=(",", ":"))

@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass, replace
 
 from services.catalog.composition import Composition, LoraChoice, check_defaults
+from services.catalog.engine_choice import check_engine, check_runtime, check_stages
 from services.catalog.names import check_aliases, check_id
 from services.catalog.registration import Registration
 from services.catalog.registrations import Registrations
 from services.catalog.survey import Survey, Surveyor
-from services.models.descriptor import FORMATS, Format, Modality
+from services.models.descriptor import AS_THE_SERVICE_DOES, FORMATS, EngineSettings, Format, Modality
 from services.models.desired import DesiredModel, ImageDefaults
-from services.models.registry import RUNTIMES
 from services.models.source import Source, parse_source
 from services.rpc.errors import InvalidRequest
 from services.rpc.settings import ModelSettings
@@ -39,14 +39,16 @@ class NewModel:
     aliases: tuple[str, ...] = ()
     composition: Composition = _AS_IT_COMES
     image_defaults: ImageDefaults = _AS_THE_PIPELINE_SAYS
+    runtime: str = ""  # empty: the registry's choice
+    engine: EngineSettings = AS_THE_SERVICE_DOES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What the models file says of a model beside its registration. None: nothing, it stays as it is."""
+    """What the models file says of a model beside what a registration does. None: nothing, it stays as it is."""
 
     text: str  # of the whole entry
-    runtime: str | None = None
+    runtime: str | None = None  # that of a model which is there already
     keep_loaded: bool | None = None
 
 
@@ -59,12 +61,15 @@ class Change:
     base: str = ""
     loras: tuple[LoraChoice, ...] | None = None
     image_defaults: ImageDefaults | None = None
+    runtime: str | None = None
+    engine: EngineSettings | None = None
 
     @property
     def looks(self) -> bool:
         """Whether sources are looked at: also where nothing at all is asked."""
         named = bool(self.source or self.base or self.loras is not None)
-        return named or (self.aliases is None and self.image_defaults is None)
+        others = (self.aliases, self.image_defaults, self.runtime, self.engine)
+        return named or all(other is None for other in others)
 
 
 class Registrar:
@@ -94,8 +99,6 @@ class Registrar:
         Raises what `register` raises, and InvalidRequest where the format is another than the registered model's.
         """
         format, source = self._checked(new)
-        if declared.runtime:
-            _check_runtime(declared.runtime, _FOR[format])
         found = self._registrations.find(new.id)
         if found is None:
             return await self._register(new, format, source, declared)
@@ -107,7 +110,13 @@ class Registrar:
         survey = None
         if look or (new.source, new.composition) != (was.source, Composition.of(was.parts)):
             survey = await self._surveyor.survey(new.id, source, format, new.composition)
-        change = Change(source=new.source, aliases=new.aliases, image_defaults=new.image_defaults)
+        change = Change(
+            source=new.source,
+            aliases=new.aliases,
+            image_defaults=new.image_defaults,
+            runtime=declared.runtime,
+            engine=new.engine,
+        )
 
         def work(old: Registration) -> Registration:
             return _with_declared(_changed(old, change, survey), declared)
@@ -126,6 +135,9 @@ class Registrar:
         source = parse_source(new.source, self._settings.roots)
         new.composition.check(format, self._settings.roots)
         check_defaults(new.image_defaults, format)
+        check_runtime(new.runtime, _FOR[format])
+        check_engine(new.engine, format, _FOR[format])
+        check_stages(new.engine, new.runtime, format)
         return format, source
 
     async def _register(
@@ -145,7 +157,9 @@ class Registrar:
             parts=survey.parts,
             image_defaults=new.image_defaults,
             artifacts=survey.artifacts,
-            runtime=(declared and declared.runtime) or "",
+            runtime=new.runtime,
+            registered_runtime=new.runtime,
+            engine=new.engine,
             keep_loaded=bool(declared and declared.keep_loaded),
         )
         text = declared.text if declared else ""
@@ -154,9 +168,11 @@ class Registrar:
         return registration
 
     async def update(self, name: str, change: Change) -> Registration:
-        """Gives a model another source of its format, or the same as it is now, other parts, aliases or defaults.
+        """Gives a model another source of its format, or the same as it is now, other parts, aliases or defaults, or
+        another way of being run.
 
-        A new generation begins where files, facts, parts or execution caches are not what they were.
+        A new generation begins where files, facts, parts or execution caches are not what they were, and where another
+        runtime or other settings are asked for: so the old one serves until the new one can.
 
         Raises what `register` raises, and ModelNotFound.
         """
@@ -167,6 +183,7 @@ class Registrar:
             self._registrations.check_aliases_free(found.id, change.aliases)
         if change.image_defaults is not None:
             check_defaults(change.image_defaults, format)
+        _check_way(found, change)
         survey = None
         if change.looks:
             parsed = parse_source(change.source or found.desired.source, roots)
@@ -190,22 +207,22 @@ def _format(text: str) -> Format:
     raise InvalidRequest(f"the format {text!r} is not known: it must be one of {allowed}", param="format")
 
 
-def _check_runtime(name: str, modality: Modality) -> None:
-    """Makes sure that there is such a runtime; a catalog that has just started has not heard from any service yet."""
-    names = [runtime.name for runtime in RUNTIMES if runtime.modality == modality]
-    if name not in names:
-        what = f"there is no runtime {name!r} for {modality} models: it must be one of {', '.join(names)}"
-        raise InvalidRequest(what, param="runtime")
+def _check_way(found: Registration, change: Change) -> None:
+    """Makes sure that a model can be run as a change has it. Raises InvalidRequest."""
+    if change.runtime is None and change.engine is None:
+        return
+    was, modality = found.desired, found.desired.facts.modality
+    runtime = was.runtime if change.runtime is None else change.runtime
+    engine = was.engine if change.engine is None else change.engine
+    check_runtime(change.runtime or "", modality)  # that of LoadModel may be any that a replica has
+    check_engine(engine, was.facts.format, modality)
+    check_stages(engine, runtime, was.facts.format)
 
 
 def _with_declared(registration: Registration, declared: Declared) -> Registration:
     was = registration.desired
-    desired = replace(
-        was,
-        runtime=was.runtime if declared.runtime is None else declared.runtime,
-        keep_loaded=was.keep_loaded if declared.keep_loaded is None else declared.keep_loaded,
-    )
-    return replace(registration, desired=desired, declared=declared.text)
+    keep_loaded = was.keep_loaded if declared.keep_loaded is None else declared.keep_loaded
+    return replace(registration, desired=replace(was, keep_loaded=keep_loaded), declared=declared.text)
 
 
 def _changed(old: Registration, change: Change, survey: Survey | None) -> Registration:
@@ -215,21 +232,27 @@ def _changed(old: Registration, change: Change, survey: Survey | None) -> Regist
         source=change.source or was.source,
         aliases=was.aliases if change.aliases is None else change.aliases,
         image_defaults=was.image_defaults if change.image_defaults is None else change.image_defaults,
+        runtime=was.runtime if change.runtime is None else change.runtime,
+        registered_runtime=was.registered_runtime if change.runtime is None else change.runtime,
+        engine=was.engine if change.engine is None else change.engine,
     )
     fingerprint = old.fingerprint
     if survey:
-        before = (desired.facts, desired.manifest, desired.parts, desired.artifacts, fingerprint)
-        now = (survey.facts, survey.manifest, survey.parts, survey.artifacts, survey.fingerprint)
-        if now != before:
-            fingerprint = survey.fingerprint
-            desired = replace(
-                desired,
-                facts=survey.facts,
-                manifest=survey.manifest,
-                parts=survey.parts,
-                artifacts=survey.artifacts,
-                generation=desired.generation + 1,
-            )
-    if desired != old.desired:
+        fingerprint = survey.fingerprint
+        desired = replace(
+            desired,
+            facts=survey.facts,
+            manifest=survey.manifest,
+            parts=survey.parts,
+            artifacts=survey.artifacts,
+        )
+    if (*_what_runs(desired), fingerprint) != (*_what_runs(was), old.fingerprint):
+        desired = replace(desired, generation=was.generation + 1)
+    if desired != was:
         desired = replace(desired, updated=int(time.time()))
     return replace(old, desired=desired, fingerprint=fingerprint)
+
+
+def _what_runs(desired: DesiredModel) -> tuple[object, ...]:
+    """What is another generation where it is another."""
+    return desired.facts, desired.manifest, desired.parts, desired.artifacts, desired.runtime, desired.engine

@@ -1,7 +1,7 @@
 """A registered model, and how it is written down.
 
-The JSON columns hold the fields of ModelFacts, Manifest, Part, ImageDefaults and Artifact under their names: who
-renames one of those fields adds a migration (a test holds a row of the first version).
+The JSON columns hold the fields of ModelFacts, Manifest, Part, ImageDefaults, EngineSettings and Artifact under their
+names: who renames one of those fields adds a migration (a test holds a row of the first version).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.models.descriptor import ModelFacts
+from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part
 from services.models.manifest import Manifest
 from services.models.registry import Measurement
@@ -23,11 +23,12 @@ _facts = msgspec.json.Decoder(ModelFacts).decode
 _manifest = msgspec.json.Decoder(Manifest).decode
 _parts = msgspec.json.Decoder(tuple[Part, ...]).decode
 _image_defaults = msgspec.json.Decoder(ImageDefaults).decode
+_engine = msgspec.json.Decoder(EngineSettings).decode
 _artifacts = msgspec.json.Decoder(tuple[Artifact, ...]).decode
 
 _COLUMNS = (
     "source, generation, facts, manifest, artifacts, fingerprint, keep_loaded, runtime, unloads, created, updated, "
-    "parts, image_defaults, declared"
+    "parts, image_defaults, declared, registered_runtime, engine"
 )
 _SET = ", ".join(f"{column.strip()} = ?" for column in _COLUMNS.split(","))
 _MARKS = ", ".join("?" for _ in _COLUMNS.split(","))
@@ -129,7 +130,7 @@ def read_all(connection: sqlite3.Connection) -> list[Registration]:
 
 def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measurement, int]]) -> Registration:
     serial, model_id, source, generation, facts, manifest, artifacts, fingerprint, keep, runtime, *rest = row
-    unloads, created, updated, parts_text, image_defaults, declared = rest
+    unloads, created, updated, parts_text, image_defaults, declared, registered_runtime, engine = rest
     try:
         desired = DesiredModel(
             facts=_facts(str(facts)),
@@ -145,6 +146,8 @@ def _read(row: tuple[object, ...], names: list[str], measured: list[tuple[Measur
             measured=tuple(measurement for measurement, _ in measured),
             keep_loaded=bool(keep),
             runtime=str(runtime),
+            registered_runtime=str(registered_runtime),
+            engine=_engine(str(engine)),
             unloads=_whole(unloads),
         )
         parts = [part.manifest for part in desired.parts]
@@ -187,6 +190,8 @@ def _values(registration: Registration) -> tuple[object, ...]:
         _text(desired.parts),
         _text(desired.image_defaults),
         registration.declared,
+        desired.registered_runtime,
+        _text(desired.engine),
     )
 
 

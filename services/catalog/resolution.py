@@ -17,7 +17,7 @@ def outlook(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
     if next(_fitting(replica, desired), None):
         return "pending", f"{replica.name} has not begun with it yet"
     try:
-        replica.registry.resolve(desired.facts, desired.measured, desired.runtime)
+        replica.registry.resolve(desired.facts, desired.measured, desired.runtime, desired.engine)
     except Unsupported as refusal:
         return "unsupported", refusal.message
     return "pending", f"{replica.name} has not begun with it yet"
@@ -32,7 +32,7 @@ def explain(replica: Replica, desired: DesiredModel) -> list[Verdict]:
 
 
 def _verdicts(replica: Replica, desired: DesiredModel) -> list[Verdict]:
-    verdicts = replica.registry.explain(desired.facts, desired.measured, desired.runtime)
+    verdicts = replica.registry.explain(desired.facts, desired.measured, desired.runtime, desired.engine)
     caches: dict[str, list[str]] = {}
     runtimes: dict[str, Runtime] = {}
     for artifact, runtime in _fitting(replica, desired):
@@ -54,7 +54,7 @@ def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact
         if replica.registry.device not in artifact.devices or desired.runtime not in ("", artifact.runtime):
             continue
         try:
-            yield artifact, replica.registry.resolve(artifact.facts, asked=artifact.runtime)
+            yield artifact, replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
         except Unsupported:
             continue
 
@@ -70,7 +70,7 @@ def _skipped(replica: Replica, desired: DesiredModel) -> Iterator[tuple[str, str
             reason = f"it is for {artifact.runtime}, and an operator asked for {desired.runtime}"
         else:
             try:
-                replica.registry.resolve(artifact.facts, asked=artifact.runtime)
+                replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
             except Unsupported as refusal:
                 reason = refusal.message
         if reason:

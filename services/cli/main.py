@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from services.cli.ending import plainly
 from services.cli.gateway import run_gateway
@@ -14,6 +15,7 @@ from services.cli.keys.app import keys_app
 from services.cli.models.app import models_app
 from services.cli.screen import Screen
 from services.cli.serve import serve as serve_stack
+from services.cli.top import show_on, show_once
 
 app = typer.Typer(
     name="allm",
@@ -84,3 +86,19 @@ def gateway() -> None:
     """
     with plainly():
         run_gateway(os.environ)
+
+
+@app.command()
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end; where no terminal is, always.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where allm is; default: the one running here.")
+    ] = "",
+) -> None:
+    """Watch what the machine does: memory, requests, tokens a second, latencies, models that come and go."""
+    console = Console(highlight=False)
+    if once or as_json or not console.is_terminal:
+        show_once(address, as_json)
+    else:
+        show_on(address, console)

@@ -38,6 +38,21 @@ class LoraFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How a text model is run, where it is to be run in another way than others. Zero, empty: as the service does."""
+
+    tensor_parallel: int = 0  # GPUs of a machine that share every layer
+    pipeline_parallel: int = 0  # machines, or groups of GPUs, of which each has some of the layers
+    context_tokens: int = 0  # the most of prompt and answer together
+    max_sequences: int = 0  # requests that decode at the same time
+    kv_tokens: int = 0  # of the key-value cache that all requests share
+    dtype: str = ""  # precision of safetensors: auto, bfloat16, float16 or float32
+
+
+AS_THE_SERVICE_DOES = EngineSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescriptor(ModelFacts):
     """A model whose files are on this machine, whole."""
 
@@ -46,6 +61,7 @@ class ModelDescriptor(ModelFacts):
     primary: Path  # the file or folder that a runtime opens
     base: Path | None = None  # the folder with what a checkpoint of one file does not hold
     loras: tuple[LoraFile, ...] = ()
+    engine: EngineSettings = AS_THE_SERVICE_DOES
 
 
 def describe(
@@ -56,6 +72,7 @@ def describe(
     *,
     base: Path | None = None,
     loras: tuple[LoraFile, ...] = (),
+    engine: EngineSettings = AS_THE_SERVICE_DOES,
 ) -> ModelDescriptor:
     """The descriptor of a model whose files lie in `folder` as the manifest has them."""
     return ModelDescriptor(
@@ -73,4 +90,5 @@ def describe(
         primary=folder / manifest.primary if manifest.primary else folder,
         base=base,
         loras=loras,
+        engine=engine,
     )

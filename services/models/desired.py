@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from services.models.descriptor import ModelFacts
+from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, ModelFacts
 from services.models.manifest import Manifest
 from services.models.registry import Measurement
 
@@ -69,7 +69,9 @@ class DesiredModel:
     artifacts: tuple[Artifact, ...] = ()
     measured: tuple[Measurement, ...] = ()
     keep_loaded: bool = False
-    runtime: str = ""  # asked for by an operator; empty: the registry's choice
+    runtime: str = ""  # asked for last, by LoadModel or the registration; empty: the registry's choice
+    registered_runtime: str = ""  # what the registration says of it: what counts where LoadModel says nothing
+    engine: EngineSettings = AS_THE_SERVICE_DOES
     unloads: int = 0  # counts UnloadModel calls
     ready_replicas: frozenset[str] = frozenset()
 

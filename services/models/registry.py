@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from services.models.descriptor import ModelFacts
+from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, ModelFacts
+from services.models.vllm_models import VLLM_DECODERS, VLLM_MISSING, VLLM_QUANTIZATIONS
 from services.rpc.errors import Unsupported
 
 GIB = 1024**3
@@ -25,6 +26,8 @@ class Runtime:
     architectures: Mapping[str, frozenset[str]]  # for each of its capabilities, those that it knows
     devices: frozenset[str]
     quantizations: frozenset[str] = frozenset()  # `architecture:quantization` of quantised safetensors that it reads
+    pipelines: bool = False  # whether it divides a model's layers into stages, which may be on several machines
+    missing: str = ""  # why it runs nothing here, where it is not installed, and what to do about it
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -107,6 +110,18 @@ RUNTIMES = (
         devices=frozenset({"cpu", "cuda", "mps"}),
         quantizations=frozenset({"gpt_oss:mxfp4"}),
     ),
+    # After the others: without a measurement it is taken for what they do not know. Whether it is here, its service
+    # finds out (services/text/vllm_availability.py); until then it is not.
+    Runtime(
+        name="vllm",
+        modality="text",
+        formats=frozenset({"safetensors"}),
+        architectures={"chat": VLLM_DECODERS},
+        devices=frozenset({"cpu", "cuda"}),
+        quantizations=VLLM_QUANTIZATIONS,
+        pipelines=True,
+        missing=VLLM_MISSING,
+    ),
     # Neither computes on mps: there they use the CPU.
     Runtime(
         name="whisper",
@@ -176,23 +191,37 @@ class EngineRegistry:
         """All runtimes, in the order of the table."""
         return self._runtimes
 
-    def resolve(self, model: ModelFacts, measured: Iterable[Measurement] = (), asked: str = "") -> Runtime:
+    def resolve(
+        self,
+        model: ModelFacts,
+        measured: Iterable[Measurement] = (),
+        asked: str = "",
+        engine: EngineSettings = AS_THE_SERVICE_DOES,
+    ) -> Runtime:
         """The runtime for a model: the one asked for, else the best measured, else the first registered that can.
 
         Raises:
             Unsupported: none can; the message says which filter failed last.
         """
-        able = [runtime for runtime in self._runtimes if not self._objection(runtime, model)]
+        objections = {runtime.name: self._objection(runtime, model, engine) for runtime in self._runtimes}
+        able = [runtime for runtime in self._runtimes if not objections[runtime.name]]
         if asked and not any(runtime.name == asked for runtime in able):
-            raise Unsupported(f"{model.id}: the runtime {asked!r} that was asked for cannot run it here")
+            why = objections.get(asked) or f"there are {', '.join(objections) or 'no runtimes'}"
+            raise Unsupported(f"{model.id}: the runtime {asked!r} that was asked for cannot run it here: {why}")
         if not able:
-            raise Unsupported(self._refusal(model))
+            raise Unsupported(self._refusal(model, engine))
         return next(runtime for runtime in self._ranked(able, measured) if not asked or runtime.name == asked)
 
-    def explain(self, model: ModelFacts, measured: Iterable[Measurement] = (), asked: str = "") -> list[Verdict]:
+    def explain(
+        self,
+        model: ModelFacts,
+        measured: Iterable[Measurement] = (),
+        asked: str = "",
+        engine: EngineSettings = AS_THE_SERVICE_DOES,
+    ) -> list[Verdict]:
         """What `resolve` thinks of every runtime, best first."""
         figures = self._figures(measured)
-        objections = {runtime.name: self._objection(runtime, model) for runtime in self._runtimes}
+        objections = {runtime.name: self._objection(runtime, model, engine) for runtime in self._runtimes}
         able = self._ranked([runtime for runtime in self._runtimes if not objections[runtime.name]], figures.values())
         chosen = next((runtime for runtime in able if not asked or runtime.name == asked), None)
         verdicts = [
@@ -210,8 +239,12 @@ class EngineRegistry:
             if objections[runtime.name]
         ]
 
-    def _objection(self, runtime: Runtime, model: ModelFacts) -> str:
-        """Why a runtime cannot run a model; empty if it can."""
+    def _objection(self, runtime: Runtime, model: ModelFacts, engine: EngineSettings) -> str:
+        """Why a runtime cannot run a model; empty if it can. That it is missing counts where it could otherwise."""
+        return self._inability(runtime, model, engine) or runtime.missing
+
+    def _inability(self, runtime: Runtime, model: ModelFacts, engine: EngineSettings) -> str:
+        """Why a runtime could not run a model even if it were installed; empty if it could."""
         if runtime.modality != model.modality or model.format not in runtime.formats:
             return f"it does not read {model.modality} models in {model.format}"
         if not runtime.offers(model):
@@ -220,19 +253,29 @@ class EngineRegistry:
             return f"it does not know the architecture {model.architecture!r}{_for(model, [runtime])}"
         if not runtime.reads(model):
             return f"it does not read weights of {model.architecture} quantised with {model.quantization!r}"
-        return self._objection_here(runtime, model)
+        if engine.pipeline_parallel > 1 and not runtime.pipelines:
+            return f"it does not divide models into stages, and {_stages(engine)}"
+        return self._inability_here(runtime, model)
 
-    def _objection_here(self, runtime: Runtime, model: ModelFacts) -> str:
-        """Why a runtime that knows the model cannot run it on this machine; empty if it can."""
+    def _inability_here(self, runtime: Runtime, model: ModelFacts) -> str:
+        """Why a runtime that knows the model could not run it on this machine; empty if it could."""
         if self._device not in runtime.devices:
             return f"it does not run on {self._device}"
         if self._device == "cpu" and not self._forced and _memory(model) > CPU_LIMIT_BYTES:
             return self._needs_gpu(model)
         return ""
 
-    def _refusal(self, model: ModelFacts) -> str:
-        """Why no runtime can run a model: what the last filter that any runtime reached says."""
-        left = [runtime for runtime in self._runtimes if runtime.modality == model.modality]
+    def _refusal(self, model: ModelFacts, engine: EngineSettings) -> str:
+        """Why no runtime can run a model: what the last filter that any runtime reached says, of those that are here;
+        then which others could.
+        """
+        here = self._refusal_here(model, engine)
+        others = [runtime for runtime in self._runtimes if runtime.missing]
+        able = [runtime for runtime in others if not self._inability(runtime, model, engine)]
+        return "; ".join([here, *(f"{runtime.name} could run it, but {runtime.missing}" for runtime in able)])
+
+    def _refusal_here(self, model: ModelFacts, engine: EngineSettings) -> str:
+        left = [runtime for runtime in self._runtimes if runtime.modality == model.modality and not runtime.missing]
         left = [runtime for runtime in left if model.format in runtime.formats]
         if not left:
             return f"{model.id}: no runtime here reads {model.modality} models in {model.format}"
@@ -244,13 +287,18 @@ class EngineRegistry:
         if not left:
             what = f"architecture {model.architecture!r} is not supported by {names}{_for(model, able)}"
             return f"{model.id}: {what}"
-        return self._refusal_of_files(model, [runtime for runtime in left if runtime.reads(model)], names)
-
-    def _refusal_of_files(self, model: ModelFacts, left: list[Runtime], names: str) -> str:
-        """The same of runtimes that know the architecture; `left` are those that read the weights as they are."""
+        left = [runtime for runtime in left if runtime.reads(model)]
         if not left:
             quantised = f"weights of {model.architecture} quantised with {model.quantization!r}"
             return f"{model.id}: {quantised} are not supported by {names}"
+        return self._refusal_of_place(model, engine, left, names)
+
+    def _refusal_of_place(self, model: ModelFacts, engine: EngineSettings, left: list[Runtime], names: str) -> str:
+        """The same of runtimes that can read the model: `left`, of those with `names`."""
+        if engine.pipeline_parallel > 1:
+            left = [runtime for runtime in left if runtime.pipelines]
+            if not left:
+                return f"{model.id}: {names} cannot divide it into stages, and {_stages(engine)}"
         if not any(self._device in runtime.devices for runtime in left):
             return f"{model.id}: {names} cannot run it on {self._device}"
         return f"{model.id}: {self._needs_gpu(model)}"
@@ -288,6 +336,10 @@ class EngineRegistry:
 def _memory(model: ModelFacts) -> int:
     """Bytes of the weights on a CPU, which computes with plain numbers only."""
     return max(model.size, model.unpacked_size)
+
+
+def _stages(engine: EngineSettings) -> str:
+    return f"it was asked for {engine.pipeline_parallel} (pipeline_parallel)"
 
 
 def _purpose(capabilities: frozenset[str]) -> str:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from allm.models.v1 import manifest_pb2, model_pb2
 from google.protobuf import timestamp_pb2
 
-from services.models.descriptor import Format, Modality, ModelFacts
+from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Format, Modality, ModelFacts
 from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part, PartKind
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import Measurement
@@ -101,6 +101,7 @@ def model_message(desired: DesiredModel) -> model_pb2.Model:
         generation=desired.generation,
         keep_loaded=desired.keep_loaded,
         benchmarks=map(measurement_message, desired.measured),
+        asked_runtime=desired.runtime,
     )
     for part in desired.parts:
         if part.kind == "base":
@@ -109,6 +110,8 @@ def model_message(desired: DesiredModel) -> model_pb2.Model:
             message.loras.add(source=part.source, scale=part.scale, revision=part.manifest.revision)
     if desired.image_defaults != ImageDefaults():
         message.image_defaults.CopyFrom(image_defaults_message(desired.image_defaults))
+    if desired.engine != AS_THE_SERVICE_DOES:
+        message.engine.CopyFrom(engine_message(desired.engine))
     return message
 
 
@@ -129,6 +132,30 @@ def read_image_defaults(message: model_pb2.ImageDefaults) -> ImageDefaults:
     return ImageDefaults(
         steps=message.steps if message.HasField("steps") else None,
         guidance=message.guidance if message.HasField("guidance") else None,
+    )
+
+
+def engine_message(engine: EngineSettings) -> model_pb2.EngineSettings:
+    """How a model is run, to send."""
+    return model_pb2.EngineSettings(
+        tensor_parallel=engine.tensor_parallel,
+        pipeline_parallel=engine.pipeline_parallel,
+        context_tokens=engine.context_tokens,
+        max_sequences=engine.max_sequences,
+        kv_tokens=engine.kv_tokens,
+        dtype=engine.dtype,
+    )
+
+
+def read_engine(message: model_pb2.EngineSettings) -> EngineSettings:
+    """How a model is run, as it came."""
+    return EngineSettings(
+        tensor_parallel=message.tensor_parallel,
+        pipeline_parallel=message.pipeline_parallel,
+        context_tokens=message.context_tokens,
+        max_sequences=message.max_sequences,
+        kv_tokens=message.kv_tokens,
+        dtype=message.dtype,
     )
 
 
@@ -169,6 +196,7 @@ def read_desired(message: manifest_pb2.DesiredModel) -> DesiredModel:
         updated=model.update_time.seconds,
         parts=tuple(map(_read_part, message.parts)),
         image_defaults=read_image_defaults(model.image_defaults),
+        engine=read_engine(model.engine),
         artifacts=tuple(_read_artifact(facts, artifact) for artifact in message.artifacts),
         measured=read_measurements(model.benchmarks),
         keep_loaded=model.keep_loaded,

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.models.artifacts import allowed
-from services.models.descriptor import LoraFile, ModelDescriptor, ModelFacts, describe
+from services.models.descriptor import (
+    AS_THE_SERVICE_DOES,
+    EngineSettings,
+    LoraFile,
+    ModelDescriptor,
+    ModelFacts,
+    describe,
+)
 from services.models.desired import Artifact, DesiredModel, Part
 from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry, Runtime
@@ -24,6 +31,7 @@ class Plan:
     runtime: Runtime
     parts: tuple[Part, ...] = ()  # what is needed beside these files
     artifact: str = ""  # name of the execution cache; empty: the model's own files
+    engine: EngineSettings = AS_THE_SERVICE_DOES
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -45,6 +53,7 @@ class Plan:
                 for part, where in parts
                 if part.kind == "lora"
             ),
+            engine=self.engine,
         )
 
 
@@ -60,12 +69,19 @@ def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelS
         if settings.artifacts and (plan := _artifact_plan(artifact, desired, registry, settings.publishers))
     ]
     try:
-        runtime = registry.resolve(desired.facts, desired.measured, desired.runtime)
+        runtime = registry.resolve(desired.facts, desired.measured, desired.runtime, desired.engine)
     except Unsupported:
         if not plans:
             raise
     else:
-        plans.append(Plan(facts=desired.facts, manifest=desired.manifest, runtime=runtime, parts=desired.parts))
+        own = Plan(
+            facts=desired.facts,
+            manifest=desired.manifest,
+            runtime=runtime,
+            parts=desired.parts,
+            engine=desired.engine,
+        )
+        plans.append(own)
     return plans
 
 
@@ -78,7 +94,13 @@ def _artifact_plan(
     if desired.runtime not in ("", artifact.runtime):
         return None
     try:
-        runtime = registry.resolve(artifact.facts, asked=artifact.runtime)
+        runtime = registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
     except Unsupported:
         return None
-    return Plan(facts=artifact.facts, manifest=artifact.manifest, runtime=runtime, artifact=artifact.name)
+    return Plan(
+        facts=artifact.facts,
+        manifest=artifact.manifest,
+        runtime=runtime,
+        artifact=artifact.name,
+        engine=desired.engine,
+    )

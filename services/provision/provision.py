@@ -9,6 +9,7 @@ from typing import Any
 from services.models.descriptor import Modality
 from services.models.registry import EngineRegistry
 from services.models.store import ModelStore
+from services.provision.figure_reader import FigureReader
 from services.provision.follower import Follower
 from services.provision.preparation import Means
 from services.provision.reporter import Reporter
@@ -45,9 +46,11 @@ class Provision:
         preload: tuple[str, ...] = (),
         own: OwnIdentity | None = None,
         share: GroupShare = EVERYTHING,
+        figures: FigureReader | None = None,
     ) -> None:
         """`preload`: ids or aliases of models that are loaded once, as soon as they are ready. `own`: what the catalog
-        is shown; None: nothing. `share`: which models are served here.
+        is shown; None: nothing. `share`: which models are served here. `figures`: what the catalog is told of work and
+        memory; None: nothing.
         """
         changed = asyncio.Event()
         manager.on_change = changed.set
@@ -67,7 +70,7 @@ class Provision:
         self._channel = (own or NOBODY).channel(settings.catalog, CHANNEL_OPTIONS)
         self._follower = Follower(self._channel, modality, self._supply, self.store, share)
         self.store.ask = self._follower.ask
-        self._reporter = Reporter(self._channel, modality, registry, settings, self._supply, changed)
+        self._reporter = Reporter(self._channel, modality, registry, settings, self._supply, changed, figures)
         self._following: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import grpc
 from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
 
-from services.models import wire
+from services.models import figures_wire, wire
 from services.models.descriptor import FORMATS, Modality
 from services.models.registry import EngineRegistry, Runtime
 from services.models.status import Status
+from services.provision.figure_reader import FigureReader
 from services.provision.supply import Supply
 from services.rpc.settings import ModelSettings
 
@@ -36,7 +37,9 @@ class Reporter:
         settings: ModelSettings,
         supply: Supply,
         changed: asyncio.Event,
+        figures: FigureReader | None = None,
     ) -> None:
+        """`changed`: is set when there is news; `figures`: what is told of work and memory, None: nothing."""
         self._catalog = model_service_pb2_grpc.ModelServiceStub(channel)
         self._modality = modality
         self._registry = registry
@@ -47,6 +50,8 @@ class Reporter:
         self._within = REPORT_SECONDS
         self._told: dict[str, Status] = {}
         self._upheavals = 0
+        self._figures = figures
+        self._event = 0  # the number of the last one that the catalog has taken
 
     async def report(self) -> None:
         """Reports until it is cancelled, then says goodbye."""
@@ -90,6 +95,7 @@ class Reporter:
             request.device = self._registry.device
             request.device_forced = self._registry.forced
             request.runtimes.extend(offer for runtime in self._registry.runtimes for offer in _offers(runtime))
+        self._add_figures(request)
         try:
             reply = await self._catalog.ReportModelStatus(request, timeout=TIMEOUT)
         except grpc.aio.AioRpcError as error:
@@ -97,6 +103,7 @@ class Reporter:
             self._complete = True
             return False
         self._told = statuses
+        self._event = max([self._event, *(one.number for one in request.figures.events)])
         # What has been removed since was in no report: the catalog forgets it with the registration.
         self._complete = reply.send_complete
         if seconds := reply.report_within.ToMilliseconds() / 1000:
@@ -104,6 +111,16 @@ class Reporter:
         if self._complete:
             self._changed.set()
         return True
+
+    def _add_figures(self, request: model_service_pb2.ReportModelStatusRequest) -> None:
+        """Whatever is wrong with them, models are more important: then there are no figures any more."""
+        if self._figures is None:
+            return
+        try:
+            request.figures.CopyFrom(figures_wire.figures_message(self._figures.read(self._event)))
+        except Exception:
+            log.exception("cannot tell the figures of this replica")
+            self._figures = None
 
     async def _leave(self) -> None:
         request = model_service_pb2.ReportModelStatusRequest(
@@ -123,4 +140,6 @@ def _offers(runtime: Runtime) -> Iterator[model_service_pb2.RuntimeOffer]:
             capabilities=[capability],
             devices=sorted(runtime.devices),
             quantizations=sorted(runtime.quantizations),
+            missing=runtime.missing,
+            pipelines=runtime.pipelines,
         )

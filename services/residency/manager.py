@@ -19,6 +19,7 @@ from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.models.status import MemoryStatus
 from services.residency.backoff import Backoff
+from services.residency.model_events import EVENTS
 from services.residency.refusal import NeverFits
 from services.residency.resident import Resident, ResidentKey, resident_key
 from services.residency.slot import Slot
@@ -173,6 +174,7 @@ class ModelManager(Generic[R]):
         slot = self._slots.pop(key)
         reserved = sum(slot.reservation.places.values()) if slot.reservation else 0
         metrics.EVICTIONS.labels(key.model_id, reason).inc()
+        EVENTS.tell("evicted", key.model_id, reason)
         log.info("model evicted", extra={"model": key.model_id, "reason": reason, "reserved": reserved})
         await self._end(slot)
         self.on_change()
@@ -187,6 +189,8 @@ class ModelManager(Generic[R]):
         """Gives up all residents of a model but `keep`, each once its running leases have ended."""
         keys = [key for key in self._slots if key.model_id == model_id and key != keep]
         slots = [self._slots.pop(key) for key in keys]
+        if any(slot.resident for slot in slots):
+            EVENTS.tell("unloaded", model_id)
         self._leaving.update(slots)
         for key in {*self._backoff, *self._refused}:
             if key.model_id == model_id and key != keep:
@@ -240,25 +244,29 @@ class ModelManager(Generic[R]):
         except BaseException as error:
             await self._leave(slot)
             if isinstance(error, AllmError):
-                metrics.LOAD_FAILURES.labels(key.model_id, error.code).inc()
-                self._backoff.load_failed(key, error)
+                self._load_failed(key, error)
                 raise
             if not isinstance(error, Exception):
                 raise
             # Such as no more processes: it is told as any other reason, and tried anew.
             log.exception("unexpected error while loading", extra={"model": key.model_id})
             problem = Internal(f"{key.model_id} could not be loaded: {error}")
-            metrics.LOAD_FAILURES.labels(key.model_id, problem.code).inc()
-            self._backoff.load_failed(key, problem)
+            self._load_failed(key, problem)
             raise problem from error
         self._backoff.loaded(key)
         seconds = time.monotonic() - started
         metrics.LOAD_SECONDS.labels(key.model_id).observe(seconds)
+        EVENTS.tell("loaded", key.model_id)
         if key in self._died:
             self._died.discard(key)
             metrics.WORKER_RESTARTS.labels(key.model_id).inc()
         log.info("model loaded", extra={"model": key.model_id, "runtime": key.runtime, "seconds": round(seconds, 2)})
         return resident
+
+    def _load_failed(self, key: ResidentKey, error: AllmError) -> None:
+        metrics.LOAD_FAILURES.labels(key.model_id, error.code).inc()
+        EVENTS.tell("load_failed", key.model_id, error.code)
+        self._backoff.load_failed(key, error)
 
     async def _enter(self, slot: Slot[R]) -> None:
         try:

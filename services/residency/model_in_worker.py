@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from services.residency.completion_rate import CompletionRate
 from services.residency.messages import Cancel, Phase, Refused, Stop
+from services.residency.model_events import EVENTS
 from services.residency.worker import WorkerDied, WorkerProcess
 from services.rpc import metrics, tracing
 from services.rpc.deadline import Deadline, caller_deadline
@@ -300,6 +301,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._closed = True
         self.problem = self.problem or Internal(how)
         metrics.WORKER_DEATHS.labels(self._model_id).inc()
+        EVENTS.tell("worker_died", self._model_id)
         self._emptied()
         self._part.close()
         self._end(how)

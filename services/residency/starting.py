@@ -25,6 +25,7 @@ class WorkerStart(Generic[M]):
     environ: Mapping[str, str]
     load: object  # the first message to it
     seconds: float  # it has failed when it takes longer to be ready
+    python: str = ""  # the interpreter, where it is another than ours
 
     async def run(self, adopt: Callable[[WorkerProcess[M], M], R]) -> R:
         """Starts the worker and hands it to `adopt` with what it said when it was ready. No process is left behind
@@ -35,7 +36,13 @@ class WorkerStart(Generic[M]):
             Internal: the worker died.
             AllmError: whatever the worker says of a model that it could not load.
         """
-        worker: WorkerProcess[M] = await WorkerProcess.start(self.module, self.messages, self.model_id, self.environ)
+        try:
+            worker: WorkerProcess[M] = await WorkerProcess.start(
+                self.module, self.messages, self.model_id, self.environ, self.python
+            )
+        except OSError as error:
+            who = self.python or "a worker"
+            raise Internal(f"{self.model_id} could not be loaded: {who} cannot be started: {error.strerror}") from error
         try:
             worker.send(self.load)
             ready = await asyncio.wait_for(_ready(worker), self.seconds)

@@ -50,12 +50,16 @@ class WorkerProcess(Generic[M]):
         self._log_task = asyncio.create_task(self._forward_log())
 
     @classmethod
-    async def start(cls, module: str, kind: Any, name: str, environ: Mapping[str, str]) -> WorkerProcess[M]:
-        """Starts `python -m module`. `kind` is the union of messages that it sends; `environ` is set on top of ours."""
+    async def start(
+        cls, module: str, kind: Any, name: str, environ: Mapping[str, str], python: str = ""
+    ) -> WorkerProcess[M]:
+        """Starts `python -m module`. `kind` is the union of messages that it sends; `environ` is set on top of ours;
+        `python` is the interpreter, where it is another than ours.
+        """
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                python or sys.executable,
                 "-m",
                 module,
                 str(theirs.fileno()),

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
+MAX_PORT = 65535
+
 
 class SettingError(Exception):
     """A variable of the environment holds what is not allowed there."""
@@ -87,6 +89,16 @@ class SettingReader:
         if not there or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
             raise SettingError(name, url, "an address such as https://ai.example.org, without user and query")
         return url
+
+    def endpoint(self, name: str, word: str) -> str:
+        """Where a server is reached, as `host:port`, or `word`, which has it looked for; empty: nowhere."""
+        self._note(name, "", f"`{word}`, `host:port`")
+        value = self.text(name, "")
+        host, _, port = value.rpartition(":")
+        there = host and not set(host) & set("/@ ") and port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT
+        if value and value != word and not there:
+            raise SettingError(name, value, f"{word}, or an address such as 10.0.0.1:6379")
+        return value
 
     def redis(self, name: str) -> str:
         """Where a Redis is reached; empty: nowhere."""

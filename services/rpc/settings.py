@@ -21,6 +21,7 @@ MIB = 1024 * 1024
 MAX_BYTES = 1024 * 1024 * 1024 * MIB
 AUTH_MODES = ("none", "keys", "open")
 DEFAULT_CATALOG = "127.0.0.1:50050"
+DTYPES = ("auto", "bfloat16", "float16", "float32")  # precision that models of text and of images run in
 # Of audio models, as CTranslate2 names them; int8 ones keep the rest in what follows the underscore.
 COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 
@@ -90,6 +91,10 @@ class TextSettings:
     request_seconds: float  # ALLM_REQUEST_SECONDS: a request that takes longer ends with TIMEOUT
     stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
     load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
+    vllm_python: str = ""  # ALLM_VLLM_PYTHON: the interpreter that has vLLM and allm; empty: the service's own
+    ray_address: str = ""  # ALLM_RAY_ADDRESS: the Ray cluster that vLLM computes on: auto, or host:port; empty: none
+    vllm_compile: bool = True  # ALLM_VLLM_COMPILE: whether vLLM compiles models, which load slower and compute faster
+    vllm_cache: Path = Path()  # under ALLM_HOME: what it has compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ class ImageSettings:
     stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
     load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
     max_image_bytes: int  # ALLM_MAX_IMAGE_BYTES: the largest file that a caller may send
+    upload_bytes: int  # ALLM_IMAGE_UPLOAD_BYTES: files of all requests that may be in memory; more are OVERLOADED
     max_image_pixels: int  # ALLM_MAX_IMAGE_PIXELS: width x height of it
     codecs: int  # ALLM_IMAGE_CODECS: files that are read at the same time, and as many that are written
     metadata: bool  # ALLM_IMAGE_METADATA: whether PNG files tell model, seed and settings
@@ -225,7 +231,7 @@ def read_settings(read: SettingReader) -> Settings:
         ),
         service=_service(read, max_body_bytes),
         model=_model(read, home),
-        text=_text(read),
+        text=_text(read, home),
         audio=_audio(read, home),
         image=_image(read, home),
         residency=_residency(read, home),
@@ -287,7 +293,7 @@ def _model(read: SettingReader, home: Path) -> ModelSettings:
     )
 
 
-def _text(read: SettingReader) -> TextSettings:
+def _text(read: SettingReader, home: Path) -> TextSettings:
     return TextSettings(
         device=read.choice("ALLM_DEVICE", "auto", ("auto", "cuda", "mps", "cpu")),
         threads=read.integer("ALLM_THREADS", 0, 0, 512),
@@ -299,12 +305,21 @@ def _text(read: SettingReader) -> TextSettings:
         queue_limit=read.integer("ALLM_QUEUE_LIMIT", 256, 0, 100_000),
         queue_tokens=read.integer("ALLM_QUEUE_TOKENS", 0, 0, 1_000_000_000),
         prefix_cache=read.switch("ALLM_PREFIX_CACHE", True),
-        dtype=read.choice("ALLM_DTYPE", "auto", ("auto", "bfloat16", "float16", "float32")),
+        dtype=read.choice("ALLM_DTYPE", "auto", DTYPES),
         tensor_parallel=read.integer("ALLM_TENSOR_PARALLEL", 1, 1, 64),
         request_seconds=read.seconds("ALLM_REQUEST_SECONDS", 600.0, 0.1, 86_400.0),
         stall_seconds=read.seconds("ALLM_STALL_SECONDS", 30.0, 1.0, 86_400.0),
         load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
+        vllm_python=_program(read.text("ALLM_VLLM_PYTHON", "")),
+        ray_address=read.endpoint("ALLM_RAY_ADDRESS", "auto"),
+        vllm_compile=read.switch("ALLM_VLLM_COMPILE", True),
+        vllm_cache=home / "cache" / "vllm",
     )
+
+
+def _program(path: str) -> str:
+    """Whole, but with its links: an interpreter's own place tells which packages it has."""
+    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 def _audio(read: SettingReader, home: Path) -> AudioSettings:
@@ -331,13 +346,14 @@ def _image(read: SettingReader, home: Path) -> ImageSettings:
     return ImageSettings(
         device=read.choice("ALLM_DEVICE", "auto", ("auto", "cuda", "mps", "cpu")),
         threads=read.integer("ALLM_THREADS", 0, 0, 512),
-        dtype=read.choice("ALLM_IMAGE_DTYPE", "auto", ("auto", "bfloat16", "float16", "float32")),
+        dtype=read.choice("ALLM_IMAGE_DTYPE", "auto", DTYPES),
         batch_images=read.integer("ALLM_IMAGE_BATCH", 0, 0, 256),
         queue_limit=read.integer("ALLM_IMAGE_QUEUE", 64, 0, 10_000),
         request_seconds=read.seconds("ALLM_IMAGE_REQUEST_SECONDS", 600.0, 0.1, 86_400.0),
         stall_seconds=read.seconds("ALLM_STALL_SECONDS", 30.0, 1.0, 86_400.0),
         load_seconds=read.seconds("ALLM_LOAD_SECONDS", 600.0, 1.0, 86_400.0),
         max_image_bytes=read.integer("ALLM_MAX_IMAGE_BYTES", 25 * MIB, 1024, 128 * MIB),
+        upload_bytes=read.integer("ALLM_IMAGE_UPLOAD_BYTES", 512 * MIB, 256 * MIB, MAX_BYTES),
         max_image_pixels=read.integer("ALLM_MAX_IMAGE_PIXELS", 16 * MIB, 4096, 64 * MIB),
         codecs=read.integer("ALLM_IMAGE_CODECS", 4, 1, 64),
         metadata=read.switch("ALLM_IMAGE_METADATA", True),

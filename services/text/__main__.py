@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 from allm.audio.v1 import transcription_service_pb2
 from allm.image.v1 import image_service_pb2
-from allm.models.v1 import model_service_pb2, residency_service_pb2_grpc
+from allm.models.v1 import machine_service_pb2, model_service_pb2, residency_service_pb2_grpc
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import (
     chat_service_pb2,
@@ -18,6 +20,7 @@ from allm.text.v1 import (
 
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
+from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
 from services.residency.residency import Residency
 from services.residency.residency_servicer import ResidencyServicer
@@ -39,6 +42,7 @@ from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
 from services.text.text_models import TextModels
+from services.text.vllm_availability import text_runtimes
 
 STORE_NAME = "responses.db"
 
@@ -46,14 +50,17 @@ STORE_NAME = "responses.db"
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     """Puts the service together: registry, manager and provision, core, and the two wire formats on top."""
     device = resolve_device(settings.text.device)
-    registry = EngineRegistry(device, forced=settings.text.device != "auto")
+    runtimes = await asyncio.to_thread(text_runtimes, settings.text.vllm_python, device)
+    registry = EngineRegistry(device, forced=settings.text.device != "auto", runtimes=runtimes)
     manager = TextManager(settings.text, device)
     residency = await Residency.open(settings, manager, TextNeed(settings.text, device, manager.options))
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
     share = settings.cluster.share
     own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)
-    provision = Provision(settings.model, "text", registry, manager, settings.residency.preload, own, share)
+    figures = FigureReader("text", residency.snapshot, settings.residency.threshold)
+    preload = settings.residency.preload
+    provision = Provision(settings.model, "text", registry, manager, preload, own, share, figures=figures)
     models = TextModels(provision.store, manager)
     chat = Chat(models)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(chat), server)
@@ -85,6 +92,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     # The gateway asks this service for reflection, and has the others behind the same port.
     others = [
         model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+        machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"].full_name,
         transcription_service_pb2.DESCRIPTOR.services_by_name["TranscriptionService"].full_name,
         image_service_pb2.DESCRIPTOR.services_by_name["ImageService"].full_name,
     ]

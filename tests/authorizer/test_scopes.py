@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 from google.api import annotations_pb2
 
-from gateway.descriptor import CHAT, EMBEDDINGS, FACADES, IMAGES, KEYS, MODELS, RESPONSES, TRANSCRIPTIONS
+from gateway.descriptor import CHAT, EMBEDDINGS, FACADES, IMAGES, KEYS, MACHINE, MODELS, RESPONSES, TRANSCRIPTIONS
 from services.audio.api.audio_facade import AudioFacade
 from services.audio.api.transcription_servicer import TranscriptionServicer
 from services.authorizer.scopes import ANY, needed_scope
 from services.catalog.api.keys_servicer import KeyServicer
+from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
 from services.image.api.image_servicer import ImageServicer
@@ -36,6 +37,7 @@ SERVICES = (
     (TRANSCRIPTIONS, TranscriptionServicer),
     (IMAGES, ImageServicer),
     (MODELS, ModelServicer),
+    (MACHINE, MachineServicer),
     (KEYS, KeyServicer),
 )
 

@@ -12,11 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from allm.models.v1 import (
+    machine_service_pb2,
+    machine_service_pb2_grpc,
+    model_pb2,
+    model_service_pb2,
+    model_service_pb2_grpc,
+)
 from allm.openai.v1 import models_service_pb2_grpc
+from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from model_files import gguf
 
+from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
 from services.catalog.catalog import Catalog
@@ -54,10 +62,12 @@ class Service:
     clock: Clock
     models: Any = field(init=False)
     facade: Any = field(init=False)
+    machine: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.facade = models_service_pb2_grpc.ModelsServiceStub(self.channel)
+        self.machine = machine_service_pb2_grpc.MachineServiceStub(self.channel)
 
     async def register(self, model_id: str, file: str = "", **more: Any) -> model_pb2.Model:
         """Registers a GGUF file, which is written unless it is there."""
@@ -84,6 +94,11 @@ class Service:
     def watch(self, **request: Any) -> Any:
         """An open watch."""
         return self.models.WatchModels(model_service_pb2.WatchModelsRequest(**request))
+
+    def watch_machine(self, seconds: int = 0) -> Any:
+        """An open watch of the machine, with so much of the past."""
+        history = duration_pb2.Duration(seconds=seconds)
+        return self.machine.WatchMachine(machine_service_pb2.WatchMachineRequest(history=history))
 
 
 def llama_cpp(**more: Any) -> model_service_pb2.RuntimeOffer:
@@ -123,13 +138,14 @@ async def running(home: Path, **environ: str) -> AsyncIterator[Service]:
     server = grpc.aio.server()
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
     models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)
+    machine_service_pb2_grpc.add_MachineServiceServicer_to_server(MachineServicer(catalog.machine_watchers), server)
     server.add_insecure_port(f"unix:{folder}/s")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"unix:{folder}/s") as channel:
             yield Service(settings, catalog, channel, files, clock)
     finally:
-        catalog.watchers.close()
+        catalog.end_watches()
         await server.stop(PATIENCE)
         await catalog.close()
         await database.close()

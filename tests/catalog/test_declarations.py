@@ -206,6 +206,26 @@ async def test_load_and_unload_are_an_operators_where_the_file_says_nothing(decl
         assert next(iter(service.catalog.picture.all())).desired.runtime == ""
 
 
+async def test_runtime_and_engine_are_what_the_file_says(declared: Declared) -> None:
+    async def look() -> Any:
+        found = {one.id: one.desired for one in service.catalog.picture.all()}.get("a")
+        return found and (found.generation, found.runtime, found.registered_runtime, found.engine.max_sequences)
+
+    declared.write(declared.entry("a", runtime="llama_cpp", engine={"max_sequences": 2}))
+    async with running(declared.home, **declared.environ) as service:
+        await eventually(look, (1, "llama_cpp", "llama_cpp", 2))
+        declared.write(declared.entry("a", runtime="llama_cpp", engine={"max_sequences": 3}))
+        await eventually(look, (2, "llama_cpp", "llama_cpp", 3))
+        declared.write(declared.entry("a", engine={"max_sequences": 2000}))
+        wrong = "'engine.max_sequences' must be from 1 to 192, or 0, which is as its service is set, not 2000"
+        await eventually(messages(service), [wrong])
+        (problem,) = (await status_of_file(service))["problems"]
+        assert (problem["key"], problem["line"] > 0) == ("models[0].engine", True)
+        assert (await look())[0] == 2
+        declared.write(declared.entry("a"))
+        await eventually(look, (3, "", "", 0))
+
+
 async def test_wrong_entries_are_told_and_stop_nobody(declared: Declared) -> None:
     missing = (declared.files / "missing.gguf").as_uri()
     declared.write(
@@ -235,6 +255,9 @@ async def test_wrong_entries_are_told_and_stop_nobody(declared: Declared) -> Non
             assert words in problem["message"]
             assert problem["key"] == f"models[{'abcdefg'.index(model_id)}].{key}"
             assert f'"{key}": ' in lines[problem["line"] - 1]
+        listed = (await service.models.ListModels(model_service_pb2.ListModelsRequest())).models_file
+        typed = [{field.name: value for field, value in problem.ListFields()} for problem in listed.problems]
+        assert (listed.path, typed) == (str(declared.path), found["problems"]), "the same as over REST"
         await eventually(_problem_count, 5)
         gguf(declared.files / "missing.gguf")  # tried again and again
         await eventually(lambda: names(service), ["a", "c", "g"])
@@ -355,6 +378,8 @@ async def test_without_the_setting_what_was_declared_is_an_operators(declared: D
         await service.models.DeleteModel(model_service_pb2.DeleteModelRequest(id="b"))
         body = await service.facade.ListModels(models_service_pb2.ListModelsRequest(state="all"))
         assert "models_file" not in json.loads(body.data)
+        typed = await service.models.ListModels(model_service_pb2.ListModelsRequest())
+        assert not typed.HasField("models_file")
         assert [one["declared"] for one in json.loads(body.data)["data"]] == [False]
     declared.text('{"models": []}')
     async with running(declared.home, **declared.environ) as service:
@@ -393,7 +418,10 @@ async def test_problems_are_for_those_who_may_register(declared: Declared, monke
         caller = Identity("key_1", frozenset({"inference", scope}), expires=int(time.time()) + 60)
         metadata = ((HEADER, sign(caller, secret)),)
         asked = models_service_pb2.ListModelsRequest(state="all")
-        return json.loads((await service.facade.ListModels(asked, metadata=metadata)).data).get("models_file")
+        shown = json.loads((await service.facade.ListModels(asked, metadata=metadata)).data).get("models_file")
+        typed = await service.models.ListModels(model_service_pb2.ListModelsRequest(), metadata=metadata)
+        assert typed.HasField("models_file") == (shown is not None)
+        return shown
 
     async with running(declared.home, **declared.environ) as service:
         await eventually(_has_problem(service), True)

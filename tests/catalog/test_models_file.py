@@ -13,6 +13,7 @@ from services.catalog.composition import Composition, LoraChoice
 from services.catalog.marked_yaml import Wrong
 from services.catalog.models_file import ModelsFile, read_file, read_models
 from services.catalog.register import NewModel
+from services.models.descriptor import EngineSettings
 from services.models.desired import ImageDefaults
 
 WHOLE = """
@@ -29,6 +30,7 @@ models:
         scale: -0.5
       - {source: file:///l.safetensors}
     image_defaults: {steps: 20, guidance: 2.5}
+    engine: {tensor_parallel: 2, pipeline_parallel: 3, context_tokens: 4, max_sequences: 5, kv_tokens: 6, dtype: auto}
     runtime: diffusers
     keep_loaded: true
 """
@@ -65,18 +67,25 @@ def test_everything_that_a_registration_may_say() -> None:
             "hf://org/base", (LoraChoice("hf://org/l@main#l.safetensors", -0.5), LoraChoice("file:///l.safetensors"))
         ),
         image_defaults=ImageDefaults(steps=20, guidance=2.5),
+        runtime="diffusers",
+        engine=EngineSettings(
+            tensor_parallel=2, pipeline_parallel=3, context_tokens=4, max_sequences=5, kv_tokens=6, dtype="auto"
+        ),
     )
-    assert (found.runtime, found.keep_loaded, found.local) == ("diffusers", True, False)
+    assert (found.keep_loaded, found.local) == (True, False)
 
 
 def test_no_field_of_the_registration_is_left_out() -> None:
     """A field that RegisterModelRequest gains must be a key of the file, too, and of what is compared."""
     fields = {field.name for field in model_service_pb2.RegisterModelRequest.DESCRIPTOR.fields}
     keys = set(models_file._KEYS)
-    assert keys - fields == {"revision", "runtime", "keep_loaded"}
+    assert keys - fields == {"revision", "keep_loaded"}
     assert fields <= keys
     (found,) = read(WHOLE).declarations
     assert set(json.loads(found.text)) == keys - {"id", "revision", "modality"}  # in the source, and of the format
+    assert set(json.loads(found.text)["engine"]) == set(EngineSettings.__slots__)
+    (plain,) = read(file(GOOD)).declarations
+    assert "engine" not in json.loads(plain.text), "as earlier versions have noted it"
 
 
 def test_json_with_tabs_says_the_same() -> None:
@@ -109,6 +118,9 @@ def test_what_is_said_decides_and_not_where_or_how() -> None:
         ((*GOOD, "loras:", "  - scale: 1"), 9, ".loras[0].source", "models[1].loras[0] must have 'source'"),
         ((*GOOD, "loras:", "  - source: x", "    scale: y"), 10, ".loras[0].scale", "must be a number"),
         ((*GOOD, "image_defaults: {steps: 1.5}"), 8, ".image_defaults.steps", "must be a whole number"),
+        ((*GOOD, "engine: {gpus: 2}"), 8, ".engine.gpus", "there is no key 'gpus'; there are tensor_parallel,"),
+        ((*GOOD, "engine: {kv_tokens: many}"), 8, ".engine.kv_tokens", "must be a whole number"),
+        ((*GOOD, "engine: {dtype: [auto]}"), 8, ".engine.dtype", "must be a text"),
         ((*GOOD, "revision: main"), 8, ".revision", "is for sources of the hub"),
         (("source: hf://o/m@x", "format: gguf", "revision: y"), 8, ".revision", "the source names a revision, too"),
         (("source: hf://o/m", "format: gguf", "revision: a b"), 8, ".revision", "a branch, a tag or a commit"),

@@ -14,8 +14,9 @@ from desired_model import ARTIFACT, MEASURED, desired
 
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
-from services.catalog.registration import Registration
+from services.catalog.registration import Registration, _text
 from services.catalog.registrations import Registrations
+from services.models.descriptor import EngineSettings
 from services.models.desired import ImageDefaults, Part
 from services.rpc.errors import ModelExists, ModelInvalid, ModelNotFound
 
@@ -54,6 +55,8 @@ async def test_everything_of_a_model_survives_a_restart(tmp_path: Path) -> None:
         unloads=3,
         parts=parts,
         image_defaults=drawn,
+        registered_runtime="vllm",
+        engine=EngineSettings(tensor_parallel=2, kv_tokens=2**40, dtype="float32"),
     )
     async with opened(tmp_path) as registrations:
         added = await registrations.add(wanted, "print")
@@ -88,6 +91,32 @@ async def test_a_row_of_the_first_version_is_still_read(tmp_path: Path) -> None:
     assert found.desired.measured[0].tokens_per_second == 10.5
     assert found.recorded == (150,)
     assert (found.desired.parts, found.desired.image_defaults) == ((), ImageDefaults()), "what later versions added"
+    assert (found.desired.runtime, found.desired.registered_runtime) == ("torch", ""), "it was asked for by LoadModel"
+    assert found.desired.engine == EngineSettings()
+
+
+@pytest.mark.parametrize(
+    ("declared", "registered"),
+    [
+        ('{"source":"x","runtime":"torch"}', "torch"),
+        ('{"source":"x","runtime":""}', ""),
+        ('{"source":"x"}', ""),
+        ("", ""),
+    ],
+)
+async def test_what_the_models_file_said_of_the_runtime_is_known_as_the_registration_s(
+    tmp_path: Path, declared: str, registered: str
+) -> None:
+    """Of a database from before there was a place for it; an operator may have loaded it with another since."""
+    await (await Database.open(tmp_path / "c.db", MIGRATIONS[:4])).close()
+    with closing(sqlite3.connect(tmp_path / "c.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO models VALUES (1, 'm', 'x', 1, ?, ?, '[]', '', 1, 'other', 0, 1, 1, '[]', '{}', ?)",
+            (_text(desired("m").facts), _text(desired("m").manifest), declared),
+        )
+        connection.execute("INSERT INTO names VALUES ('m', 1, 0)")
+    (found,) = await read_again(tmp_path)
+    assert (found.desired.runtime, found.desired.registered_runtime) == ("other", registered)
 
 
 @pytest.mark.parametrize("column", ["facts", "manifest", "artifacts", "parts"])

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 from allm.keys.v1 import keys_pb2
-from allm.models.v1 import model_service_pb2
+from allm.models.v1 import machine_service_pb2, model_service_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from wire import Reply, send
@@ -59,6 +59,12 @@ CREATE_KEY = Way(
     "/allm.keys.v1.KeyService/CreateKey",
     keys_pb2.CreateKeyRequest(name="another"),
     b'{"name": "another"}',
+)
+WATCH_MACHINE = Way(
+    "",  # by gRPC only
+    "",
+    "/allm.models.v1.MachineService/WatchMachine",
+    machine_service_pb2.WatchMachineRequest(),
 )
 
 

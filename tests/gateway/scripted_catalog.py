@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from allm.models.v1 import (
+    machine_service_pb2,
+    machine_service_pb2_grpc,
+    model_pb2,
+    model_service_pb2,
+    model_service_pb2_grpc,
+)
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
 from upstream import OPTIONS, Context, serve
@@ -28,7 +34,7 @@ async def echo(request: Any, call: Call) -> model_pb2.Model:
 
 @dataclass
 class ScriptedCatalog:
-    """Both services of the catalog in one object; `manage` is the script of the verbs that change models."""
+    """The services of the catalog in one object; `manage` is the script of the verbs that change models."""
 
     manage: Script = echo
     metadata: list[dict[str, str]] = field(default_factory=list)  # of every call, in order
@@ -46,6 +52,7 @@ class ScriptedCatalog:
         self.server = grpc.aio.server(interceptors=[_Recorder(self)], options=OPTIONS)
         models_service_pb2_grpc.add_ModelsServiceServicer_to_server(_Facade(), self.server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(_Models(self), self.server)
+        machine_service_pb2_grpc.add_MachineServiceServicer_to_server(_Machine(), self.server)
         await serve(self.server, address)
 
     async def stop(self) -> None:
@@ -127,3 +134,8 @@ class _Models(model_service_pb2_grpc.ModelServiceServicer):
     async def WatchModels(self, request: Any, context: Context) -> Any:
         self.catalog.requests.append(request)
         yield model_service_pb2.WatchModelsResponse(synced=model_service_pb2.Synced())
+
+
+class _Machine(machine_service_pb2_grpc.MachineServiceServicer):
+    async def WatchMachine(self, request: Any, context: Context) -> Any:
+        yield machine_service_pb2.WatchMachineResponse(synced=machine_service_pb2.MachineSynced())

@@ -70,6 +70,8 @@ def test_method_names_cover_typed_and_facade_services() -> None:
     assert ("allm.audio.v1.TranscriptionService", "StreamTranscribe") in names
     assert ("allm.openai.v1.AudioService", "CreateTranslation") in names
     assert ("allm.image.v1.ImageService", "StreamGenerateImage") in names
+    assert ("allm.image.v1.ImageService", "StreamEditImage") in names
     assert ("allm.openai.v1.ImagesService", "GetImageFile") in names
     assert ("allm.models.v1.ModelService", "WatchModels") in names
+    assert ("allm.models.v1.MachineService", "WatchMachine") in names
     assert ("allm.openai.v1.ModelsService", "DeleteModel") in names

@@ -18,7 +18,7 @@ from allm.envoy import external_auth_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from envoy_process import LISTED_ORIGIN, RunningGateway, gateway_settings, running_gateway
 from grpc_health.v1 import health_pb2
-from key_callers import CREATE_KEY, LIST, LOAD, PROTOCOLS, Way, ask, bearer
+from key_callers import CREATE_KEY, LIST, LOAD, PROTOCOLS, WATCH_MACHINE, Way, ask, bearer
 from scripted_catalog import ScriptedCatalog
 from upstream import Upstream
 from wire import posting, send
@@ -245,6 +245,17 @@ async def test_who_may_not_in_is_told_before_anything_of_the_body_was_sent(guard
         writer.close()
     async with asyncio.timeout(20), posting(guarded.port, CHAT, b"x" * 100_000_000, wait=False) as stream:
         assert (await stream.readline()).split()[1] == b"401", "and nobody waits for the rest"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "grpc-web"])
+async def test_to_watch_the_machine_is_for_operators(guarded: Guarded, protocol: str) -> None:
+    assert (await ask(protocol, guarded.port, WATCH_MACHINE)).status == "UNAUTHENTICATED"
+    outcome = await ask(protocol, guarded.port, WATCH_MACHINE, bearer(USER))
+    assert (outcome.status, outcome.reason) == ("PERMISSION_DENIED", "FORBIDDEN")
+    assert "scope 'admin'" in outcome.message
+    assert not guarded.catalog.metadata
+    assert (await ask(protocol, guarded.port, WATCH_MACHINE, bearer(OPERATOR))).status == "OK"
+    assert len(guarded.catalog.metadata) == 1
 
 
 @pytest.mark.parametrize("path", [WATCH_KEYS, RELEASE, RELEASE.replace("Release", "GetResidency")])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.models.descriptor import ModelFacts
+from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry, Measurement, Runtime
 from services.rpc.errors import Unsupported
 
@@ -194,6 +194,85 @@ def test_what_resolve_refuses_explain_explains(changes: dict[str, object], reaso
     assert not verdict.able
     assert not verdict.chosen
     assert reason in verdict.reason
+
+
+# --- a runtime that is not installed, and models in stages
+
+SAFETENSORS = {"format": "safetensors"}
+TORCH, VLLM = (next(runtime for runtime in RUNTIMES if runtime.name == name) for name in ("torch", "vllm"))
+INSTALLED = (LLAMA_CPP, TORCH, dataclasses.replace(VLLM, missing=""))
+STAGES = EngineSettings(pipeline_parallel=2)
+
+
+def test_what_is_not_installed_changes_nothing_for_models_of_others() -> None:
+    """The same choices and refusals as without it, but for what it alone could run."""
+    others = tuple(runtime for runtime in RUNTIMES if runtime.name != "vllm")
+    for device in ("cpu", "cuda", "mps"):
+        registries = [EngineRegistry(device, forced=False, runtimes=runtimes) for runtimes in (others, RUNTIMES)]
+        for changes in ({}, SAFETENSORS):
+            assert len({registry.resolve(descriptor(**changes)).name for registry in registries}) == 1
+        for changes in (
+            {"format": "onnx"},
+            {"architecture": "bert"},
+            SAFETENSORS | {"architecture": "qwen2_vl"},
+            SAFETENSORS | {"capabilities": frozenset({"embed"})},
+            SAFETENSORS | {"quantization": "strange"},
+        ):
+            before, now = (refusal(registry, descriptor(**changes)) for registry in registries)
+            assert now == before
+    large = descriptor(**SAFETENSORS, size=CPU_LIMIT_BYTES + 1)
+    assert "vllm" not in refusal(EngineRegistry("cpu", forced=False), large), "it would need a GPU, too"
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"architecture": "mixtral"}, "architecture 'mixtral' is not supported by torch"),
+        ({"quantization": "awq"}, "weights of llama quantised with 'awq' are not supported by torch"),
+    ],
+)
+def test_what_only_a_missing_runtime_could_run_is_refused_with_how_to_install_it(
+    changes: dict[str, object], first: str
+) -> None:
+    model = descriptor(**SAFETENSORS, **changes)
+    message = refusal(EngineRegistry("cpu", forced=False), model)
+    assert message == f"m: {first}; vllm could run it, but {VLLM.missing}"
+    assert "pip install 'allm[vllm]'" in message
+    assert EngineRegistry("cpu", forced=False, runtimes=INSTALLED).resolve(model).name == "vllm"
+
+
+def test_who_asks_for_a_missing_runtime_is_told_how_to_install_it() -> None:
+    registry = EngineRegistry("cpu", forced=False)
+    with pytest.raises(Unsupported) as caught:
+        registry.resolve(descriptor(**SAFETENSORS), asked="vllm")
+    assert caught.value.message == f"m: the runtime 'vllm' that was asked for cannot run it here: {VLLM.missing}"
+    reasons = {each.runtime.name: each for each in registry.explain(descriptor(**SAFETENSORS), asked="vllm")}
+    assert (reasons["vllm"].able, reasons["vllm"].reason) == (False, VLLM.missing)
+    with pytest.raises(Unsupported, match="cannot run it here: it does not read text models in gguf"):
+        registry.resolve(descriptor(), asked="vllm")
+
+
+def test_an_installed_one_comes_last_unless_it_was_measured_or_asked_for() -> None:
+    registry, model = EngineRegistry("cpu", forced=False, runtimes=INSTALLED), descriptor(**SAFETENSORS)
+    assert registry.resolve(model) is TORCH
+    assert registry.resolve(model, asked="vllm").name == "vllm"
+    assert registry.resolve(model, [measured("torch", 9.0), measured("vllm", 10.0)]).name == "vllm"
+    missing = EngineRegistry("cpu", forced=False, runtimes=RUNTIMES)
+    assert missing.resolve(model, [measured("torch", 9.0), measured("vllm", 10.0)]) is TORCH
+
+
+def test_stages_need_a_runtime_that_makes_them() -> None:
+    registry, model = EngineRegistry("cuda", forced=False, runtimes=INSTALLED), descriptor(**SAFETENSORS)
+    assert registry.resolve(model, engine=STAGES).name == "vllm"
+    assert registry.resolve(model, engine=EngineSettings(pipeline_parallel=1)) is TORCH
+    with pytest.raises(Unsupported, match="it does not divide models into stages, and it was asked for 2"):
+        registry.resolve(model, asked="torch", engine=STAGES)
+    with pytest.raises(Unsupported, match="m: llama_cpp cannot divide it into stages, and it was asked for 2"):
+        registry.resolve(descriptor(), engine=STAGES)
+    reasons = {each.runtime.name: each.reason for each in registry.explain(model, engine=STAGES)}
+    assert "pipeline_parallel" in reasons["torch"]
+    with pytest.raises(Unsupported, match=r"torch cannot divide it .*; vllm could run it, but vLLM is not installed"):
+        EngineRegistry("cuda", forced=False).resolve(model, engine=STAGES)
 
 
 def test_runtime_names_are_unique() -> None:

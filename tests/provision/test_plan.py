@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from desired_models import facts, registration
 
-from services.models.descriptor import LoraFile
+from services.models.descriptor import EngineSettings, LoraFile
 from services.models.desired import Artifact, Part
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import RUNTIMES, EngineRegistry
@@ -49,6 +49,16 @@ def test_an_official_cache_that_fits_is_used() -> None:
     assert (plan.manifest, plan.runtime.name) == (CACHE, "llama_cpp")
     assert plan.artifact == f"nvidia/m@{'2' * 40}"
     assert plan.facts.format == "gguf", "what the runtime reads; the model stays registered as safetensors"
+
+
+def test_how_it_is_to_be_run_goes_to_every_way_of_serving_it() -> None:
+    engine = EngineSettings(context_tokens=512)
+    wanted = dataclasses.replace(registration(OWN, artifacts=(artifact(),)), engine=engine)
+    plans = make_plans(wanted, REGISTRY, settings())
+    assert [plan.descriptor(3, [Path("/m")]).engine for plan in plans] == [engine, engine]
+    stages = dataclasses.replace(wanted, engine=EngineSettings(pipeline_parallel=2))
+    with pytest.raises(Unsupported, match="llama_cpp cannot divide it into stages"):
+        make_plans(stages, REGISTRY, settings())
 
 
 def test_its_own_files_come_after_the_cache_where_a_runtime_reads_them() -> None:

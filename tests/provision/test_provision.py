@@ -13,10 +13,15 @@ from allm.models.v1 import model_pb2, model_service_pb2
 from catalog_script import ScriptedCatalog
 from desired_models import Loader, Manager, local_manifest, registration
 
+from services.models.figures import Figures
 from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision import follower as follower_module
 from services.provision import provision as provision_module
+from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
+from services.residency.host_memory import HostMemory
+from services.residency.model_events import ModelEvents
+from services.residency.snapshot import Snapshot
 from services.rpc.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.rpc.settings import load_settings
 
@@ -99,6 +104,9 @@ async def test_the_first_report_is_complete_and_later_ones_tell_only_what_change
         (runtime.name, capability): architectures
         for runtime in RUNTIMES
         for capability, architectures in runtime.architectures.items()
+    }
+    assert {one.name: (one.missing, one.pipelines) for one in first.runtimes} == {
+        runtime.name: (runtime.missing, runtime.pipelines) for runtime in RUNTIMES
     }
     count = len(catalog.reports)
     await until(lambda: len(catalog.reports) >= count + 3)
@@ -265,6 +273,61 @@ async def test_replicas_that_a_new_catalog_does_not_hear_of_are_gone_in_the_end(
     await until(lambda: "new" in provision.store)
     assert provision.store.get("a").desired.ready_replicas == {"me", "other"}
     await until(lambda: provision.store.get("a").desired.ready_replicas == frozenset())
+
+
+class Telling(FigureReader):
+    """Figures that a test can break."""
+
+    broken = False
+
+    def read(self, after: int = 0) -> Figures:
+        if self.broken:
+            raise OSError("a mistake of ours")
+        return super().read(after)
+
+
+@pytest_asyncio.fixture
+async def telling(
+    catalog: ScriptedCatalog, manager: Manager, tmp_path: Path
+) -> AsyncIterator[tuple[Telling, ModelEvents]]:
+    """What a running replica tells, and what happens to its models."""
+    settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_CATALOG": catalog.address, "ALLM_REPLICA": "me"})
+    events, memory = ModelEvents(), Snapshot(HostMemory(100, 60, "psutil"), (), ())
+    figures = Telling("text", lambda: memory, 0.9, events)
+    registry = EngineRegistry("cpu", forced=True)
+    provision = Provision(settings.model, "text", registry, manager, figures=figures)
+    await provision.start()
+    yield figures, events
+    await provision.close()
+    await manager.close()
+
+
+async def test_every_report_has_figures_and_each_event_until_it_was_taken(
+    catalog: ScriptedCatalog, telling: tuple[Telling, ModelEvents]
+) -> None:
+    _, events = telling
+    await until(lambda: len(catalog.reports) >= 2)
+    assert all(report.figures.host.used_bytes == 60 for report in catalog.reports)
+    await catalog.stop()
+    events.tell("evicted", "m", "idle")
+    seen = len(catalog.reports)
+    await catalog.start()
+    await until(lambda: len(catalog.reports) >= seen + 3)
+    told = [one for report in catalog.reports for one in report.figures.events]
+    assert [(one.number, one.event.model_id, one.event.reason) for one in told] == [(1, "m", "idle")]
+    uptimes = [report.figures.uptime.ToNanoseconds() for report in catalog.reports]
+    assert uptimes == sorted(uptimes)
+
+
+async def test_figures_that_cannot_be_read_keep_no_report_back(
+    catalog: ScriptedCatalog, telling: tuple[Telling, ModelEvents]
+) -> None:
+    figures, _ = telling
+    await until(lambda: catalog.reports)
+    figures.broken = True
+    await until(lambda: not catalog.reports[-1].HasField("figures"))
+    count = len(catalog.reports)
+    await until(lambda: len(catalog.reports) >= count + 2)
 
 
 async def test_a_report_that_cannot_be_made_is_not_the_last(

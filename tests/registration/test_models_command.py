@@ -359,7 +359,7 @@ def test_update_waits_for_the_new_commit_while_the_old_one_answers(
     gate.open()
     done = command.done()
     assert done.status == 0, done
-    assert done.stderr.startswith("m is updated: its files are now generation 2\n")
+    assert done.stderr.startswith("m is updated: it is now generation 2\n")
     assert re.fullmatch(r"m is (ready|loaded) \(llama_cpp on cpu\)\n", done.stdout), done
     assert "Paris" in operator.answer("m")
     model = models("show", "m", "--json").json["model"]
@@ -401,9 +401,11 @@ def test_load_and_unload(operator: Operator, folder: Path, models: Callable[...,
     done = models("load", "m")
     assert (done.status, done.stdout) == (0, "m is loaded (llama_cpp on cpu)\n"), done
     assert operator.all()["m"]["state"] == "loaded"
-    wrong = models("load", "m", "--runtime", "vllm")
+    wrong = models("load", "m", "--runtime", "tgi")
     assert wrong.status == 1
     assert "llama_cpp" in wrong.stderr
+    missing = models("load", "m", "--runtime", "vllm")
+    assert (missing.status, "pip install 'allm[vllm]'" in missing.stderr) == (1, True)
     done = models("unload", "m")
     assert (done.status, done.stdout) == (0, "m is to be unloaded\n")
     operator.until_state("m", "ready")

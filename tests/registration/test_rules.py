@@ -364,7 +364,7 @@ def test_loading_and_unloading_by_hand(operator: Operator, folder: Path) -> None
     operator.until_state("org/m:1", "ready")
     assert operator.verb("org/m:1", "load").model["keep_loaded"] is True
     operator.until_state("org/m:1", "loaded")
-    reply = operator.verb("org/m:1", "load", {"runtime": "vllm"})
+    reply = operator.verb("org/m:1", "load", {"runtime": "tgi"})
     assert reply.status == 400
     assert "llama_cpp" in reply.error["message"]
     operator.verb("org/m:1", "unload")

@@ -10,7 +10,9 @@ from prometheus_client import REGISTRY
 
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import RUNTIMES, Runtime
+from services.residency import manager as manager_module
 from services.residency.manager import ModelManager
+from services.residency.model_events import ModelEvents
 from services.residency.resident import ResidentKey, resident_key
 from services.rpc import tracing
 from services.rpc.errors import AllmError, Internal, ModelInvalid, ModelNotReady
@@ -421,6 +423,30 @@ async def test_a_model_that_nobody_uses_can_be_evicted_and_comes_back_when_it_is
     assert (first.closed, manager.resident(key()), changes) == (1, None, [None])
     assert REGISTRY.get_sample_value("allm_model_evictions_total", {"model": "m", "reason": "test"}) == 1
     assert await use(manager) is not first
+
+
+async def test_what_happens_to_a_model_is_told_with_its_reason(
+    manager: ModelManager[Loaded], loader: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = ModelEvents()
+    monkeypatch.setattr(manager_module, "EVENTS", events)
+    loader.gate.set()
+    await use(manager, "told")
+    await manager.evict(key("told"), "test")
+    await manager.evict(key("told"), "again")
+    await use(manager, "told")
+    await manager.retire("told")
+    await manager.retire("told")
+    loader.failure = ModelInvalid("broken")
+    with pytest.raises(ModelInvalid):
+        await use(manager, "n")
+    assert [(event.kind, event.model, event.reason) for _, event in events.after(0)] == [
+        ("loaded", "told", ""),
+        ("evicted", "told", "test"),
+        ("loaded", "told", ""),
+        ("unloaded", "told", ""),
+        ("load_failed", "n", "MODEL_INVALID"),
+    ]
 
 
 async def test_what_is_in_use_loading_pinned_or_not_there_is_not_evicted(

@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from puppet_worker import PuppetWorker
 
 from services.residency.messages import Cancel, Phase, Refused, Stop
+from services.residency.model_events import EVENTS
 from services.residency.model_in_worker import (
     LONGEST_RETRY_SECONDS,
     MARGIN,
@@ -535,3 +536,13 @@ async def test_what_becomes_of_a_worker_is_not_logged_as_part_of_the_request_tha
         worker.say(None)
         await until(lambda: not model.alive)
     assert seen == [("worker died", "")]
+
+
+async def test_the_death_of_a_worker_is_an_event() -> None:
+    worker = Scripted()
+    async with running(worker) as model:
+        before = [number for number, _ in EVENTS.after(0)]
+        worker.say(None)
+        await until(lambda: not model.alive)
+        (event,) = [event for number, event in EVENTS.after(max(before, default=0)) if event.kind == "worker_died"]
+    assert event.model == "m"

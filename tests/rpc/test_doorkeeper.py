@@ -340,6 +340,7 @@ def test_every_rpc_says_what_scope_it_needs() -> None:
         "ModelServicer",
         "ModelsFacade",
         "KeyServicer",
+        "MachineServicer",
         "ResidencyServicer",
     }
     assert not {name.partition(".")[0] for name in needed[INFERENCE]} & {"KeyServicer", "ResidencyServicer"}

@@ -64,6 +64,23 @@ def test_the_url_of_redis_is_checked_and_never_shown() -> None:
         assert "s3cret" not in str(caught.value)
 
 
+def test_the_interpreter_of_vllm_keeps_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment's python is a link to another one, and only by its own place tells which packages it has."""
+    monkeypatch.chdir(tmp_path)
+    Path("python").symlink_to("/elsewhere/python")
+    assert load_settings({"ALLM_VLLM_PYTHON": "./python"}).text.vllm_python == f"{tmp_path}/python"
+    assert load_settings({"ALLM_VLLM_PYTHON": "~/p"}).text.vllm_python == str(Path.home() / "p")
+    assert load_settings({}).text.vllm_python == ""
+
+
+def test_the_address_of_ray_is_checked() -> None:
+    for address in ("auto", "head:6379", "10.0.0.1:1", "[::1]:65535"):
+        assert load_settings({"ALLM_RAY_ADDRESS": address}).text.ray_address == address
+    for address in ("head", "head:", ":6379", "head:0", "head:65536", "ray://head:10001", "head:x"):
+        with pytest.raises(SettingError, match=r"ALLM_RAY_ADDRESS=.* must be auto, or an address such as 10"):
+            load_settings({"ALLM_RAY_ADDRESS": address})
+
+
 def test_the_defaults_of_an_empty_environment() -> None:
     settings = load_settings({})
     assert settings.home == Path.home() / ".allm"
@@ -148,6 +165,9 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_PREFIX_CACHE": ("off", "prefix_cache", False),
         "ALLM_DTYPE": ("float32", "dtype", "float32"),
         "ALLM_TENSOR_PARALLEL": ("2", "tensor_parallel", 2),
+        "ALLM_VLLM_PYTHON": ("/v/bin/python", "vllm_python", "/v/bin/python"),
+        "ALLM_VLLM_COMPILE": ("off", "vllm_compile", False),
+        "ALLM_RAY_ADDRESS": ("10.0.0.1:6379", "ray_address", "10.0.0.1:6379"),
         "ALLM_REQUEST_SECONDS": ("0.1", "request_seconds", 0.1),
         "ALLM_STALL_SECONDS": ("1", "stall_seconds audio.stall_seconds image.stall_seconds", 1.0),
         "ALLM_LOAD_SECONDS": ("1", "load_seconds audio.load_seconds image.load_seconds", 1.0),
@@ -167,6 +187,7 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
         "ALLM_IMAGE_QUEUE": ("1", "image.queue_limit", 1),
         "ALLM_IMAGE_REQUEST_SECONDS": ("0.1", "image.request_seconds", 0.1),
         "ALLM_MAX_IMAGE_BYTES": ("2048", "image.max_image_bytes", 2048),
+        "ALLM_IMAGE_UPLOAD_BYTES": ("268435456", "image.upload_bytes", 256 * MIB),
         "ALLM_MAX_IMAGE_PIXELS": ("4096", "image.max_image_pixels", 4096),
         "ALLM_IMAGE_CODECS": ("2", "image.codecs", 2),
         "ALLM_IMAGE_METADATA": ("off", "image.metadata", False),

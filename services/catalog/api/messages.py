@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 
 from services.catalog.board import Report
 from services.catalog.catalog import Opinion
 from services.catalog.composition import LoraChoice
+from services.catalog.declarations import Declarations
 from services.catalog.picture import View
 from services.models import wire
 from services.models.descriptor import Modality
+from services.models.figures_wire import read_figures
 from services.models.registry import Runtime
 from services.models.status import Status
 from services.rpc.errors import Internal, InvalidRequest
@@ -80,6 +82,14 @@ def resolution_message(opinion: Opinion) -> model_service_pb2.Resolution:
     )
 
 
+def models_file(declarations: Declarations) -> model_service_pb2.ModelsFile | None:
+    """What of the models file is not applied; None where there is no such file."""
+    if declarations.path is None:
+        return None
+    problems = [model_service_pb2.ModelsFileProblem(**asdict(problem)) for problem in declarations.problems()]
+    return model_service_pb2.ModelsFile(path=str(declarations.path), problems=problems)
+
+
 def read_modality(value: model_pb2.Modality.ValueType, param: str) -> Modality:
     """A modality that must be one. Raises InvalidRequest."""
     try:
@@ -114,6 +124,7 @@ def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
         runtimes=_runtimes(request.runtimes, modality) if complete else (),
         statuses={one.id: _status(one.status) for one in request.statuses},
         leaving=request.leaving,
+        figures=read_figures(request.figures) if request.HasField("figures") else None,
     )
 
 
@@ -132,11 +143,11 @@ def _runtimes(offers: Iterable[model_service_pb2.RuntimeOffer], modality: Modali
             architectures=dict.fromkeys(_words("runtimes.capabilities", offer.capabilities), architectures),
             devices=frozenset(_words("runtimes.devices", offer.devices)),
             quantizations=frozenset(_words("runtimes.quantizations", offer.quantizations)),
+            pipelines=offer.pipelines,
+            missing=offer.missing[:MAX_REASON],
         )
         if known and (
-            known.capabilities & runtime.capabilities
-            or (known.formats, known.devices, known.quantizations)
-            != (runtime.formats, runtime.devices, runtime.quantizations)
+            known.capabilities & runtime.capabilities or replace(known, architectures=runtime.architectures) != runtime
         ):
             raise InvalidRequest(f"two offers of the runtime {name!r} contradict each other", param="runtimes")
         both = {**known.architectures, **runtime.architectures} if known else runtime.architectures

@@ -42,6 +42,8 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
             aliases=tuple(request.aliases),
             composition=Composition(request.base, messages.read_loras(request.loras)),
             image_defaults=wire.read_image_defaults(request.image_defaults),
+            runtime=request.runtime,
+            engine=wire.read_engine(request.engine),
         )
         return model_service_pb2.RegisterModelResponse(model=self._message(await self._catalog.register(new), call))
 
@@ -49,7 +51,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def UpdateModel(  # noqa: N802
         self, request: model_service_pb2.UpdateModelRequest, call: Call
     ) -> model_service_pb2.UpdateModelResponse:
-        """Gives a model another source, other parts, aliases or defaults."""
+        """Gives a model another source, other parts, aliases or defaults, or another way of being run."""
         given = request.HasField
         change = Change(
             source=request.source,
@@ -57,6 +59,8 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
             base=request.base,
             loras=messages.read_loras(request.loras.loras) if given("loras") else None,
             image_defaults=wire.read_image_defaults(request.image_defaults) if given("image_defaults") else None,
+            runtime=request.runtime if given("runtime") else None,
+            engine=wire.read_engine(request.engine) if given("engine") else None,
         )
         view = await self._catalog.update(_id(request.id), change)
         return model_service_pb2.UpdateModelResponse(model=self._message(view, call))
@@ -79,9 +83,12 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     ) -> model_service_pb2.ListModelsResponse:
         """All models that the caller may use, by id."""
         picture = self._catalog.picture
+        file = messages.models_file(self._catalog.declarations) if ADMIN in call.identity.scopes else None
         if call.identity.models:  # a key with a list of its own
-            return model_service_pb2.ListModelsResponse(models=map(self._messages.of, all_visible(picture)))
-        return model_service_pb2.ListModelsResponse(models=self._messages.of_all(picture.all()))
+            models = list(map(self._messages.of, all_visible(picture)))
+        else:
+            models = self._messages.of_all(picture.all())
+        return model_service_pb2.ListModelsResponse(models=models, models_file=file)
 
     @typed(SECONDS, scope=ADMIN)
     async def DeleteModel(  # noqa: N802

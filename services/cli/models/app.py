@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,30 +11,38 @@ from allm.models.v1 import model_pb2
 from rich.console import Console
 
 from services.cli.ending import EXIT_PROBLEM, plainly
-from services.cli.keys.catalog_door import catalog_address
 from services.cli.models import listing
 from services.cli.models.bench import Bench, Plan
-from services.cli.models.catalog import Catalog
 from services.cli.models.chat_meter import ChatMeter
 from services.cli.models.check import check as check_files
-from services.cli.models.connection import Connection, command_identity, connect, find_address
 from services.cli.models.document import document, documents, print_document
+from services.cli.models.engine_options import (
+    ContextTokens,
+    Dtype,
+    KvTokens,
+    LoadRuntime,
+    MaxSequences,
+    PipelineParallel,
+    Runtime,
+    TensorParallel,
+    engine_settings,
+)
 from services.cli.models.explanation import explain
+from services.cli.models.finishing import finish
 from services.cli.models.image_options import Base, Guidance, Loras, Steps, image_defaults, lora_list
 from services.cli.models.import_folder import Entry, hint, import_folder, summary
 from services.cli.models.page import Page
+from services.cli.models.session import session
 from services.cli.models.sources import source_url
 from services.cli.models.speech_meter import SpeechMeter
-from services.cli.models.stage import Goal, Stage, loaded, served
+from services.cli.models.stage import loaded, served
 from services.cli.models.verification.command import verify
 from services.cli.models.verification.record import record, write
 from services.cli.models.verification.screen import show_outcomes
-from services.cli.models.waiting import wait_until
-from services.cli.models.words import reason_word
 from services.cli.problem import Problem
 from services.models.descriptor import Format, Modality
 from services.rpc.byte_count import bytes_word
-from services.rpc.settings import Settings, load_settings
+from services.rpc.settings import load_settings
 
 models_app = typer.Typer(
     help="Register models, see what is ready where, and manage them.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -52,26 +57,6 @@ Alias = Annotated[list[str] | None, typer.Option("--alias", metavar="NAME", help
 Source = "`hf://org/name[@revision][#file]`, or a path or `file://` URL of this machine."
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """What a command works with."""
-
-    connection: Connection
-    catalog: Catalog
-    settings: Settings
-
-
-@contextmanager
-def _session(address: str) -> Iterator[_Session]:
-    """A connection to the running allm, and the settings of this environment."""
-    with plainly():
-        settings = load_settings()
-        where, catalog = find_address(address, settings), "" if address else catalog_address("", settings)
-        own = command_identity(settings, "allm-models")
-        with connect(where, own, settings.auth.api_key, catalog) as connection:
-            yield _Session(connection, Catalog(connection), settings)
-
-
 @models_app.command()
 def add(
     model_id: Annotated[str, typer.Argument(metavar="ID", help="What requests will name.")],
@@ -83,14 +68,29 @@ def add(
     loras: Loras = None,
     steps: Steps = None,
     guidance: Guidance = None,
+    runtime: Runtime = None,
+    tensor_parallel: TensorParallel = None,
+    pipeline_parallel: PipelineParallel = None,
+    context_tokens: ContextTokens = None,
+    max_sequences: MaxSequences = None,
+    kv_tokens: KvTokens = None,
+    dtype: Dtype = None,
     wait: Wait = True,
     timeout: Timeout = 0,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
     """Register a model, and wait until it is fetched, verified and ready."""
-    with _session(address) as session:
-        model = session.catalog.register(
+    engine = engine_settings(
+        dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        context_tokens=context_tokens,
+        max_sequences=max_sequences,
+        kv_tokens=kv_tokens,
+    )
+    with session(address) as at:
+        model = at.catalog.register(
             model_id,
             source_url(source),
             format,
@@ -99,11 +99,13 @@ def add(
             base=source_url(base) if base else "",
             loras=lora_list(loras),
             image_defaults=image_defaults(steps, guidance),
+            runtime=runtime or "",
+            engine=engine,
         )
         if not as_json:
             files = f"{bytes_word(model.size_bytes)}, {model.architecture or 'unknown architecture'}"
             Page(error=wait).say(f"{model.id} is registered ({files})")
-        _finish(session, model, served(model.generation) if wait else None, timeout, as_json)
+        finish(at, model, served(model.generation) if wait else None, timeout, as_json)
 
 
 @models_app.command(name="list")
@@ -113,12 +115,13 @@ def list_models(
     address: Address = "",
 ) -> None:
     """List all registered models with their states."""
-    with _session(address) as session:
-        reply = session.catalog.models()
+    with session(address) as at:
+        reply = at.catalog.models()
         if as_json:
             print_document(document(reply))
         else:
             listing.show_models(Page(), reply.models)
+            listing.show_problems(Page(error=True), reply.models_file)
 
 
 @models_app.command()
@@ -129,8 +132,8 @@ def show(
     address: Address = "",
 ) -> None:
     """Show everything about a model: replicas, benchmarks, files."""
-    with _session(address) as session:
-        reply = session.catalog.get(model_id)
+    with session(address) as at:
+        reply = at.catalog.get(model_id)
         if as_json:
             print_document(document(reply))
         else:
@@ -150,34 +153,51 @@ def update(
     no_loras: Annotated[bool, typer.Option("--no-loras", help="Take all LoRAs away.")] = False,
     steps: Steps = None,
     guidance: Guidance = None,
+    runtime: Runtime = None,
+    tensor_parallel: TensorParallel = None,
+    pipeline_parallel: PipelineParallel = None,
+    context_tokens: ContextTokens = None,
+    max_sequences: MaxSequences = None,
+    kv_tokens: KvTokens = None,
+    dtype: Dtype = None,
     wait: Wait = True,
     timeout: Timeout = 0,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Give a model another source, other parts, names or values. The old files serve until new ones are verified."""
-    with _session(address) as session:
+    """Give a model another source, other parts, names or values. The old one serves until the new one can."""
+    engine = engine_settings(
+        dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        context_tokens=context_tokens,
+        max_sequences=max_sequences,
+        kv_tokens=kv_tokens,
+    )
+    with session(address) as at:
         for one, none, options in (
             (alias, no_aliases, "--alias and --no-aliases"),
             (loras, no_loras, "--lora and --no-loras"),
         ):
             if one and none:
                 raise Problem(f"{options} exclude each other")
-        before = session.catalog.get(model_id).model
-        model = session.catalog.update(
+        before = at.catalog.get(model_id).model
+        model = at.catalog.update(
             model_id,
             source_url(source) if source else "",
             [] if no_aliases else alias,
             base=source_url(base) if base else "",
             loras=lora_list(loras) if loras or no_loras else None,
             image_defaults=image_defaults(steps, guidance),
+            runtime=runtime,
+            engine=engine,
         )
         changed = model.generation != before.generation
         if not as_json:
-            what = f"its files are now generation {model.generation}" if changed else "its files stay as they are"
+            what = f"it is now generation {model.generation}" if changed else "its files stay as they are"
             Page(error=wait and changed).say(f"{model.id} is updated: {what}")
         if changed or as_json:
-            _finish(session, model, served(model.generation) if wait and changed else None, timeout, as_json)
+            finish(at, model, served(model.generation) if wait and changed else None, timeout, as_json)
 
 
 @models_app.command()
@@ -188,11 +208,11 @@ def remove(
     address: Address = "",
 ) -> None:
     """Forget a model, and delete what was fetched for it. Files of a `file://` source stay."""
-    with _session(address) as session:
-        model = session.catalog.get(model_id).model
+    with session(address) as at:
+        model = at.catalog.get(model_id).model
         if not yes:
             _ask(model)
-        session.catalog.remove(model.id)
+        at.catalog.remove(model.id)
         if as_json:
             print_document({"removed": model.id})
         else:
@@ -202,25 +222,25 @@ def remove(
 @models_app.command()
 def load(
     model_id: ModelId,
-    runtime: Annotated[str, typer.Option(help="The runtime to load it with; default: the registry's choice.")] = "",
+    runtime: LoadRuntime = "",
     wait: Wait = True,
     timeout: Timeout = 0,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
     """Load a model into memory and keep it there, also after restarts."""
-    with _session(address) as session:
-        model = session.catalog.load(model_id, runtime)
+    with session(address) as at:
+        model = at.catalog.load(model_id, runtime)
         if not (wait or as_json):
             Page().say(f"{model.id} is to be loaded")
-        _finish(session, model, loaded(runtime) if wait else None, timeout, as_json)
+        finish(at, model, loaded(runtime) if wait else None, timeout, as_json)
 
 
 @models_app.command()
 def unload(model_id: ModelId, as_json: Json = False, address: Address = "") -> None:
     """Give a model's memory back once its running requests have ended. The next request loads it again."""
-    with _session(address) as session:
-        model = session.catalog.unload(model_id)
+    with session(address) as at:
+        model = at.catalog.unload(model_id)
         if as_json:
             print_document(document(model))
         else:
@@ -230,8 +250,8 @@ def unload(model_id: ModelId, as_json: Json = False, address: Address = "") -> N
 @models_app.command()
 def why(model_id: ModelId, as_json: Json = False, address: Address = "") -> None:
     """Explain which runtime each replica takes for a model, and why not the others."""
-    with _session(address) as session:
-        explained = session.catalog.explain(model_id)
+    with session(address) as at:
+        explained = at.catalog.explain(model_id)
         if as_json:
             print_document(document(explained))
         else:
@@ -252,10 +272,10 @@ def bench(
     address: Address = "",
 ) -> None:
     """Measure a model under its runtimes, and record it: from then on the fastest is chosen."""
-    with _session(address) as session:
-        chat = ChatMeter(session.connection.chat, tokens, prompt_tokens)
-        speech = SpeechMeter(session.connection.audio, audio.expanduser()) if audio else None
-        found = Bench(session.catalog, Plan(rounds, chat, speech), Page(error=True).say).run(model_id, runtime)
+    with session(address) as at:
+        chat = ChatMeter(at.connection.chat, tokens, prompt_tokens)
+        speech = SpeechMeter(at.connection.audio, audio.expanduser()) if audio else None
+        found = Bench(at.catalog, Plan(rounds, chat, speech), Page(error=True).say).run(model_id, runtime)
         if as_json:
             print_document({"id": model_id, "benchmarks": documents(found)})
         else:
@@ -265,7 +285,7 @@ def bench(
 @models_app.command(name="test")
 def verify_model(
     model_id: ModelId,
-    runtime: Annotated[str, typer.Option(help="The runtime to load it with; default: the registry's choice.")] = "",
+    runtime: LoadRuntime = "",
     check: Annotated[
         list[str] | None, typer.Option("--check", metavar="NAME", help="Only this one, and loading; repeatable.")
     ] = None,
@@ -280,9 +300,9 @@ def verify_model(
     address: Address = "",
 ) -> None:
     """Check that a text model serves well: its template, its ends, its batches, its tools, and what it finds likely."""
-    with _session(address) as session:
+    with session(address) as at:
         subject, outcomes = verify(
-            session.connection,
+            at.connection,
             model_id,
             Page(error=True).say,
             runtime=runtime,
@@ -309,11 +329,11 @@ def check(
     address: Address = "",
 ) -> None:
     """Compare the files of models on this machine (`ALLM_MODELS_DIR`) with their manifests."""
-    with _session(address) as session:
-        named = session.catalog.get(model_id).model.id if model_id else ""
-        models = [desired for desired in session.catalog.snapshot() if not named or desired.model.id == named]
+    with session(address) as at:
+        named = at.catalog.get(model_id).model.id if model_id else ""
+        models = [desired for desired in at.catalog.snapshot() if not named or desired.model.id == named]
         page, reports = Page(), []
-        for report in check_files(models, session.settings.model.folder, deep=deep, console=Console(stderr=True)):
+        for report in check_files(models, at.settings.model.folder, deep=deep, console=Console(stderr=True)):
             reports.append(report)
             for line in [] if as_json else report.lines():
                 page.say(line)
@@ -344,8 +364,8 @@ def import_models(
         with plainly():
             entries = import_folder(folder, load_settings().model.roots, None, tell)
     else:
-        with _session(address) as session:
-            entries = import_folder(folder, session.settings.model.roots, session.catalog, tell)
+        with session(address) as at:
+            entries = import_folder(folder, at.settings.model.roots, at.catalog, tell)
     advice = hint(entries, folder)
     if as_json:
         print_document({"models": [entry.document() for entry in entries], "hint": advice})
@@ -364,18 +384,3 @@ def _ask(model: model_pb2.Model) -> None:
         raise Problem(f"{model.id} is not removed: say --yes where nobody can be asked")
     files = "its files stay where they are" if model.source.startswith("file://") else "what was fetched is deleted"
     typer.confirm(f"Remove {model.id} ({bytes_word(model.size_bytes)}, {files})?", abort=True, err=True)
-
-
-def _finish(session: _Session, model: model_pb2.Model, goal: Goal | None, timeout: float, as_json: bool) -> None:
-    """Waits if there is something to wait for, and prints the outcome."""
-    reached: Stage | None = None
-    if goal:
-        model, reached = wait_until(session.catalog, model, goal, timeout or None)
-    if as_json:
-        print_document(document(model))
-    if reached and not reached.serving:
-        reason = reason_word(reached.reason, model.id) or "no reason is known"
-        raise Problem(f"{model.id} is {reached.state}: {reason}")
-    if reached and not as_json:
-        means = " on ".join(part for part in (reached.runtime, reached.device) if part)
-        Page().say(f"{model.id} is {reached.state}{f' ({means})' if means else ''}")

@@ -34,6 +34,8 @@ class Catalog:
         base: str = "",
         loras: Sequence[model_pb2.Lora] = (),
         image_defaults: model_pb2.ImageDefaults | None = None,
+        runtime: str = "",
+        engine: model_pb2.EngineSettings | None = None,
     ) -> model_pb2.Model:
         """Registers a model."""
         request = pb.RegisterModelRequest(
@@ -45,6 +47,8 @@ class Catalog:
             base=base,
             loras=loras,
             image_defaults=image_defaults,
+            runtime=runtime,
+            engine=engine,
         )
         with told():
             return self._stub.RegisterModel(request, timeout=INSPECT_SECONDS).model
@@ -58,9 +62,16 @@ class Catalog:
         base: str = "",
         loras: Sequence[model_pb2.Lora] | None = None,
         image_defaults: model_pb2.ImageDefaults | None = None,
+        runtime: str | None = None,
+        engine: model_pb2.EngineSettings | None = None,
     ) -> model_pb2.Model:
-        """Gives a model a new source, or the old one again, and what else is not None or empty."""
-        request = pb.UpdateModelRequest(id=model_id, source=source, base=base, image_defaults=image_defaults)
+        """Gives a model a new source, or the old one again, and what else is not None or empty.
+
+        An empty runtime is one that is given, too: the registry's choice.
+        """
+        request = pb.UpdateModelRequest(
+            id=model_id, source=source, base=base, image_defaults=image_defaults, runtime=runtime, engine=engine
+        )
         if loras is not None:
             request.loras.CopyFrom(pb.LoraList(loras=loras))
         if aliases is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 from allm.audio.v1 import transcription_service_pb2_grpc
-from allm.models.v1 import model_service_pb2_grpc
+from allm.models.v1 import machine_service_pb2_grpc, model_service_pb2_grpc
 from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
 
@@ -47,6 +47,7 @@ class Connection:
     def __init__(self, channel: grpc.Channel, address: str, catalog: grpc.Channel | None = None) -> None:
         self.address = address
         self.models = model_service_pb2_grpc.ModelServiceStub(catalog or channel)
+        self.machine = machine_service_pb2_grpc.MachineServiceStub(catalog or channel)
         self.chat = chat_service_pb2_grpc.ChatServiceStub(channel)
         self.audio = transcription_service_pb2_grpc.TranscriptionServiceStub(channel)
         self.text = text_service_pb2_grpc.TextServiceStub(channel)

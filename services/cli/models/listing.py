@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 from google.protobuf import timestamp_pb2
 
+from services.cli.models.engine_options import run_with
 from services.cli.models.page import Page
 from services.cli.models.stage import of_replica, stage
 from services.cli.models.words import format_word, modality_word, reason_word, state_word
@@ -29,6 +30,14 @@ def show_models(page: Page, models: Sequence[model_pb2.Model]) -> None:
     page.table(HEADERS, [_row(model) for model in models], right=frozenset({"SIZE", "REPLICAS"}))
 
 
+def show_problems(page: Page, file: model_service_pb2.ModelsFile) -> None:
+    """What of the file of models is not applied, one line each."""
+    for problem in file.problems:
+        line = f":{problem.line}" if problem.line else ""
+        key = f"{problem.key}: " if problem.key else ""
+        page.say(f"{file.path}{line}: {key}{problem.message}")
+
+
 def show_model(page: Page, reply: model_service_pb2.GetModelResponse, *, all_files: bool) -> None:
     """Everything about one model."""
     model = reply.model
@@ -44,6 +53,8 @@ def show_model(page: Page, reply: model_service_pb2.GetModelResponse, *, all_fil
             ("quantization", model.quantization),
             ("capabilities", ", ".join(model.capabilities)),
             ("runtime", model.runtime),
+            ("asked for", model.asked_runtime),
+            ("run with", run_with(model)),
             ("context", f"{model.context_tokens:,} tokens" if model.context_tokens else ""),
             ("size", f"{bytes_word(model.size_bytes)} ({model.size_bytes:,} bytes)"),
             ("source", model.source),

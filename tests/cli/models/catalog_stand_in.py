@@ -80,6 +80,7 @@ class CatalogStandIn(
         self.refuse: dict[str, Refusal | Break] = {}  # by the name of the call
         self.calls: list[tuple[str, Any]] = []
         self.resolutions: list[pb.Resolution] = []
+        self.models_file: pb.ModelsFile | None = None
         self.runtimes: dict[str, tuple[str, int]] = {}  # what loading with a runtime leads to: device, peak memory
         self.token_seconds = 0.002
         self.spoken = "one two three"  # what is heard in any recording
@@ -111,7 +112,8 @@ class CatalogStandIn(
 
     def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:  # noqa: N802
         self._note("ListModels", request, context)
-        return pb.ListModelsResponse(models=[each.model for _, each in sorted(self.models.items())])
+        models = [each.model for _, each in sorted(self.models.items())]
+        return pb.ListModelsResponse(models=models, models_file=self.models_file)
 
     def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:  # noqa: N802
         self._note("DeleteModel", request, context)

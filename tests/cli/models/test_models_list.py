@@ -27,6 +27,21 @@ def test_a_line_for_each_model(models: Commands) -> None:
     assert len({line.index("gguf") for line in lines}) == 1, "columns are aligned"
 
 
+def test_what_of_the_models_file_is_not_applied_is_told_below(models: Commands) -> None:
+    models.catalog.models_file = pb.ModelsFile(path="/etc/models.yaml")
+    done = models("list")
+    assert (done.status, done.stderr) == (0, ""), "all of it is"
+    models.catalog.models_file.problems.add(line=7, key="models[1].source", model="m", message="there is no such file")
+    models.catalog.models_file.problems.add(message="it has 2 MiB, and may have 1")
+    done = models("list")
+    assert done.status == 0
+    assert done.stderr.splitlines() == [
+        "/etc/models.yaml:7: models[1].source: there is no such file",
+        "/etc/models.yaml: it has 2 MiB, and may have 1",
+    ]
+    assert models("list", "--json").json["models_file"]["problems"][0]["line"] == 7
+
+
 def test_no_models_yet(models: Commands) -> None:
     assert "allm models add" in models("list").stdout
     assert models("list", "--json").json == {"models": []}

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from services.models.descriptor import ModelFacts
+from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry
 from services.models.wire import desired_message, model_message, read_desired
 from services.rpc.errors import Unsupported
@@ -87,6 +87,10 @@ def test_the_catalog_and_the_services_tell_each_other() -> None:
     message = desired_message(model, model_message(model))
     assert (message.model.quantization, message.model.unpacked_bytes) == ("mxfp4", 4000)
     assert read_desired(message).facts == facts
+    engine = EngineSettings(tensor_parallel=2, pipeline_parallel=3, kv_tokens=2**33, dtype="float16")
+    run = dataclasses.replace(model, runtime="vllm", engine=engine)
+    read_run = read_desired(desired_message(run, model_message(run)))
+    assert (read_run.runtime, read_run.engine) == ("vllm", engine)
     cache = dataclasses.replace(ARTIFACT, facts=facts)
     message = desired_message(desired("m", artifacts=(cache,)), model_message(model))
     (read,) = read_desired(message).artifacts

@@ -216,7 +216,7 @@ class DesiredModel(_message.Message):
     READY_REPLICAS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
-    """The runtime that an operator asked for (LoadModel); empty: the registry's choice."""
+    """The runtime that was asked for last, as `asked_runtime` of the model; empty: the registry's choice."""
     unloads: _builtins.int
     """Counts UnloadModel calls: when it grows, a service gives the model's memory back."""
     @_builtins.property

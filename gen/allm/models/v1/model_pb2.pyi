@@ -158,6 +158,8 @@ class Model(_message.Message):
     BASE_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     IMAGE_DEFAULTS_FIELD_NUMBER: _builtins.int
+    ASKED_RUNTIME_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id: what requests name. May contain `/`."""
     modality: Global___Modality.ValueType
@@ -181,7 +183,9 @@ class Model(_message.Message):
     revision: _builtins.str
     """The commit that a `hf://` source is pinned to; empty for `file://`."""
     generation: _builtins.int
-    """Counts its sources: 1 as registered, one more with each UpdateModel."""
+    """Counts its sources and the ways in which it is to be run: 1 as registered, one more with each UpdateModel that
+    changes something of them.
+    """
     keep_loaded: _builtins.bool
     """Whether an operator wants it in memory all the time (LoadModel)."""
     quantization: _builtins.str
@@ -193,6 +197,10 @@ class Model(_message.Message):
     base: _builtins.str
     """Of an image checkpoint of one file: where its configuration and tokenizers come from, as registered, or the
     repository that is usual for it. Empty: the model brings its own.
+    """
+    asked_runtime: _builtins.str
+    """The runtime that was asked for last: with LoadModel, or else when it was registered or updated. Empty: the
+    registry chooses. `runtime` is the one that serves it.
     """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -226,6 +234,10 @@ class Model(_message.Message):
     def image_defaults(self) -> Global___ImageDefaults:
         """What an image model is drawn with where a request says nothing; absent: what its pipeline says."""
 
+    @_builtins.property
+    def engine(self) -> Global___EngineSettings:
+        """How a text model is run; absent: as the settings of its service say."""
+
     def __init__(
         self,
         *,
@@ -253,14 +265,60 @@ class Model(_message.Message):
         base: _builtins.str = ...,
         loras: _abc.Iterable[Global___Lora] | None = ...,
         image_defaults: Global___ImageDefaults | None = ...,
+        asked_runtime: _builtins.str = ...,
+        engine: Global___EngineSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "image_defaults", b"image_defaults", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "engine", b"engine", "image_defaults", b"image_defaults", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "base", b"base", "benchmarks", b"benchmarks", "capabilities", b"capabilities", "context_tokens", b"context_tokens", "create_time", b"create_time", "format", b"format", "generation", b"generation", "id", b"id", "image_defaults", b"image_defaults", "keep_loaded", b"keep_loaded", "loras", b"loras", "modality", b"modality", "quantization", b"quantization", "reason", b"reason", "replicas", b"replicas", "revision", b"revision", "runtime", b"runtime", "size_bytes", b"size_bytes", "source", b"source", "state", b"state", "unpacked_bytes", b"unpacked_bytes", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "asked_runtime", b"asked_runtime", "base", b"base", "benchmarks", b"benchmarks", "capabilities", b"capabilities", "context_tokens", b"context_tokens", "create_time", b"create_time", "engine", b"engine", "format", b"format", "generation", b"generation", "id", b"id", "image_defaults", b"image_defaults", "keep_loaded", b"keep_loaded", "loras", b"loras", "modality", b"modality", "quantization", b"quantization", "reason", b"reason", "replicas", b"replicas", "revision", b"revision", "runtime", b"runtime", "size_bytes", b"size_bytes", "source", b"source", "state", b"state", "unpacked_bytes", b"unpacked_bytes", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class EngineSettings(_message.Message):
+    """How a text model is run, in place of the settings of its service. What is 0 or empty is as those say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_PARALLEL_FIELD_NUMBER: _builtins.int
+    PIPELINE_PARALLEL_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    tensor_parallel: _builtins.int
+    """GPUs of one machine that compute every layer together, from 1 to 64. (ALLM_TENSOR_PARALLEL)"""
+    pipeline_parallel: _builtins.int
+    """Stages that the layers are divided into, from 1 to 64, each computed by `tensor_parallel` GPUs: as a rule one for
+    each machine. More than 1 needs a runtime that can divide them: `vllm`. As a service, 1.
+    """
+    context_tokens: _builtins.int
+    """The most tokens of prompt and answer together, from 16 to 10000000. (ALLM_CONTEXT_TOKENS)"""
+    max_sequences: _builtins.int
+    """Requests that decode at the same time, from 1 to 192. (ALLM_MAX_SEQUENCES)"""
+    kv_tokens: _builtins.int
+    """Tokens in the key-value cache that all requests share, from 16 to 100000000. (ALLM_KV_TOKENS)"""
+    dtype: _builtins.str
+    """Precision that safetensors are computed in: `auto`, `bfloat16`, `float16` or `float32`. (ALLM_DTYPE)"""
+    def __init__(
+        self,
+        *,
+        tensor_parallel: _builtins.int = ...,
+        pipeline_parallel: _builtins.int = ...,
+        context_tokens: _builtins.int = ...,
+        max_sequences: _builtins.int = ...,
+        kv_tokens: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_tokens", b"context_tokens", "dtype", b"dtype", "kv_tokens", b"kv_tokens", "max_sequences", b"max_sequences", "pipeline_parallel", b"pipeline_parallel", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineSettings: _TypeAlias = EngineSettings  # noqa: Y015
 
 @_typing.final
 class Lora(_message.Message):

@@ -22,13 +22,14 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from allm.models.v1 import figures_pb2 as allm_dot_models_dot_v1_dot_figures__pb2
 from allm.models.v1 import manifest_pb2 as allm_dot_models_dot_v1_dot_manifest__pb2
 from allm.models.v1 import model_pb2 as allm_dot_models_dot_v1_dot_model__pb2
 from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"allm/models/v1/model_service.proto\x12\x0e\x61llm.models.v1\x1a\x1d\x61llm/models/v1/manifest.proto\x1a\x1a\x61llm/models/v1/model.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\"\xcf\x01\n\x14RegisterModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12\x10\n\x08modality\x18\x04 \x01(\t\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12\x0c\n\x04\x62\x61se\x18\x06 \x01(\t\x12#\n\x05loras\x18\x07 \x03(\x0b\x32\x14.allm.models.v1.Lora\x12\x35\n\x0eimage_defaults\x18\x08 \x01(\x0b\x32\x1d.allm.models.v1.ImageDefaults\"=\n\x15RegisterModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\"\xca\x01\n\x12UpdateModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12*\n\x07\x61liases\x18\x03 \x01(\x0b\x32\x19.allm.models.v1.AliasList\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\t\x12\'\n\x05loras\x18\x05 \x01(\x0b\x32\x18.allm.models.v1.LoraList\x12\x35\n\x0eimage_defaults\x18\x06 \x01(\x0b\x32\x1d.allm.models.v1.ImageDefaults\"/\n\x08LoraList\x12#\n\x05loras\x18\x01 \x03(\x0b\x32\x14.allm.models.v1.Lora\"\x1a\n\tAliasList\x12\r\n\x05names\x18\x01 \x03(\t\";\n\x13UpdateModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\"\x1d\n\x0fGetModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x89\x01\n\x10GetModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\x12*\n\x08manifest\x18\x02 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12#\n\x05parts\x18\x03 \x03(\x0b\x32\x14.allm.models.v1.Part\"\x13\n\x11ListModelsRequest\";\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.allm.models.v1.Model\" \n\x12\x44\x65leteModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\"/\n\x10LoadModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07runtime\x18\x02 \x01(\t\"9\n\x11LoadModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\" \n\x12UnloadModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\";\n\x13UnloadModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\"R\n\x12WatchModelsRequest\x12*\n\x08modality\x18\x01 \x01(\x0e\x32\x18.allm.models.v1.Modality\x12\x10\n\x08statuses\x18\x02 \x01(\x08\"\x8f\x01\n\x13WatchModelsResponse\x12/\n\x07\x63hanged\x18\x01 \x01(\x0b\x32\x1c.allm.models.v1.DesiredModelH\x00\x12\x14\n\nremoved_id\x18\x02 \x01(\tH\x00\x12(\n\x06synced\x18\x03 \x01(\x0b\x32\x16.allm.models.v1.SyncedH\x00\x42\x07\n\x05\x65vent\"\x08\n\x06Synced\"\x9a\x01\n\x0cRuntimeOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x07\x66ormats\x18\x02 \x03(\x0e\x32\x16.allm.models.v1.Format\x12\x15\n\rarchitectures\x18\x03 \x03(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x03(\t\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x15\n\rquantizations\x18\x06 \x03(\t\"\x80\x02\n\x18ReportModelStatusRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12*\n\x08modality\x18\x02 \x01(\x0e\x32\x18.allm.models.v1.Modality\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x15\n\rdevice_forced\x18\x05 \x01(\x08\x12.\n\x08runtimes\x18\x06 \x03(\x0b\x32\x1c.allm.models.v1.RuntimeOffer\x12-\n\x08statuses\x18\x07 \x03(\x0b\x32\x1b.allm.models.v1.ModelStatus\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\"H\n\x0bModelStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x06status\x18\x02 \x01(\x0b\x32\x1d.allm.models.v1.ReplicaStatus\"d\n\x19ReportModelStatusResponse\x12\x15\n\rsend_complete\x18\x01 \x01(\x08\x12\x30\n\rreport_within\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x13\x45xplainModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"m\n\x14\x45xplainModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\x12/\n\x0bresolutions\x18\x02 \x03(\x0b\x32\x1a.allm.models.v1.Resolution\"_\n\nResolution\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x30\n\x08runtimes\x18\x03 \x03(\x0b\x32\x1e.allm.models.v1.RuntimeVerdict\"O\n\x0eRuntimeVerdict\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\x08\x12\x0c\n\x04\x61\x62le\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"R\n\x16RecordBenchmarkRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\tbenchmark\x18\x02 \x01(\x0b\x32\x19.allm.models.v1.Benchmark\"\x19\n\x17RecordBenchmarkResponse2\xf4\x08\n\x0cModelService\x12s\n\rRegisterModel\x12$.allm.models.v1.RegisterModelRequest\x1a%.allm.models.v1.RegisterModelResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\"\n/v1/models:\x01*\x12|\n\x0bUpdateModel\x12\".allm.models.v1.UpdateModelRequest\x1a#.allm.models.v1.UpdateModelResponse\"$\x82\xd3\xe4\x93\x02\x1e\"\x19/v1/models/{id=**}:update:\x01*\x12M\n\x08GetModel\x12\x1f.allm.models.v1.GetModelRequest\x1a .allm.models.v1.GetModelResponse\x12S\n\nListModels\x12!.allm.models.v1.ListModelsRequest\x1a\".allm.models.v1.ListModelsResponse\x12V\n\x0b\x44\x65leteModel\x12\".allm.models.v1.DeleteModelRequest\x1a#.allm.models.v1.DeleteModelResponse\x12t\n\tLoadModel\x12 .allm.models.v1.LoadModelRequest\x1a!.allm.models.v1.LoadModelResponse\"\"\x82\xd3\xe4\x93\x02\x1c\"\x17/v1/models/{id=**}:load:\x01*\x12|\n\x0bUnloadModel\x12\".allm.models.v1.UnloadModelRequest\x1a#.allm.models.v1.UnloadModelResponse\"$\x82\xd3\xe4\x93\x02\x1e\"\x19/v1/models/{id=**}:unload:\x01*\x12X\n\x0bWatchModels\x12\".allm.models.v1.WatchModelsRequest\x1a#.allm.models.v1.WatchModelsResponse0\x01\x12h\n\x11ReportModelStatus\x12(.allm.models.v1.ReportModelStatusRequest\x1a).allm.models.v1.ReportModelStatusResponse\x12Y\n\x0c\x45xplainModel\x12#.allm.models.v1.ExplainModelRequest\x1a$.allm.models.v1.ExplainModelResponse\x12\x62\n\x0fRecordBenchmark\x12&.allm.models.v1.RecordBenchmarkRequest\x1a\'.allm.models.v1.RecordBenchmarkResponseBJ\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"allm/models/v1/model_service.proto\x12\x0e\x61llm.models.v1\x1a\x1c\x61llm/models/v1/figures.proto\x1a\x1d\x61llm/models/v1/manifest.proto\x1a\x1a\x61llm/models/v1/model.proto\x1a\x1cgoogle/api/annotations.proto\x1a\x1egoogle/protobuf/duration.proto\"\x90\x02\n\x14RegisterModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12\x10\n\x08modality\x18\x04 \x01(\t\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12\x0c\n\x04\x62\x61se\x18\x06 \x01(\t\x12#\n\x05loras\x18\x07 \x03(\x0b\x32\x14.allm.models.v1.Lora\x12\x35\n\x0eimage_defaults\x18\x08 \x01(\x0b\x32\x1d.allm.models.v1.ImageDefaults\x12\x0f\n\x07runtime\x18\t \x01(\t\x12.\n\x06\x65ngine\x18\n \x01(\x0b\x32\x1e.allm.models.v1.EngineSettings\"=\n\x15RegisterModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\"\x9c\x02\n\x12UpdateModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12*\n\x07\x61liases\x18\x03 \x01(\x0b\x32\x19.allm.models.v1.AliasList\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\t\x12\'\n\x05loras\x18\x05 \x01(\x0b\x32\x18.allm.models.v1.LoraList\x12\x35\n\x0eimage_defaults\x18\x06 \x01(\x0b\x32\x1d.allm.models.v1.ImageDefaults\x12\x14\n\x07runtime\x18\x07 \x01(\tH\x00\x88\x01\x01\x12.\n\x06\x65ngine\x18\x08 \x01(\x0b\x32\x1e.allm.models.v1.EngineSettingsB\n\n\x08_runtime\"/\n\x08LoraList\x12#\n\x05loras\x18\x01 \x03(\x0b\x32\x14.allm.models.v1.Lora\"\x1a\n\tAliasList\x12\r\n\x05names\x18\x01 \x03(\t\";\n\x13UpdateModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\"\x1d\n\x0fGetModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x89\x01\n\x10GetModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\x12*\n\x08manifest\x18\x02 \x01(\x0b\x32\x18.allm.models.v1.Manifest\x12#\n\x05parts\x18\x03 \x03(\x0b\x32\x14.allm.models.v1.Part\"\x13\n\x11ListModelsRequest\"l\n\x12ListModelsResponse\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.allm.models.v1.Model\x12/\n\x0bmodels_file\x18\x02 \x01(\x0b\x32\x1a.allm.models.v1.ModelsFile\"O\n\nModelsFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x33\n\x08problems\x18\x02 \x03(\x0b\x32!.allm.models.v1.ModelsFileProblem\"N\n\x11ModelsFileProblem\x12\x0c\n\x04line\x18\x01 \x01(\x05\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\" \n\x12\x44\x65leteModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x15\n\x13\x44\x65leteModelResponse\"/\n\x10LoadModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07runtime\x18\x02 \x01(\t\"9\n\x11LoadModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\" \n\x12UnloadModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\";\n\x13UnloadModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\"R\n\x12WatchModelsRequest\x12*\n\x08modality\x18\x01 \x01(\x0e\x32\x18.allm.models.v1.Modality\x12\x10\n\x08statuses\x18\x02 \x01(\x08\"\x8f\x01\n\x13WatchModelsResponse\x12/\n\x07\x63hanged\x18\x01 \x01(\x0b\x32\x1c.allm.models.v1.DesiredModelH\x00\x12\x14\n\nremoved_id\x18\x02 \x01(\tH\x00\x12(\n\x06synced\x18\x03 \x01(\x0b\x32\x16.allm.models.v1.SyncedH\x00\x42\x07\n\x05\x65vent\"\x08\n\x06Synced\"\xbe\x01\n\x0cRuntimeOffer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x07\x66ormats\x18\x02 \x03(\x0e\x32\x16.allm.models.v1.Format\x12\x15\n\rarchitectures\x18\x03 \x03(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x04 \x03(\t\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x15\n\rquantizations\x18\x06 \x03(\t\x12\x0f\n\x07missing\x18\x07 \x01(\t\x12\x11\n\tpipelines\x18\x08 \x01(\x08\"\xb1\x02\n\x18ReportModelStatusRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12*\n\x08modality\x18\x02 \x01(\x0e\x32\x18.allm.models.v1.Modality\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x15\n\rdevice_forced\x18\x05 \x01(\x08\x12.\n\x08runtimes\x18\x06 \x03(\x0b\x32\x1c.allm.models.v1.RuntimeOffer\x12-\n\x08statuses\x18\x07 \x03(\x0b\x32\x1b.allm.models.v1.ModelStatus\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\x12/\n\x07\x66igures\x18\t \x01(\x0b\x32\x1e.allm.models.v1.ReplicaFigures\"H\n\x0bModelStatus\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x06status\x18\x02 \x01(\x0b\x32\x1d.allm.models.v1.ReplicaStatus\"d\n\x19ReportModelStatusResponse\x12\x15\n\rsend_complete\x18\x01 \x01(\x08\x12\x30\n\rreport_within\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x13\x45xplainModelRequest\x12\n\n\x02id\x18\x01 \x01(\t\"m\n\x14\x45xplainModelResponse\x12$\n\x05model\x18\x01 \x01(\x0b\x32\x15.allm.models.v1.Model\x12/\n\x0bresolutions\x18\x02 \x03(\x0b\x32\x1a.allm.models.v1.Resolution\"_\n\nResolution\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x30\n\x08runtimes\x18\x03 \x03(\x0b\x32\x1e.allm.models.v1.RuntimeVerdict\"O\n\x0eRuntimeVerdict\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\x08\x12\x0c\n\x04\x61\x62le\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"R\n\x16RecordBenchmarkRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12,\n\tbenchmark\x18\x02 \x01(\x0b\x32\x19.allm.models.v1.Benchmark\"\x19\n\x17RecordBenchmarkResponse2\xf4\x08\n\x0cModelService\x12s\n\rRegisterModel\x12$.allm.models.v1.RegisterModelRequest\x1a%.allm.models.v1.RegisterModelResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\"\n/v1/models:\x01*\x12|\n\x0bUpdateModel\x12\".allm.models.v1.UpdateModelRequest\x1a#.allm.models.v1.UpdateModelResponse\"$\x82\xd3\xe4\x93\x02\x1e\"\x19/v1/models/{id=**}:update:\x01*\x12M\n\x08GetModel\x12\x1f.allm.models.v1.GetModelRequest\x1a .allm.models.v1.GetModelResponse\x12S\n\nListModels\x12!.allm.models.v1.ListModelsRequest\x1a\".allm.models.v1.ListModelsResponse\x12V\n\x0b\x44\x65leteModel\x12\".allm.models.v1.DeleteModelRequest\x1a#.allm.models.v1.DeleteModelResponse\x12t\n\tLoadModel\x12 .allm.models.v1.LoadModelRequest\x1a!.allm.models.v1.LoadModelResponse\"\"\x82\xd3\xe4\x93\x02\x1c\"\x17/v1/models/{id=**}:load:\x01*\x12|\n\x0bUnloadModel\x12\".allm.models.v1.UnloadModelRequest\x1a#.allm.models.v1.UnloadModelResponse\"$\x82\xd3\xe4\x93\x02\x1e\"\x19/v1/models/{id=**}:unload:\x01*\x12X\n\x0bWatchModels\x12\".allm.models.v1.WatchModelsRequest\x1a#.allm.models.v1.WatchModelsResponse0\x01\x12h\n\x11ReportModelStatus\x12(.allm.models.v1.ReportModelStatusRequest\x1a).allm.models.v1.ReportModelStatusResponse\x12Y\n\x0c\x45xplainModel\x12#.allm.models.v1.ExplainModelRequest\x1a$.allm.models.v1.ExplainModelResponse\x12\x62\n\x0fRecordBenchmark\x12&.allm.models.v1.RecordBenchmarkRequest\x1a\'.allm.models.v1.RecordBenchmarkResponseBJ\n\x11\x61i.allm.models.v1P\x01Z3github.com/allm/allm/gen/go/allm/models/v1;modelsv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,64 +45,68 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSERVICE'].methods_by_name['LoadModel']._serialized_options = b'\202\323\344\223\002\034\"\027/v1/models/{id=**}:load:\001*'
   _globals['_MODELSERVICE'].methods_by_name['UnloadModel']._loaded_options = None
   _globals['_MODELSERVICE'].methods_by_name['UnloadModel']._serialized_options = b'\202\323\344\223\002\036\"\031/v1/models/{id=**}:unload:\001*'
-  _globals['_REGISTERMODELREQUEST']._serialized_start=176
-  _globals['_REGISTERMODELREQUEST']._serialized_end=383
-  _globals['_REGISTERMODELRESPONSE']._serialized_start=385
-  _globals['_REGISTERMODELRESPONSE']._serialized_end=446
-  _globals['_UPDATEMODELREQUEST']._serialized_start=449
-  _globals['_UPDATEMODELREQUEST']._serialized_end=651
-  _globals['_LORALIST']._serialized_start=653
-  _globals['_LORALIST']._serialized_end=700
-  _globals['_ALIASLIST']._serialized_start=702
-  _globals['_ALIASLIST']._serialized_end=728
-  _globals['_UPDATEMODELRESPONSE']._serialized_start=730
-  _globals['_UPDATEMODELRESPONSE']._serialized_end=789
-  _globals['_GETMODELREQUEST']._serialized_start=791
-  _globals['_GETMODELREQUEST']._serialized_end=820
-  _globals['_GETMODELRESPONSE']._serialized_start=823
-  _globals['_GETMODELRESPONSE']._serialized_end=960
-  _globals['_LISTMODELSREQUEST']._serialized_start=962
-  _globals['_LISTMODELSREQUEST']._serialized_end=981
-  _globals['_LISTMODELSRESPONSE']._serialized_start=983
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1042
-  _globals['_DELETEMODELREQUEST']._serialized_start=1044
-  _globals['_DELETEMODELREQUEST']._serialized_end=1076
-  _globals['_DELETEMODELRESPONSE']._serialized_start=1078
-  _globals['_DELETEMODELRESPONSE']._serialized_end=1099
-  _globals['_LOADMODELREQUEST']._serialized_start=1101
-  _globals['_LOADMODELREQUEST']._serialized_end=1148
-  _globals['_LOADMODELRESPONSE']._serialized_start=1150
-  _globals['_LOADMODELRESPONSE']._serialized_end=1207
-  _globals['_UNLOADMODELREQUEST']._serialized_start=1209
-  _globals['_UNLOADMODELREQUEST']._serialized_end=1241
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=1243
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=1302
-  _globals['_WATCHMODELSREQUEST']._serialized_start=1304
-  _globals['_WATCHMODELSREQUEST']._serialized_end=1386
-  _globals['_WATCHMODELSRESPONSE']._serialized_start=1389
-  _globals['_WATCHMODELSRESPONSE']._serialized_end=1532
-  _globals['_SYNCED']._serialized_start=1534
-  _globals['_SYNCED']._serialized_end=1542
-  _globals['_RUNTIMEOFFER']._serialized_start=1545
-  _globals['_RUNTIMEOFFER']._serialized_end=1699
-  _globals['_REPORTMODELSTATUSREQUEST']._serialized_start=1702
-  _globals['_REPORTMODELSTATUSREQUEST']._serialized_end=1958
-  _globals['_MODELSTATUS']._serialized_start=1960
-  _globals['_MODELSTATUS']._serialized_end=2032
-  _globals['_REPORTMODELSTATUSRESPONSE']._serialized_start=2034
-  _globals['_REPORTMODELSTATUSRESPONSE']._serialized_end=2134
-  _globals['_EXPLAINMODELREQUEST']._serialized_start=2136
-  _globals['_EXPLAINMODELREQUEST']._serialized_end=2169
-  _globals['_EXPLAINMODELRESPONSE']._serialized_start=2171
-  _globals['_EXPLAINMODELRESPONSE']._serialized_end=2280
-  _globals['_RESOLUTION']._serialized_start=2282
-  _globals['_RESOLUTION']._serialized_end=2377
-  _globals['_RUNTIMEVERDICT']._serialized_start=2379
-  _globals['_RUNTIMEVERDICT']._serialized_end=2458
-  _globals['_RECORDBENCHMARKREQUEST']._serialized_start=2460
-  _globals['_RECORDBENCHMARKREQUEST']._serialized_end=2542
-  _globals['_RECORDBENCHMARKRESPONSE']._serialized_start=2544
-  _globals['_RECORDBENCHMARKRESPONSE']._serialized_end=2569
-  _globals['_MODELSERVICE']._serialized_start=2572
-  _globals['_MODELSERVICE']._serialized_end=3712
+  _globals['_REGISTERMODELREQUEST']._serialized_start=206
+  _globals['_REGISTERMODELREQUEST']._serialized_end=478
+  _globals['_REGISTERMODELRESPONSE']._serialized_start=480
+  _globals['_REGISTERMODELRESPONSE']._serialized_end=541
+  _globals['_UPDATEMODELREQUEST']._serialized_start=544
+  _globals['_UPDATEMODELREQUEST']._serialized_end=828
+  _globals['_LORALIST']._serialized_start=830
+  _globals['_LORALIST']._serialized_end=877
+  _globals['_ALIASLIST']._serialized_start=879
+  _globals['_ALIASLIST']._serialized_end=905
+  _globals['_UPDATEMODELRESPONSE']._serialized_start=907
+  _globals['_UPDATEMODELRESPONSE']._serialized_end=966
+  _globals['_GETMODELREQUEST']._serialized_start=968
+  _globals['_GETMODELREQUEST']._serialized_end=997
+  _globals['_GETMODELRESPONSE']._serialized_start=1000
+  _globals['_GETMODELRESPONSE']._serialized_end=1137
+  _globals['_LISTMODELSREQUEST']._serialized_start=1139
+  _globals['_LISTMODELSREQUEST']._serialized_end=1158
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1160
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1268
+  _globals['_MODELSFILE']._serialized_start=1270
+  _globals['_MODELSFILE']._serialized_end=1349
+  _globals['_MODELSFILEPROBLEM']._serialized_start=1351
+  _globals['_MODELSFILEPROBLEM']._serialized_end=1429
+  _globals['_DELETEMODELREQUEST']._serialized_start=1431
+  _globals['_DELETEMODELREQUEST']._serialized_end=1463
+  _globals['_DELETEMODELRESPONSE']._serialized_start=1465
+  _globals['_DELETEMODELRESPONSE']._serialized_end=1486
+  _globals['_LOADMODELREQUEST']._serialized_start=1488
+  _globals['_LOADMODELREQUEST']._serialized_end=1535
+  _globals['_LOADMODELRESPONSE']._serialized_start=1537
+  _globals['_LOADMODELRESPONSE']._serialized_end=1594
+  _globals['_UNLOADMODELREQUEST']._serialized_start=1596
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1628
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1630
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1689
+  _globals['_WATCHMODELSREQUEST']._serialized_start=1691
+  _globals['_WATCHMODELSREQUEST']._serialized_end=1773
+  _globals['_WATCHMODELSRESPONSE']._serialized_start=1776
+  _globals['_WATCHMODELSRESPONSE']._serialized_end=1919
+  _globals['_SYNCED']._serialized_start=1921
+  _globals['_SYNCED']._serialized_end=1929
+  _globals['_RUNTIMEOFFER']._serialized_start=1932
+  _globals['_RUNTIMEOFFER']._serialized_end=2122
+  _globals['_REPORTMODELSTATUSREQUEST']._serialized_start=2125
+  _globals['_REPORTMODELSTATUSREQUEST']._serialized_end=2430
+  _globals['_MODELSTATUS']._serialized_start=2432
+  _globals['_MODELSTATUS']._serialized_end=2504
+  _globals['_REPORTMODELSTATUSRESPONSE']._serialized_start=2506
+  _globals['_REPORTMODELSTATUSRESPONSE']._serialized_end=2606
+  _globals['_EXPLAINMODELREQUEST']._serialized_start=2608
+  _globals['_EXPLAINMODELREQUEST']._serialized_end=2641
+  _globals['_EXPLAINMODELRESPONSE']._serialized_start=2643
+  _globals['_EXPLAINMODELRESPONSE']._serialized_end=2752
+  _globals['_RESOLUTION']._serialized_start=2754
+  _globals['_RESOLUTION']._serialized_end=2849
+  _globals['_RUNTIMEVERDICT']._serialized_start=2851
+  _globals['_RUNTIMEVERDICT']._serialized_end=2930
+  _globals['_RECORDBENCHMARKREQUEST']._serialized_start=2932
+  _globals['_RECORDBENCHMARKREQUEST']._serialized_end=3014
+  _globals['_RECORDBENCHMARKRESPONSE']._serialized_start=3016
+  _globals['_RECORDBENCHMARKRESPONSE']._serialized_end=3041
+  _globals['_MODELSERVICE']._serialized_start=3044
+  _globals['_MODELSERVICE']._serialized_end=4184
 # @@protoc_insertion_point(module_scope)

@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from allm.models.v1 import figures_pb2 as _figures_pb2
 from allm.models.v1 import manifest_pb2 as _manifest_pb2
 from allm.models.v1 import model_pb2 as _model_pb2
 from collections import abc as _abc
@@ -35,6 +36,8 @@ class RegisterModelRequest(_message.Message):
     BASE_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     IMAGE_DEFAULTS_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id: what requests will name. 1 to 128 characters of letters, digits and `._-:/@+`; the first is a letter or a
     digit. Required.
@@ -49,6 +52,8 @@ class RegisterModelRequest(_message.Message):
     """For an image checkpoint of one file: a pipeline of diffusers, `hf://org/name[@revision]` or a folder `file:///path`,
     whose configuration and tokenizers complete it. Empty: the repository that is usual for such a checkpoint.
     """
+    runtime: _builtins.str
+    """The runtime to run it with, such as `vllm`; LoadModel may name another one later. Empty: the registry's choice."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names that requests may use, at most 32, of the same characters as ids."""
@@ -61,6 +66,10 @@ class RegisterModelRequest(_message.Message):
     def image_defaults(self) -> _model_pb2.ImageDefaults:
         """What an image model is drawn with where a request says nothing; absent: what its pipeline says."""
 
+    @_builtins.property
+    def engine(self) -> _model_pb2.EngineSettings:
+        """How a text model is run; absent: as the settings of its service say."""
+
     def __init__(
         self,
         *,
@@ -72,10 +81,12 @@ class RegisterModelRequest(_message.Message):
         base: _builtins.str = ...,
         loras: _abc.Iterable[_model_pb2.Lora] | None = ...,
         image_defaults: _model_pb2.ImageDefaults | None = ...,
+        runtime: _builtins.str = ...,
+        engine: _model_pb2.EngineSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image_defaults", b"image_defaults"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "image_defaults", b"image_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "base", b"base", "format", b"format", "id", b"id", "image_defaults", b"image_defaults", "loras", b"loras", "modality", b"modality", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "base", b"base", "engine", b"engine", "format", b"format", "id", b"id", "image_defaults", b"image_defaults", "loras", b"loras", "modality", b"modality", "runtime", b"runtime", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -117,14 +128,20 @@ class UpdateModelRequest(_message.Message):
     BASE_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     IMAGE_DEFAULTS_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id or one of its aliases. Required."""
     source: _builtins.str
     """Its new source, possibly the old one again: `hf://` is pinned to the commit that its revision names now. Empty: the
-    old one again, unless `aliases` or `image_defaults` are given and nothing else, which then are all that changes.
+    old one again, unless nothing but `aliases`, `image_defaults`, `runtime` or `engine` is given: only they change then.
     """
     base: _builtins.str
     """The new base of an image checkpoint of one file; empty: as it is."""
+    runtime: _builtins.str
+    """The runtime to run it with from now on, also where LoadModel named another one; empty: the registry's choice;
+    absent: as it is.
+    """
     @_builtins.property
     def aliases(self) -> Global___AliasList:
         """Its new aliases; absent: as they are."""
@@ -137,6 +154,10 @@ class UpdateModelRequest(_message.Message):
     def image_defaults(self) -> _model_pb2.ImageDefaults:
         """Its new defaults, in place of all that there were; absent: as they are."""
 
+    @_builtins.property
+    def engine(self) -> _model_pb2.EngineSettings:
+        """How a text model is run from now on, in place of all that was said before; absent: as it is."""
+
     def __init__(
         self,
         *,
@@ -146,12 +167,16 @@ class UpdateModelRequest(_message.Message):
         base: _builtins.str = ...,
         loras: Global___LoraList | None = ...,
         image_defaults: _model_pb2.ImageDefaults | None = ...,
+        runtime: _builtins.str | None = ...,
+        engine: _model_pb2.EngineSettings | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "image_defaults", b"image_defaults", "loras", b"loras"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_runtime", b"_runtime", "aliases", b"aliases", "engine", b"engine", "image_defaults", b"image_defaults", "loras", b"loras", "runtime", b"runtime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "base", b"base", "id", b"id", "image_defaults", b"image_defaults", "loras", b"loras", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_runtime", b"_runtime", "aliases", b"aliases", "base", b"base", "engine", b"engine", "id", b"id", "image_defaults", b"image_defaults", "loras", b"loras", "runtime", b"runtime", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__runtime: _TypeAlias = _typing.Literal["runtime"]  # noqa: Y015
+    _WhichOneofArgType__runtime: _TypeAlias = _typing.Literal["_runtime", b"_runtime"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__runtime) -> _WhichOneofReturnType__runtime | None: ...
 
 Global___UpdateModelRequest: _TypeAlias = UpdateModelRequest  # noqa: Y015
 
@@ -309,22 +334,92 @@ class ListModelsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
+    MODELS_FILE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Model]:
         """All models, ordered by id."""
+
+    @_builtins.property
+    def models_file(self) -> Global___ModelsFile:
+        """What became of the file of models (ALLM_MODELS_FILE); absent where there is none, and for callers without the scope
+        `admin`.
+        """
 
     def __init__(
         self,
         *,
         models: _abc.Iterable[_model_pb2.Model] | None = ...,
+        models_file: Global___ModelsFile | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["models_file", b"models_file"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "models_file", b"models_file"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class ModelsFile(_message.Message):
+    """The file of models that the catalog applies by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Where it is."""
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelsFileProblem]:
+        """What of it is not applied, and why; none: all is."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        problems: _abc.Iterable[Global___ModelsFileProblem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelsFile: _TypeAlias = ModelsFile  # noqa: Y015
+
+@_typing.final
+class ModelsFileProblem(_message.Message):
+    """Why an entry of the file of models, or the whole file, is not applied."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINE_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    line: _builtins.int
+    """The line, from 1; 0: none is meant."""
+    key: _builtins.str
+    """The key, such as `models[2].source`; empty: the file."""
+    model: _builtins.str
+    """The id of the entry; empty: it has none, or the file is meant."""
+    message: _builtins.str
+    """What is wrong, as a sentence."""
+    def __init__(
+        self,
+        *,
+        line: _builtins.int = ...,
+        key: _builtins.str = ...,
+        model: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "line", b"line", "message", b"message", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelsFileProblem: _TypeAlias = ModelsFileProblem  # noqa: Y015
 
 @_typing.final
 class DeleteModelRequest(_message.Message):
@@ -376,7 +471,7 @@ class LoadModelRequest(_message.Message):
     id: _builtins.str
     """Its id or one of its aliases. Required."""
     runtime: _builtins.str
-    """The runtime to load it with; empty: the registry's choice."""
+    """The runtime to run it with from now on; empty: the one that it was registered with, or else the registry's choice."""
     def __init__(
         self,
         *,
@@ -554,8 +649,14 @@ class RuntimeOffer(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     QUANTIZATIONS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    PIPELINES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, such as `llama_cpp`."""
+    missing: _builtins.str
+    """Why it can run nothing on this replica, and what to do about it, where it is not installed there. Empty: it can."""
+    pipelines: _builtins.bool
+    """Whether it can divide a model's layers into stages (EngineSettings.pipeline_parallel)."""
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_model_pb2.Format.ValueType]:
         """The formats that it reads."""
@@ -585,10 +686,12 @@ class RuntimeOffer(_message.Message):
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         devices: _abc.Iterable[_builtins.str] | None = ...,
         quantizations: _abc.Iterable[_builtins.str] | None = ...,
+        missing: _builtins.str = ...,
+        pipelines: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architectures", b"architectures", "capabilities", b"capabilities", "devices", b"devices", "formats", b"formats", "name", b"name", "quantizations", b"quantizations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architectures", b"architectures", "capabilities", b"capabilities", "devices", b"devices", "formats", b"formats", "missing", b"missing", "name", b"name", "pipelines", b"pipelines", "quantizations", b"quantizations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,6 +711,7 @@ class ReportModelStatusRequest(_message.Message):
     RUNTIMES_FIELD_NUMBER: _builtins.int
     STATUSES_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     """Name of the replica, such as `text-1`; unique among all. Required."""
     modality: _model_pb2.Modality.ValueType
@@ -628,6 +732,10 @@ class ReportModelStatusRequest(_message.Message):
     def statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]:
         """Models and their statuses; `replica` inside them is ignored."""
 
+    @_builtins.property
+    def figures(self) -> _figures_pb2.ReplicaFigures:
+        """What it has counted, and the memory that it sees; absent from replicas that do not tell."""
+
     def __init__(
         self,
         *,
@@ -639,10 +747,11 @@ class ReportModelStatusRequest(_message.Message):
         runtimes: _abc.Iterable[Global___RuntimeOffer] | None = ...,
         statuses: _abc.Iterable[Global___ModelStatus] | None = ...,
         leaving: _builtins.bool = ...,
+        figures: _figures_pb2.ReplicaFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "device", b"device", "device_forced", b"device_forced", "leaving", b"leaving", "modality", b"modality", "replica", b"replica", "runtimes", b"runtimes", "statuses", b"statuses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "device", b"device", "device_forced", b"device_forced", "figures", b"figures", "leaving", b"leaving", "modality", b"modality", "replica", b"replica", "runtimes", b"runtimes", "statuses", b"statuses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

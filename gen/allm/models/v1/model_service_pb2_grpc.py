@@ -106,8 +106,9 @@ class ModelServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateModel(self, request, context):
-        """Gives a model a new source of the same format, or other aliases. The old generation serves until the new one is
-        fetched and verified. NOT_FOUND, and the errors of RegisterModel.
+        """Gives a model a new source of the same format, other aliases, or another way of being run. The old generation
+        serves until the new one is fetched and verified, and loaded where the old one was. NOT_FOUND, and the errors of
+        RegisterModel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

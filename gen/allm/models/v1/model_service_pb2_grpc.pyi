@@ -39,8 +39,9 @@ class ModelServiceStub:
     ALREADY_EXISTS if the id or an alias is taken: the message says by what.
     """
     UpdateModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]
-    """Gives a model a new source of the same format, or other aliases. The old generation serves until the new one is
-    fetched and verified. NOT_FOUND, and the errors of RegisterModel.
+    """Gives a model a new source of the same format, other aliases, or another way of being run. The old generation
+    serves until the new one is fetched and verified, and loaded where the old one was. NOT_FOUND, and the errors of
+    RegisterModel.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]
     """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias."""
@@ -74,8 +75,9 @@ class ModelServiceAsyncStub(ModelServiceStub):
     ALREADY_EXISTS if the id or an alias is taken: the message says by what.
     """
     UpdateModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]  # type: ignore[assignment]
-    """Gives a model a new source of the same format, or other aliases. The old generation serves until the new one is
-    fetched and verified. NOT_FOUND, and the errors of RegisterModel.
+    """Gives a model a new source of the same format, other aliases, or another way of being run. The old generation
+    serves until the new one is fetched and verified, and loaded where the old one was. NOT_FOUND, and the errors of
+    RegisterModel.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]  # type: ignore[assignment]
     """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias."""
@@ -118,8 +120,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.UpdateModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.UpdateModelResponse, _abc.Awaitable[_model_service_pb2.UpdateModelResponse]]:
-        """Gives a model a new source of the same format, or other aliases. The old generation serves until the new one is
-        fetched and verified. NOT_FOUND, and the errors of RegisterModel.
+        """Gives a model a new source of the same format, other aliases, or another way of being run. The old generation
+        serves until the new one is fetched and verified, and loaded where the old one was. NOT_FOUND, and the errors of
+        RegisterModel.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,88 @@
+"""allm.models.v1.MachineService: protobuf around the samples of the machine."""
+
+from __future__ import annotations
+
+from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc
+from google.protobuf import duration_pb2
+
+from services.catalog.machine import Sample, Traffic
+from services.catalog.machine_watch import INTERVAL, MachineWatchers
+from services.catalog.percentiles import Percentiles
+from services.models import wire
+from services.models.figures import HostFigures
+from services.models.figures_wire import event_message
+from services.rpc.call import Call, typed
+from services.rpc.errors import InvalidRequest
+from services.rpc.identity import ADMIN
+
+
+class MachineServicer(machine_service_pb2_grpc.MachineServiceServicer):
+    """The API of what the machine does."""
+
+    def __init__(self, watchers: MachineWatchers) -> None:
+        self._watchers = watchers
+
+    @typed(scope=ADMIN)
+    async def WatchMachine(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: machine_service_pb2.WatchMachineRequest, call: Call
+    ) -> None:
+        """The past, a mark, then a sample at each interval; for as long as the caller wants."""
+        seconds = request.history.ToMilliseconds() / 1000
+        if seconds < 0:
+            raise InvalidRequest("'history' must not be negative", param="history")
+        response = machine_service_pb2.WatchMachineResponse
+        with self._watchers.watch(seconds) as watch:
+            while event := await watch.next():
+                if isinstance(event, Sample):
+                    await call.send(response(sample=sample_message(event)))
+                else:
+                    interval = duration_pb2.Duration()
+                    interval.FromMilliseconds(round(INTERVAL * 1000))
+                    await call.send(response(synced=machine_service_pb2.MachineSynced(interval=interval)))
+
+
+def sample_message(sample: Sample) -> machine_service_pb2.MachineSample:
+    """Everything at one moment."""
+    message = machine_service_pb2.MachineSample(
+        hosts=map(_host, sample.hosts), traffic=map(_traffic, sample.traffic), events=map(event_message, sample.events)
+    )
+    message.time.FromMilliseconds(round(sample.at * 1000))
+    return message
+
+
+def _host(host: HostFigures) -> machine_service_pb2.Host:
+    return machine_service_pb2.Host(
+        id=host.id,
+        name=host.name,
+        total_bytes=host.total,
+        used_bytes=host.used,
+        threshold_share=host.threshold,
+        devices=[
+            machine_service_pb2.Device(id=each.id, name=each.name, total_bytes=each.total, used_bytes=each.used)
+            for each in host.devices
+        ],
+    )
+
+
+def _traffic(traffic: Traffic) -> machine_service_pb2.Traffic:
+    return machine_service_pb2.Traffic(
+        modality=wire.MODALITIES[traffic.modality],
+        replicas=traffic.replicas,
+        running=traffic.running,
+        waiting=traffic.waiting,
+        generated_tokens_per_second=traffic.rates.get("generated_tokens"),
+        prompt_tokens_per_second=traffic.rates.get("prompt_tokens"),
+        audio_seconds_per_second=traffic.rates.get("audio_seconds"),
+        images_per_second=traffic.rates.get("images"),
+        first_output=_percentiles(traffic.times.get("first_output")),
+        output_token=_percentiles(traffic.times.get("output_token")),
+        request=_percentiles(traffic.times.get("request")),
+    )
+
+
+def _percentiles(found: Percentiles | None) -> machine_service_pb2.Percentiles | None:
+    if found is None:
+        return None
+    return machine_service_pb2.Percentiles(
+        p50_seconds=found.p50, p95_seconds=found.p95, p99_seconds=found.p99, count=found.count
+    )

@@ -1,0 +1,41 @@
+"""What the commands take for the way in which a model is run: its runtime, and the engine of a text model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from allm.models.v1 import model_pb2
+
+from services.rpc.settings import DTYPES
+
+_AS_SET = "0: as its service is set."
+Runtime = Annotated[
+    str | None, typer.Option(metavar="NAME", help="To run it with; '' or nothing: the registry's choice.")
+]
+LoadRuntime = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="To load it with; default: that of its registration, or the registry's choice."),
+]
+TensorParallel = Annotated[int | None, typer.Option(min=0, help=f"GPUs of a machine that share every layer; {_AS_SET}")]
+PipelineParallel = Annotated[
+    int | None, typer.Option(min=0, help="Stages that its layers are divided into, as a rule one for each machine.")
+]
+ContextTokens = Annotated[int | None, typer.Option(min=0, help=f"Most tokens of prompt and answer; {_AS_SET}")]
+MaxSequences = Annotated[int | None, typer.Option(min=0, help=f"Requests that decode at the same time; {_AS_SET}")]
+KvTokens = Annotated[int | None, typer.Option(min=0, help=f"Tokens in the cache of all requests; {_AS_SET}")]
+Dtype = Annotated[str | None, typer.Option(metavar="|".join(DTYPES), help="Precision of safetensors.")]
+
+
+def engine_settings(dtype: str | None, **numbers: int | None) -> model_pb2.EngineSettings | None:
+    """How a model is to be run; None where nothing is said. `numbers` are named as the fields."""
+    said = {name: number for name, number in numbers.items() if number is not None}
+    if dtype is None and not said:
+        return None
+    return model_pb2.EngineSettings(dtype=dtype or "", **said)
+
+
+def run_with(model: model_pb2.Model) -> str:
+    """How a model is run, as people read it; empty: as its service is set."""
+    parts = [f"{field.name}={value}" for field, value in model.engine.ListFields()]
+    return ", ".join(parts)

@@ -1,0 +1,50 @@
+"""Which models vLLM runs: told from its pinned release, without having it here.
+
+A test holds the names against an installed vLLM (`make vllm`).
+"""
+
+from __future__ import annotations
+
+# model_type of config.json. In the list is what transformers itself defines and vLLM has a decoder of its own for.
+# Left out: what vLLM would run with transformers' code, what needs code of its repository, which is never run, and
+# models that also see or hear.
+VLLM_DECODERS = frozenset(
+    """
+    afmoe apertus axk1 bloom cohere cohere2 cohere2_moe dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 ernie4_5
+    ernie4_5_moe exaone4 exaone_moe falcon falcon_h1 falcon_mamba gemma gemma2 gemma3_text gemma3n_text gemma4_text glm4
+    glm4_moe glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2 gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
+    granitemoehybrid granitemoeshared hrm_text hy_v3 hy_v4 hyperclovax inkling_text jamba kimi_linear laguna lfm2
+    lfm2_moe llama llama4_text longcat_flash mamba mamba2 mimo_v2_flash minicpm3 minimax_m2 ministral3 mistral mixtral
+    nemotron nemotron_h olmo_hybrid olmoe opt phi3 qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe
+    qwen3_next qwen4_exp_text stablelm zamba2
+    """.split()  # noqa: SIM905 (as many quoted words are harder to read)
+)
+
+# Not without CUDA: what has kernels for GPUs alone, such as sparse attention, or cannot be imported without
+# torchvision, which the environment for CPUs does not have.
+VLLM_CPU_DECODERS = VLLM_DECODERS - {
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "hy_v4",
+    "inkling_text",
+    "kimi_linear",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen4_exp_text",
+}
+
+# Quantised weights, as vLLM's tables of methods and hardware have them. What config.json calls compressed-tensors may
+# be of many kinds; on CUDA all have kernels.
+_DENSE = frozenset("gemma2 gemma3_text glm4 granite llama mistral phi3 qwen2 qwen3".split())  # noqa: SIM905
+_EXPERTS = frozenset("glm4_moe mixtral qwen2_moe qwen3_moe qwen3_next".split())  # noqa: SIM905
+_METHODS = ("awq", "compressed-tensors", "fp8", "gptq")
+_CPU_METHODS = ("awq", "gptq")
+_PUBLISHED = frozenset({"deepseek_v3:fp8", "gpt_oss:mxfp4", "minimax_m2:fp8"})  # as their makers publish them
+
+VLLM_QUANTIZATIONS = _PUBLISHED | {f"{name}:{method}" for name in _DENSE | _EXPERTS for method in _METHODS}
+VLLM_CPU_QUANTIZATIONS = frozenset(f"{name}:{method}" for name in _DENSE for method in _CPU_METHODS)
+
+VLLM_MISSING = (
+    "vLLM is not installed here: pip install 'allm[vllm]', or set ALLM_VLLM_PYTHON to an interpreter that has it "
+    "(make vllm)"
+)

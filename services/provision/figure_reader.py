@@ -1,0 +1,88 @@
+"""What this replica tells of its work and its memory: read from its own metrics and from what its monitor last saw."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import Counter, Histogram
+
+from services.models import figures
+from services.models.descriptor import Modality
+from services.models.figures import DeviceFigures, Figures, HostFigures, Latencies
+from services.residency.model_events import EVENTS, ModelEvents
+from services.residency.snapshot import Snapshot
+from services.rpc import metrics
+from services.rpc.metric_sums import buckets, total
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_COUNTERS: dict[figures.Counter, Counter] = {
+    "generated_tokens": metrics.GENERATED_TOKENS,
+    "prompt_tokens": metrics.PROMPT_TOKENS,
+    "audio_seconds": metrics.AUDIO_SECONDS,
+    "images": metrics.IMAGES,
+}
+_FIRST: dict[Modality, Histogram] = {
+    "text": metrics.FIRST_TOKEN,
+    "audio": metrics.FIRST_SEGMENT,
+    "image": metrics.FIRST_IMAGE,
+}
+
+
+class FigureReader:
+    """Reads the figures of a service of `modality`."""
+
+    def __init__(
+        self,
+        modality: Modality,
+        snapshot: Callable[[], Snapshot],
+        threshold: float,
+        events: ModelEvents = EVENTS,
+        boot: Path = _BOOT,
+    ) -> None:
+        """`snapshot`: memory as it was last seen; `threshold`: ResidencySettings.threshold; `boot`: a file that is the
+        same for all containers of a machine, and another on every machine.
+        """
+        self._first = _FIRST[modality]
+        self._snapshot = snapshot
+        self._threshold = threshold
+        self._events = events
+        self._began = time.time_ns()
+        self._clock = time.monotonic()
+        self._name = socket.gethostname()
+        self._machine = boot.read_text().strip() if boot.exists() else self._name
+
+    def read(self, after: int = 0) -> Figures:
+        """Everything as it is now, and what has happened after the event number `after`."""
+        counters = {name: value for name, metric in _COUNTERS.items() if (value := total(metric)) is not None}
+        times: dict[figures.Times, tuple[tuple[float, ...], tuple[int, ...]] | None] = {
+            "first_output": buckets(self._first),
+            "output_token": buckets(metrics.PER_TOKEN),
+            "request": buckets(metrics.SERVER_DURATION, error_type=""),
+        }
+        return Figures(
+            began=self._began,
+            uptime=time.monotonic() - self._clock,
+            running=int(total(metrics.RUNNING) or 0),
+            waiting=int(total(metrics.WAITING) or 0),
+            counters=counters,
+            times={name: Latencies(*found) for name, found in times.items() if found},
+            host=self._host(),
+            events=self._events.after(after),
+        )
+
+    def _host(self) -> HostFigures:
+        seen = self._snapshot()
+        return HostFigures(
+            id=f"{self._machine}/{seen.host.pool}",
+            name=self._name,
+            total=seen.host.total,
+            used=seen.host.used,
+            threshold=self._threshold,
+            devices=tuple(
+                DeviceFigures(id=f"{self._machine}/{each.pool}", name=each.name, total=each.total, used=each.used)
+                for each in seen.devices
+            ),
+        )

@@ -1,0 +1,80 @@
+"""Whether vLLM is here, found out without importing it: that would take seconds, and belongs into a worker."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import subprocess
+from collections.abc import Collection
+from dataclasses import replace
+
+from services.models.registry import RUNTIMES, Runtime
+from services.models.vllm_models import VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_MISSING
+
+log = logging.getLogger(__name__)
+
+NAME = "vllm"
+SECONDS = 10.0  # another interpreter may lie on a slow disk; it only starts and looks for two folders
+_PACKAGES = (NAME, "services")
+# Names those that it finds, one on each line. A folder of that name somewhere is no package.
+_LOOK = f"""
+import importlib.util
+for name in {_PACKAGES!r}:
+    found = importlib.util.find_spec(name)
+    if found and found.origin:
+        print(name)
+"""
+
+
+def text_runtimes(python: str, device: str, seconds: float = SECONDS) -> tuple[Runtime, ...]:
+    """All runtimes, with vllm as it is here. Blocks for a moment, or for `seconds` at the most.
+
+    `python`: the interpreter that its workers are started with (ALLM_VLLM_PYTHON); empty: this one. `device`: where
+    models run.
+    """
+    missing = _missing(python, seconds) if python else _missing_here()
+    if python and missing:
+        log.warning("the runtime vllm is not available", extra={"reason": missing})
+    return tuple(_here(one, device, missing) if one.name == NAME else one for one in RUNTIMES)
+
+
+def _here(runtime: Runtime, device: str, missing: str) -> Runtime:
+    here = replace(runtime, missing=missing)
+    if device != "cpu":
+        return here
+    return replace(here, architectures={"chat": VLLM_CPU_DECODERS}, quantizations=VLLM_CPU_QUANTIZATIONS)
+
+
+def _missing_here() -> str:
+    found = importlib.util.find_spec(NAME)
+    return "" if found and found.origin else VLLM_MISSING
+
+
+def _missing(python: str, seconds: float) -> str:
+    """Why workers of vLLM cannot be started with another interpreter; empty if they can."""
+    who = f"{python} (ALLM_VLLM_PYTHON)"
+    try:
+        done = subprocess.run(
+            [python, "-c", _LOOK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{who} did not say within {seconds:g} seconds whether it has vLLM"
+    except OSError as error:
+        return f"{who} cannot be started: {error.strerror or error}"
+    if done.returncode:
+        return f"{who} is no Python interpreter, or a broken one: it ended with exit code {done.returncode}"
+    return _lacking(who, done.stdout.split())
+
+
+def _lacking(who: str, found: Collection[str]) -> str:
+    if NAME not in found:
+        return f"{who} has no vLLM: install it there, or make an interpreter that has it (make vllm)"
+    if "services" not in found:
+        return f"{who} has vLLM, but not allm: pip install --no-deps the same allm there (make vllm does both)"
+    return ""

@@ -1,0 +1,218 @@
+"""Runtime and engine of a model: at registration, in an update, with LoadModel, and whoever spoke last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from allm.models.v1 import model_pb2, model_service_pb2
+from catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, torch
+from model_files import safetensors
+
+from services.models.registry import RUNTIMES
+from services.models.vllm_models import VLLM_MISSING
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+Engine = model_pb2.EngineSettings
+
+
+def vllm(**more: Any) -> model_service_pb2.RuntimeOffer:
+    """What a text service with vLLM offers."""
+    return torch(**({"name": "vllm", "pipelines": True} | more))
+
+
+async def add(service: Service, model_id: str = "m", **more: Any) -> model_pb2.Model:
+    """Registers a folder of safetensors."""
+    if not (service.files / model_id).exists():
+        safetensors(service.files / model_id)
+    return await service.register(model_id, model_id, format="safetensors", **more)
+
+
+async def update(service: Service, model_id: str = "m", **more: Any) -> model_pb2.Model:
+    answer = await service.models.UpdateModel(model_service_pb2.UpdateModelRequest(id=model_id, **more))
+    return answer.model
+
+
+async def load(service: Service, runtime: str = "") -> model_pb2.Model:
+    answer = await service.models.LoadModel(model_service_pb2.LoadModelRequest(id="m", runtime=runtime))
+    return answer.model
+
+
+async def test_they_are_kept_shown_and_sent_to_the_services(tmp_path: Path) -> None:
+    engine = Engine(tensor_parallel=2, pipeline_parallel=2, context_tokens=4096, kv_tokens=2**26, dtype="bfloat16")
+    async with running(tmp_path) as service:
+        model = await add(service, runtime="vllm", engine=engine)
+        assert (model.asked_runtime, model.engine, model.generation) == ("vllm", engine, 1)
+        assert not (await add(service, "other")).HasField("engine")
+    async with running(tmp_path) as service:
+        watch = service.watch()
+        sent = {}
+        async for event in watch:
+            if event.HasField("synced"):
+                break
+            sent[event.changed.model.id] = event.changed
+        watch.cancel()
+        assert (sent["m"].runtime, sent["m"].model.engine) == ("vllm", engine)
+        assert (sent["other"].runtime, sent["other"].model.HasField("engine")) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("request_", "param", "words"),
+    [
+        (
+            {"runtime": "vlm"},
+            "runtime",
+            "there is no runtime 'vlm' for text models: it must be one of llama_cpp, torch",
+        ),
+        ({"runtime": "whisper"}, "runtime", "there is no runtime 'whisper' for text models"),
+        ({"engine": Engine(tensor_parallel=-1)}, "engine.tensor_parallel", "must be from 1 to 64, or 0, which is"),
+        ({"engine": Engine(pipeline_parallel=65)}, "engine.pipeline_parallel", "must be from 1 to 64"),
+        ({"engine": Engine(context_tokens=8)}, "engine.context_tokens", "must be from 16 to 10000000"),
+        ({"engine": Engine(max_sequences=193)}, "engine.max_sequences", "must be from 1 to 192"),
+        ({"engine": Engine(kv_tokens=2**40)}, "engine.kv_tokens", "must be from 16 to 100000000"),
+        (
+            {"engine": Engine(dtype="int4")},
+            "engine.dtype",
+            "must be one of auto, bfloat16, float16, float32, not 'int4'",
+        ),
+        (
+            {"engine": Engine(pipeline_parallel=2), "runtime": "torch"},
+            "engine.pipeline_parallel",
+            "is 2, and the runtime torch does not divide models into stages: vllm does",
+        ),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused_by_name(
+    tmp_path: Path, request_: dict[str, Any], param: str, words: str
+) -> None:
+    async with running(tmp_path) as service:
+        told = await refusal(add(service, **request_))
+        assert (told.code, told.param) == (INVALID, param)
+        assert words in told.message
+        await add(service)
+        told = await refusal(update(service, **request_))
+        assert (told.code, told.param) == (INVALID, param)
+        model = await service.get("m")
+        assert (model.generation, model.asked_runtime, model.HasField("engine")) == (1, "", False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "param", "words"),
+    [
+        (Engine(dtype="float16"), "engine.dtype", "'engine.dtype' is for safetensors, not for gguf"),
+        (Engine(tensor_parallel=2), "engine.tensor_parallel", "is for safetensors, not for gguf"),
+        (Engine(pipeline_parallel=2), "engine.pipeline_parallel", "the runtimes for gguf do not divide models"),
+    ],
+)
+async def test_what_a_gguf_file_could_not_follow_is_refused(
+    tmp_path: Path, engine: Engine, param: str, words: str
+) -> None:
+    async with running(tmp_path) as service:
+        told = await refusal(service.register("m", engine=engine))
+        assert (told.code, told.param) == (INVALID, param)
+        assert words in told.message
+        model = await service.register("m", engine=Engine(context_tokens=512, tensor_parallel=1))
+        assert model.engine.context_tokens == 512
+
+
+async def test_models_that_hear_or_draw_have_no_engine(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        for format_ in ("whisper", "diffusers"):
+            told = await refusal(service.register("m", format=format_, engine=Engine(max_sequences=1)))
+            assert (told.code, told.param) == (INVALID, "engine")
+            assert "'engine' is for text models, not for " in told.message
+        told = await refusal(service.register("m", format="whisper", runtime="torch"))
+        assert "there is no runtime 'torch' for audio models: it must be one of whisper, faster_whisper" in told.message
+
+
+async def test_another_way_of_being_run_is_another_generation(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        first = await add(service, aliases=["a"])
+        changes: list[tuple[dict[str, Any], int]] = [
+            ({"runtime": "vllm"}, 2),
+            ({"runtime": "vllm"}, 2),  # as it is
+            ({"engine": Engine(max_sequences=4, dtype="float32")}, 3),
+            ({"aliases": model_service_pb2.AliasList(names=["b"])}, 3),
+            ({"engine": Engine(max_sequences=4)}, 4),  # in place of all that there was
+            ({"runtime": "", "engine": Engine()}, 5),
+            ({}, 5),
+        ]
+        for change, generation in changes:
+            model = await update(service, **change)
+            assert model.generation == generation, change
+        assert (model.asked_runtime, model.HasField("engine")) == ("", False)
+        assert (model.source, model.create_time, list(model.aliases)) == (first.source, first.create_time, ["b"])
+
+
+async def test_files_are_not_looked_at_where_only_the_way_changes(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await add(service)
+        (service.files / "m" / "config.json").unlink()
+        assert (await update(service, runtime="torch", engine=Engine(max_sequences=2))).generation == 2
+        assert "config.json" in (await refusal(update(service))).message
+
+
+async def test_whoever_asked_last_for_a_runtime_gets_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.report(complete=True, runtimes=[torch(), vllm(), llama_cpp()])
+        await add(service, runtime="vllm")
+        assert (await load(service)).asked_runtime == "vllm", "nobody asked for another"
+        assert (await load(service, "torch")).asked_runtime == "torch"
+        assert (await update(service, aliases=model_service_pb2.AliasList(names=["a"]))).asked_runtime == "torch"
+        assert (await load(service)).asked_runtime == "vllm", "as it is registered"
+        await load(service, "torch")
+        assert (await update(service, runtime="vllm")).asked_runtime == "vllm"
+        assert (await update(service, runtime="")).asked_runtime == ""
+        assert (await load(service)).asked_runtime == ""
+
+
+async def test_a_runtime_of_a_replica_alone_does_not_stand_in_the_way_of_settings(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.report(complete=True, runtimes=[torch(name="torch_next")])
+        await add(service)
+        await load(service, "torch_next")
+        model = await update(service, engine=Engine(max_sequences=2))
+        assert (model.asked_runtime, model.engine.max_sequences) == ("torch_next", 2)
+
+
+async def test_stages_keep_other_runtimes_away(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.report(complete=True, runtimes=[torch(), vllm()])
+        model = await add(service, engine=Engine(pipeline_parallel=2))
+        assert model.state == PENDING
+        request = model_service_pb2.ExplainModelRequest(id="m")
+        (replica,) = (await service.models.ExplainModel(request)).resolutions
+        assert [(one.runtime, one.chosen) for one in replica.runtimes] == [("vllm", True), ("torch", False)]
+        told = await refusal(load(service, "torch"))
+        assert (told.code, "does not divide models into stages" in told.message) == (INVALID, True)
+        assert not (await service.get("m")).keep_loaded
+        await service.report(complete=True, runtimes=[torch()])
+        model = await service.get("m")
+        assert (model.state, "torch cannot divide it into stages" in model.reason) == (UNSUPPORTED, True)
+
+
+async def test_a_runtime_that_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.report(complete=True, runtimes=[torch(), vllm(missing=VLLM_MISSING)])
+        model = await add(service, runtime="vllm")
+        assert model.state == UNSUPPORTED
+        assert model.reason == f"m: the runtime 'vllm' that was asked for cannot run it here: {VLLM_MISSING}"
+        request = model_service_pb2.ExplainModelRequest(id="m")
+        (replica,) = (await service.models.ExplainModel(request)).resolutions
+        reasons = {one.runtime: one.reason for one in replica.runtimes}
+        assert reasons["vllm"] == VLLM_MISSING
+        told = await refusal(load(service, "vllm"))
+        assert (told.code, told.param) == (INVALID, "runtime")
+        assert VLLM_MISSING in told.message
+        assert (await update(service, runtime="")).state == PENDING, "torch runs it"
+        await service.report("text-2", complete=True, runtimes=[vllm()])
+        assert (await load(service, "vllm")).state == PENDING, "one replica that has it is enough"
+
+
+async def test_every_runtime_of_the_table_can_be_asked_for(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        told = await refusal(add(service, runtime="?"))
+        names = [runtime.name for runtime in RUNTIMES if runtime.modality == "text"]
+        assert told.message.endswith(f"it must be one of {', '.join(names)}")

@@ -1,0 +1,170 @@
+"""`allm top`: what the machine does, for people and for scripts."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import typer
+from allm.models.v1 import figures_pb2, machine_service_pb2, machine_service_pb2_grpc, model_pb2
+from rich.console import Console
+from stack import environment
+from typer.testing import CliRunner, Result
+
+from services.cli import top as module
+from services.cli.main import app
+
+GIB = 1024**3
+LONG = 30.0
+
+
+def sample(**more: Any) -> machine_service_pb2.WatchMachineResponse:
+    """A host with a GPU, and a text service."""
+    found = machine_service_pb2.MachineSample(
+        hosts=[
+            machine_service_pb2.Host(
+                id="h",
+                name="box",
+                total_bytes=10 * GIB,
+                used_bytes=4 * GIB,
+                threshold_share=0.9,
+                devices=[machine_service_pb2.Device(name="cuda:0", total_bytes=8 * GIB, used_bytes=2 * GIB)],
+            )
+        ],
+        traffic=[
+            machine_service_pb2.Traffic(
+                modality=model_pb2.MODALITY_TEXT,
+                replicas=2,
+                running=3,
+                waiting=1,
+                generated_tokens_per_second=1234.5,
+                prompt_tokens_per_second=0.0,
+                request=machine_service_pb2.Percentiles(p50_seconds=0.25, p95_seconds=2.5, p99_seconds=61.25, count=9),
+            )
+        ],
+        **more,
+    )
+    return machine_service_pb2.WatchMachineResponse(sample=found)
+
+
+def evicted(model: str) -> figures_pb2.MachineEvent:
+    event = figures_pb2.MachineEvent(
+        kind=figures_pb2.MACHINE_EVENT_KIND_EVICTED, model_id=model, replica="text-1", reason="pressure"
+    )
+    event.time.seconds = 1_700_000_000
+    return event
+
+
+SYNCED = machine_service_pb2.WatchMachineResponse(synced=machine_service_pb2.MachineSynced())
+
+
+class Machine(machine_service_pb2_grpc.MachineServiceServicer):
+    """Tells what it is given, and waits; or refuses."""
+
+    def __init__(self, events: list[machine_service_pb2.WatchMachineResponse], refusal: str = "") -> None:
+        self.events = events
+        self.refusal = refusal
+        self.ended = threading.Event()  # whoever watched has gone
+
+    def WatchMachine(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        context.add_callback(self.ended.set)
+        if self.refusal:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, self.refusal)
+        yield from self.events
+        self.ended.wait(LONG)
+
+
+@contextmanager
+def running(machine: Machine) -> Iterator[str]:
+    """Serves it; gives its address."""
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    machine_service_pb2_grpc.add_MachineServiceServicer_to_server(machine, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(grace=None).wait(LONG)
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Callable[..., Result]:
+    """`allm top` beside such a machine."""
+
+    def run(machine: Machine, *arguments: str) -> Result:
+        with running(machine) as address:
+            environ = {**environment(tmp_path), "COLUMNS": "200", "NO_COLOR": "1"}
+            return CliRunner().invoke(app, ["top", "--address", address, *arguments], env=environ)
+
+    return run
+
+
+def test_once_shows_the_present_and_the_latest_events(top: Callable[..., Result]) -> None:
+    machine = Machine([sample(events=[evicted("first")]), sample(events=[evicted("second")]), SYNCED, sample()])
+    done = top(machine)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["MEMORY", "USED", "OF", "SHARE", "THRESHOLD"]
+    assert lines[1].split() == ["box", "4.0", "GiB", "10", "GiB", "40%", "90%"]
+    assert lines[2].split() == ["box", "cuda:0", "2.0", "GiB", "8.0", "GiB", "25%", "90%"]
+    (text,) = (line.split() for line in lines if line.startswith("text"))
+    assert text == ["text", "2", "3", "1", "1,234", "0", *"-----", "250", "ms", "2.5", "s", "61.2", "s"]
+    told = [line for line in lines if "evicted (pressure)" in line]
+    assert [line.split()[-1] for line in told] == ["second", "first"], "the latest first"
+    assert machine.ended.wait(LONG), "it watches no longer"
+
+
+def test_for_scripts(top: Callable[..., Result]) -> None:
+    found = json.loads(top(Machine([sample(events=[evicted("m")]), SYNCED]), "--json").stdout)
+    (text,) = found["sample"]["traffic"]
+    assert (text["modality"], text["running"], text["request"]["count"]) == ("text", 3, 9)
+    assert "images_per_second" not in text, "it was not measured"
+    assert [(each["kind"], each["model_id"]) for each in found["events"]] == [("evicted", "m")]
+
+
+def test_where_nothing_runs(top: Callable[..., Result]) -> None:
+    nothing = machine_service_pb2.WatchMachineResponse(sample=machine_service_pb2.MachineSample())
+    done = top(Machine([nothing, SYNCED]))
+    assert (done.exit_code, done.stdout) == (0, "no service is running\n")
+
+
+def test_what_is_wrong_is_a_sentence(top: Callable[..., Result]) -> None:
+    done = top(Machine([], refusal="this key lacks the scope 'admin'"))
+    assert (done.exit_code, done.stdout, done.stderr) == (1, "", "allm: this key lacks the scope 'admin'\n")
+
+
+def test_a_catalog_that_has_just_begun_is_waited_for(top: Callable[..., Result]) -> None:
+    assert "box" in top(Machine([SYNCED, sample()]), "--once").stdout
+
+
+def test_on_a_terminal_it_goes_on_until_the_catalog_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    machine = Machine([sample(), SYNCED, sample()])
+    machine.ended.set()  # it does not wait
+    written = io.StringIO()
+    with running(machine) as address:
+        console = Console(file=written, force_terminal=True, width=200, highlight=False)
+        with pytest.raises(typer.Exit):
+            module.show_on(address, console)
+    assert "box cuda:0" in written.getvalue()
+    assert "\x1b[?1049l" in written.getvalue(), "the terminal is as before"
+    assert "it has ended the watch" in capsys.readouterr().err
+
+
+def test_silence_is_no_present(top: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the machine at the other end is stopped: its connections stay open."""
+    monkeypatch.setattr(module, "SILENT_SECONDS", 0.2)
+    done = top(Machine([SYNCED]))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "nothing was heard of allm for 0.2 seconds" in done.stderr

@@ -1,0 +1,99 @@
+"""Whether vLLM is here: what is found out of interpreters that have it or not, and that nothing is imported for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.models.registry import RUNTIMES, Runtime
+from services.models.vllm_models import (
+    VLLM_CPU_DECODERS,
+    VLLM_CPU_QUANTIZATIONS,
+    VLLM_DECODERS,
+    VLLM_MISSING,
+    VLLM_QUANTIZATIONS,
+)
+from services.text.vllm_availability import text_runtimes
+
+SECONDS = 60.0  # an interpreter's start on a busy machine
+
+
+def vllm(python: str, device: str = "cpu", seconds: float = SECONDS) -> Runtime:
+    runtimes = text_runtimes(python, device, seconds)
+    assert [runtime.name for runtime in runtimes] == [runtime.name for runtime in RUNTIMES]
+    assert [runtime for runtime in runtimes if runtime.name != "vllm"] == [
+        one for one in RUNTIMES if one.name != "vllm"
+    ]
+    (found,) = [runtime for runtime in runtimes if runtime.name == "vllm"]
+    return found
+
+
+def interpreter(path: Path, *packages: str, body: str = "") -> str:
+    """One that has packages of these names, and nothing else; it would fail if it imported them."""
+    for package in packages:
+        folder = path / "packages" / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("raise SystemExit('imported')")
+    script = path / "python"
+    script.write_text(body or f'#!/bin/sh\nPYTHONPATH={path}/packages exec {sys.executable} -S "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def test_one_that_has_both_is_as_good_as_our_own(tmp_path: Path) -> None:
+    assert vllm(interpreter(tmp_path, "vllm", "services")).missing == ""
+
+
+def test_another_one_that_lacks_something_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a worker would find what lies where the service runs, and so does the question
+    bare = interpreter(tmp_path / "bare", "services")
+    assert vllm(bare).missing.startswith(f"{bare} (ALLM_VLLM_PYTHON) has no vLLM: ")
+    half = interpreter(tmp_path / "half", "vllm")
+    assert vllm(half).missing.startswith(f"{half} (ALLM_VLLM_PYTHON) has vLLM, but not allm: ")
+
+
+def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "has no vLLM" in vllm(interpreter(tmp_path / "bare", "services")).missing
+
+
+def test_what_is_no_interpreter_is_told(tmp_path: Path) -> None:
+    assert "cannot be started: No such file or directory" in vllm(str(tmp_path / "python")).missing
+    broken = interpreter(tmp_path, body="#!/bin/sh\nexit 3\n")
+    assert "ended with exit code 3" in vllm(broken).missing
+    endless = interpreter(tmp_path, body="#!/bin/sh\nexec sleep 600\n")
+    assert (
+        vllm(endless, seconds=0.2).missing
+        == f"{endless} (ALLM_VLLM_PYTHON) did not say within 0.2 seconds whether it has vLLM"
+    )
+
+
+def test_on_a_cpu_fewer_models_run(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "vllm", "services")
+    here, there = vllm(python, "cpu"), vllm(python, "cuda")
+    assert (here.architectures, here.quantizations) == ({"chat": VLLM_CPU_DECODERS}, VLLM_CPU_QUANTIZATIONS)
+    assert (there.architectures, there.quantizations) == ({"chat": VLLM_DECODERS}, VLLM_QUANTIZATIONS)
+
+
+def test_our_own_interpreter_is_asked_without_importing_anything(tmp_path: Path) -> None:
+    """In a process of its own: what lies in its folder is what it has."""
+    program = (
+        "import sys\n"
+        "from services.text.vllm_availability import text_runtimes\n"
+        "(found,) = [one for one in text_runtimes('', 'cpu') if one.name == 'vllm']\n"
+        "assert not {'vllm', 'torch', 'ray', 'transformers'} & set(sys.modules)\n"
+        "print(found.missing)\n"
+    )
+
+    def ask() -> str:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+        return done.stdout.strip()
+
+    (tmp_path / "vllm").mkdir()
+    assert ask() == VLLM_MISSING
+    (tmp_path / "vllm" / "__init__.py").write_text("raise SystemExit('imported')")
+    assert ask() == ""
