@@ -15,8 +15,8 @@ const OUTPUT = resolve(process.argv[2] ?? join(HERE, "dist"));
 const PROTOS = [
   "allm/audio/v1/transcription_service.proto",
   "allm/image/v1/image_service.proto",
+  "allm/models/v1/machine_service.proto",
   "allm/models/v1/model_service.proto",
-  "allm/models/v1/residency_service.proto",
   "allm/text/v1/chat_service.proto",
   "google/rpc/error_details.proto",
   "google/rpc/status.proto",
@@ -75,7 +75,7 @@ function bundle() {
     minify: true,
     write: false,
     format: "esm",
-    target: ["es2022", "chrome111", "firefox115", "safari16.4"],
+    target: ["es2022", "chrome123", "firefox120", "safari17.5"],
     jsx: "automatic",
     jsxImportSource: "preact",
     loader: { ".svg": "copy" },

@@ -55,6 +55,7 @@ KEYS = {
     "ArrowRight": ("ArrowRight", 39, ""),
     "Enter": ("Enter", 13, "\r"),
     "Escape": ("Escape", 27, ""),
+    "Home": ("Home", 36, ""),
     "Space": (" ", 32, " "),
     "Tab": ("Tab", 9, ""),
 }

@@ -15,6 +15,7 @@ from whisper_weights import tiny_en_ct2
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "console"
 SIZE = {"width": 1280, "height": 800}
+TALL = {"width": 1280, "height": 1000}
 PHONE = {"width": 360, "height": 740}
 QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
 PROMPTS = ("a red circle on a blue background", "a yellow triangle on a green background")
@@ -23,6 +24,12 @@ PROMPTS = ("a red circle on a blue background", "a yellow triangle on a green ba
 def chat(page: Page) -> None:
     page.fill("input", "Temperature", "0")
     page.fill("input", "Most tokens", "120")
+    # The first answer of all waits for its model.
+    page.fill("textarea", "Message", "Hello")
+    page.press("Enter")
+    page.wait("document.querySelector('.answer .below')")
+    page.click("button", "New conversation")
+    page.wait("!document.querySelector('.answer')")
     for number, question in enumerate(QUESTIONS, start=1):
         page.fill("textarea", "Message", question)
         page.press("Enter")
@@ -56,10 +63,17 @@ def models(page: Page) -> None:
         page.press("Enter")
         page.wait(f"document.querySelectorAll('.answer .below').length === {number}")
     page.evaluate("location.hash = '#/models'")
-    page.wait("document.querySelectorAll('.plot canvas').length > 2")
-    page.evaluate("document.querySelector('.machine').scrollIntoView({block: 'end', behavior: 'instant'})")
+    page.wait("document.querySelector('.machine')?.innerText.includes('Text: whole requests')")
+    page.resize(**TALL)
+    page.evaluate("document.querySelector('.machine').scrollIntoView({block: 'start', behavior: 'instant'})")
 
 
+PAINTED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+# What is done before the picture on a phone.
+PHONE_VIEWS = {
+    "chat": "document.querySelector('details.panel').open = false; window.scrollTo(0, 0)",
+    "models": "document.querySelector('.plots').scrollIntoView({block: 'start', behavior: 'instant'})",
+}
 VIEWS: dict[str, Callable[[Page], None]] = {"chat": chat, "audio": audio, "image": image, "models": models}
 
 
@@ -73,13 +87,14 @@ def take(browser: Browser, stack: Stack) -> None:
         page.evaluate("document.activeElement.blur()")
         for scheme in ("light", "dark"):
             page.colours(scheme)
-            page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            page.evaluate(PAINTED)
             (PICTURES / f"{name}-{scheme}.png").write_bytes(page.screenshot())
-        if name == "chat":
+        if name in PHONE_VIEWS:
             page.colours("light")
             page.resize(**PHONE)
-            page.evaluate("document.querySelector('details.panel').open = false; window.scrollTo(0, 0)")
-            (PICTURES / "chat-phone.png").write_bytes(page.screenshot())
+            page.evaluate(PHONE_VIEWS[name])
+            page.evaluate(PAINTED)
+            (PICTURES / f"{name}-phone.png").write_bytes(page.screenshot())
         page.close()
 
 

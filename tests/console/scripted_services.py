@@ -9,10 +9,18 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2, model_service_pb2_grpc
+from allm.models.v1 import (
+    machine_service_pb2,
+    machine_service_pb2_grpc,
+    manifest_pb2,
+    model_pb2,
+    model_service_pb2,
+    model_service_pb2_grpc,
+)
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from ports import free_port
@@ -29,7 +37,10 @@ REQUEST_ID = "00000000-0000-4000-8000-000000000000"
 START_SECONDS = 30
 # Envoy pings every ten seconds, also where nothing is going on.
 PATIENT = (("grpc.http2.max_ping_strikes", 0), ("grpc.keepalive_permit_without_calls", 1))
+SAMPLE_SECONDS = 0.5
+WATCH_SECONDS = 60
 Event = chat_service_pb2.StreamChatCompletionResponse
+MachineEvent = machine_service_pb2.WatchMachineResponse
 
 
 class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
@@ -49,8 +60,7 @@ class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
         for delta in self.deltas:
             yield Event(delta=delta)
         if self.error:
-            context.set_trailing_metadata(((DETAILS, typed_details(self.error, REQUEST_ID)),))
-            context.abort(self.error.grpc_status, self.error.message)
+            refuse(context, self.error)
         usage = chat_pb2.Usage(prompt_tokens=1, completion_tokens=2)
         reason = chat_pb2.FINISH_REASON_STOP
         yield Event(finished=chat_service_pb2.ChatFinished(finish_reason=reason, usage=usage))
@@ -74,14 +84,79 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
             ended.wait()  # each watch has a thread: it goes with whoever looks on
 
 
+class ScriptedMachine(machine_service_pb2_grpc.MachineServiceServicer):
+    """Tells `past` to whoever asks for a past, and then `now` again and again, with the time that it is."""
+
+    def __init__(self) -> None:
+        self.past: list[machine_service_pb2.MachineSample] = []
+        self.now = machine_service_pb2.MachineSample()
+        self.error: AllmError | None = None
+        self._watches: set[threading.Event] = set()  # each is set when it has to end
+        self._changed = threading.Condition()
+
+    def WatchMachine(  # noqa: N802
+        self, request: machine_service_pb2.WatchMachineRequest, context: grpc.ServicerContext
+    ) -> Iterator[MachineEvent]:
+        if self.error:
+            refuse(context, self.error)
+        if request.HasField("history"):
+            for sample in self.past:
+                yield MachineEvent(sample=sample)
+        synced = machine_service_pb2.MachineSynced()
+        synced.interval.FromMilliseconds(round(SAMPLE_SECONDS * 1000))
+        yield MachineEvent(synced=synced)
+        ended = threading.Event()
+        with self._changed:
+            self._watches.add(ended)
+            self._changed.notify_all()
+        try:
+            while context.is_active() and not ended.is_set():
+                told = machine_service_pb2.MachineSample()
+                told.CopyFrom(self.now)
+                told.time.GetCurrentTime()
+                yield MachineEvent(sample=told)
+                ended.wait(SAMPLE_SECONDS)
+        finally:
+            with self._changed:
+                self._watches.discard(ended)
+                self._changed.notify_all()
+
+    def hang_up(self) -> None:
+        """Ends all watches."""
+        with self._changed:
+            for watch in self._watches:
+                watch.set()
+
+    def wait_watched(self, times: int) -> None:
+        """Waits until so many watch."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._watches) == times, WATCH_SECONDS), len(self._watches)
+
+
+def refuse(context: grpc.ServicerContext, error: AllmError) -> None:
+    """Ends a call as the services do."""
+    context.set_trailing_metadata(((DETAILS, typed_details(error, REQUEST_ID)),))
+    context.abort(error.grpc_status, error.message)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A gateway that listens on `port`, and what is behind it, to be told what to say."""
+
+    port: int
+    chat: ScriptedChat = field(default_factory=ScriptedChat)
+    machine: ScriptedMachine = field(default_factory=ScriptedMachine)
+
+
 @contextmanager
-def scripted_gateway() -> Iterator[tuple[int, ScriptedChat]]:
-    """Runs all of it; gives the gateway's port, and the chat to be told what to say."""
-    chat, catalog, port = ScriptedChat(), ScriptedCatalog(), free_port()
+def scripted_gateway() -> Iterator[Scripted]:
+    """Runs all of it."""
+    scripted, catalog = Scripted(free_port()), ScriptedCatalog()
     with tempfile.TemporaryDirectory(prefix="allm-console-") as name, ThreadPoolExecutor(16) as pool:
         folder = Path(name)
         server = grpc.server(pool, options=PATIENT)
-        chat_service_pb2_grpc.add_ChatServiceServicer_to_server(chat, server)
+        chat_service_pb2_grpc.add_ChatServiceServicer_to_server(scripted.chat, server)
+        machine_service_pb2_grpc.add_MachineServiceServicer_to_server(scripted.machine, server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(catalog, server)
         checks = health.HealthServicer()
         checks.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -89,12 +164,12 @@ def scripted_gateway() -> Iterator[tuple[int, ScriptedChat]]:
         address = f"unix:{folder / 'service.sock'}"
         server.add_insecure_port(address)
         server.start()
-        settings = GatewaySettings("127.0.0.1", port, (), (), 1024 * 1024)
+        settings = GatewaySettings("127.0.0.1", scripted.port, (), (), 1024 * 1024)
         config = write_config(Gateway(settings, (address,), address, f"unix:{folder / 'admin.sock'}", folder))
         envoy = subprocess.Popen(envoy_command(config, cores=1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            wait_healthy(port, envoy)
-            yield port, chat
+            wait_healthy(scripted.port, envoy)
+            yield scripted
         finally:
             envoy.terminate()
             envoy.wait()

@@ -63,11 +63,13 @@ def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
     ask(page, "Tell me a long story.", Temperature=ENDLESS)
     page.wait(f"({SAID}).length > 20")
     wait_until(lambda: figure(stack, "allm_requests_running") == 1)
+    page.fill("textarea", "Message", "And then?")
     page.click("button", "Stop")
     page.wait_text("Stopped.")
     wait_idle(stack)
     kept = page.evaluate(SAID)
     assert len(kept) > 20
+    assert page.evaluate("document.querySelector('#message').value") == "And then?", "what is not sent yet"
     # What was said so far stays, and the next message is answered.
     ask(page, "What is the capital of France?")
     page.wait("document.querySelectorAll('.answer').length === 2 && !document.querySelector('[aria-busy=true]')")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from chromium import Page
+from chromium import Opener, Page
+from runtime_counters import Runtime
+from stack import IMAGE_MODEL, Stack
+
+from tests.image.pictures.picture_files import png_header
 
 Open = Callable[[str], Page]
 CHANGED = 40  # of 255: below it two colours look the same
 PROMPT = "a red circle on a blue background"
+MANY = 150  # steps that take seconds
+LOAD_SECONDS = 150  # on a busy machine torch alone takes half a minute
 DRAWN = "document.querySelectorAll('.gallery li img').length"
 # Every preview that was ever shown, also those that have gone by the time that a test looks.
 WATCH = """
@@ -50,12 +57,30 @@ def draw(page: Page, prompt: str, **settings: str) -> None:
     page.click("button", "Draw")
 
 
+def wait_drawn(page: Page, count: int) -> None:
+    """Waits until the gallery has so many pictures; whichever test is the first waits for torch, too."""
+    page.wait(f"{DRAWN} === {count}", LOAD_SECONDS)
+
+
+def open_mask(page: Page) -> None:
+    """Takes the newest picture of the gallery to draw over it."""
+    page.click(".gallery button", "Edit")
+    page.wait("document.querySelector('.layers canvas')?.width === 64")
+
+
+def paint_by_keys(page: Page) -> None:
+    page.evaluate("document.querySelector('.layers canvas').focus()")
+    page.press("ArrowRight")
+    page.press("Space")
+    page.wait_text("What you have painted is drawn anew")
+
+
 @pytest.mark.slow
 def test_a_picture_appears_after_its_previews(view: Open) -> None:
     page = view("image")
     page.evaluate(WATCH)
     draw(page, PROMPT)
-    page.wait(f"{DRAWN} === 1")
+    wait_drawn(page, 1)
     assert page.evaluate("window.previews.size") >= 1
     assert any(step.startswith("Step ") for step in page.evaluate("[...window.steps]"))
     assert page.evaluate("document.querySelector('.gallery img').alt") == PROMPT
@@ -68,9 +93,8 @@ def test_a_picture_appears_after_its_previews(view: Open) -> None:
 def test_what_is_painted_is_drawn_anew(view: Open) -> None:
     page = view("image")
     draw(page, PROMPT)
-    page.wait(f"{DRAWN} === 1")
-    page.click(".gallery button", "Edit")
-    page.wait("document.querySelector('.layers canvas')?.width === 64")
+    wait_drawn(page, 1)
+    open_mask(page)
     page.evaluate("document.querySelector('.layers canvas').scrollIntoView({block: 'center'})")
     left, top, width, height = page.evaluate(
         "(() => { const box = document.querySelector('.layers canvas').getBoundingClientRect();"
@@ -82,8 +106,11 @@ def test_what_is_painted_is_drawn_anew(view: Open) -> None:
     page.wait_text("What you have painted is drawn anew")
     page.fill("textarea", "Prompt", "a green square on a blue background")
     page.fill("input", "Strength", "1")
+    page.evaluate(WATCH)
     page.click("button", "Draw over it")
-    page.wait(f"{DRAWN} === 2")
+    wait_drawn(page, 2)
+    assert page.evaluate("window.previews.size") >= 1
+    assert any(step.startswith("Step ") for step in page.evaluate("[...window.steps]"))
     assert apart(colour(page, 0, 0.45, 0.45), colour(page, 1, 0.45, 0.45)) > CHANGED
     assert apart(colour(page, 0, 0.0, 0.0), colour(page, 1, 0.0, 0.0)) < CHANGED
 
@@ -91,13 +118,36 @@ def test_what_is_painted_is_drawn_anew(view: Open) -> None:
 def test_a_mask_can_be_painted_by_keys(view: Open) -> None:
     page = view("image")
     draw(page, PROMPT, Steps="2")
-    page.wait(f"{DRAWN} === 1")
-    page.click(".gallery button", "Edit")
-    page.wait("document.querySelector('.layers canvas')?.width === 64")
-    page.evaluate("document.querySelector('.layers canvas').focus()")
-    page.press("ArrowRight")
-    page.press("Space")
-    page.wait_text("What you have painted is drawn anew")
+    wait_drawn(page, 1)
+    open_mask(page)
+    paint_by_keys(page)
+
+
+def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
+    runtime = Runtime(stack, "image", IMAGE_MODEL)
+    page = view("image")
+    draw(page, PROMPT, Steps="2")
+    wait_drawn(page, 1)
+    open_mask(page)
+    paint_by_keys(page)
+    runtime.wait_until(lambda: runtime.idle)
+    before = runtime.steps
+    # Of this size four are drawn together: three batches of so many steps.
+    large = {"Width": "128", "Height": "128", "Steps": str(MANY), "Pictures": "10", "Strength": "1"}
+    for name, value in large.items():
+        page.fill("input", name, value)
+    page.click("button", "Draw over it")
+    page.wait("document.querySelector('.drawing [role=status]')?.innerText.startsWith('Step ')")
+    page.click("button", "Stop")
+    page.wait_text("Stopped.")
+    runtime.wait_until(lambda: runtime.idle)
+    assert 0 < runtime.steps - before < 2 * MANY
+    # What was there stays, and more can be asked for.
+    assert page.evaluate(DRAWN) == 1
+    page.fill("input", "Steps", "2")
+    page.fill("input", "Pictures", "1")
+    page.click("button", "Draw over it")
+    wait_drawn(page, 2)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +161,21 @@ def test_the_models_limits_are_told_in_a_sentence(view: Open, settings: dict[str
     sentence = page.evaluate("document.querySelector('.note.bad p').innerText")
     assert said in sentence.lower()
     assert sentence.endswith(".")
+
+
+def test_a_picture_over_the_limit_of_requests_is_told_by_the_limits_name(
+    tab: Opener, stack: Stack, tmp_path: Path
+) -> None:
+    """The gateway does not read it to its end, of which browsers tell nothing but that the connection is gone."""
+    large = tmp_path / "large.png"
+    large.write_bytes(png_header(64, 64) + bytes(33 * 1024 * 1024))
+    page = tab(stack, "image")
+    page.click("summary", "Draw over a picture")
+    page.attach("input[type=file]", large)
+    page.fill("textarea", "Prompt", PROMPT)
+    page.click("button", "Draw over it")
+    page.wait("document.querySelector('.drawing .note.bad')")
+    assert "ALLM_MAX_BODY_BYTES" in page.evaluate("document.querySelector('.drawing .note.bad').innerText")
 
 
 def test_what_is_wrong_in_the_form_is_said_before_it_is_sent(view: Open) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from allm.text.v1 import chat_service_pb2
 from chromium import Browser, Page
-from scripted_services import MODEL, REQUEST_ID, ScriptedChat, scripted_gateway
+from scripted_services import MODEL, REQUEST_ID, Scripted, ScriptedChat, scripted_gateway
 
 from services.rpc import errors
 
@@ -29,22 +29,22 @@ ADVICE = [
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[tuple[int, ScriptedChat]]:
+def scripted() -> Iterator[Scripted]:
     with scripted_gateway() as running:
         yield running
 
 
 @pytest.fixture
-def chat(scripted: tuple[int, ScriptedChat]) -> ScriptedChat:
+def chat(scripted: Scripted) -> ScriptedChat:
     """The chat, as if nobody had asked it before."""
-    scripted[1].deltas, scripted[1].error = [], None
-    scripted[1].asked.clear()
-    return scripted[1]
+    scripted.chat.deltas, scripted.chat.error = [], None
+    scripted.chat.asked.clear()
+    return scripted.chat
 
 
 @pytest.fixture
-def page(browser: Browser, scripted: tuple[int, ScriptedChat]) -> Iterator[Page]:
-    opened = browser.open(f"http://127.0.0.1:{scripted[0]}/#/chat")
+def page(browser: Browser, scripted: Scripted) -> Iterator[Page]:
+    opened = browser.open(f"http://127.0.0.1:{scripted.port}/#/chat")
     opened.wait_text("Connected")
     yield opened
     assert opened.complaints() == []
@@ -108,6 +108,22 @@ def test_what_a_model_writes_never_becomes_markup(page: Page, chat: ScriptedChat
     assert "<script>" in page.evaluate("document.querySelector('.answer > .markdown').innerText")
     assert page.evaluate("window.broken ?? null") is None
     assert [url for url in page.requested() if "elsewhere" in url] == []
+
+
+def test_code_is_coloured_and_stays_text(page: Page, chat: ScriptedChat) -> None:
+    hostile = "<img src=x onerror='window.broken=1'>"
+    chat.deltas = [
+        chat_service_pb2.ChatDelta(text=f"```python\ndef f():\n    return 1\n```\n\n```html\n{hostile}\n```\n")
+    ]
+    ask(page)
+    page.wait("document.querySelectorAll('.codeblock').length === 2")
+    assert page.evaluate("document.querySelector('.codeblock .hljs-keyword').innerText") == "def"
+    assert page.evaluate("[...document.querySelectorAll('.codeblock code')].map((each) => each.innerText)") == [
+        "def f():\n    return 1",
+        hostile,
+    ]
+    assert page.evaluate("document.querySelectorAll('.codeblock img').length") == 0
+    assert page.evaluate("window.broken ?? null") is None
 
 
 def test_models_that_do_not_answer_are_listed_with_the_reason(page: Page) -> None:

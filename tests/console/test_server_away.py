@@ -78,6 +78,10 @@ def test_a_key_that_may_not_manage_still_chats(tab: Opener, guarded: Stack) -> N
     give(page, new_key(guarded, "guest", "inference"))
     page.wait_text("This key may use models but not manage them")
     page.wait(f"document.querySelector('[data-model=\"{MODEL}\"]')")
+    # It is told why the machine is not shown, and nothing is asked for that may not be.
+    page.wait_text("A key with the scope admin shows both")
+    assert page.evaluate("document.querySelector('.machine')") is None
+    assert [url for url in page.requested() if url.endswith("/WatchMachine")] == []
     assert (
         page.evaluate(
             "[...document.querySelectorAll('button')].filter((each) => each.innerText.startsWith('Load')).length"

@@ -1,14 +1,14 @@
 // What models there are and how they are: one watch of the catalog, begun again whenever it breaks.
 
 import { create } from "@bufbuild/protobuf";
-import { computed, signal } from "@preact/signals";
+import { computed, effect, signal } from "@preact/signals";
 import { DesiredModelSchema, type DesiredModel } from "../generated/allm/models/v1/manifest_pb";
 import { Modality, ModelState, type Model } from "../generated/allm/models/v1/model_pb";
 import { ModelService } from "../generated/allm/models/v1/model_service_pb";
-import { asFailure, type Failure } from "./failure";
+import { asFailure, Failure, SILENT } from "./failure";
 import { ask, stream } from "./grpc_web";
 import { key, keyWanted } from "./key";
-import { readyAgain } from "./waiting";
+import { readyAgain, seen, until } from "./waiting";
 
 /** How the console stands with the server. */
 export type Link =
@@ -17,11 +17,10 @@ export type Link =
   | { state: "waiting-for-key" }
   | { state: "away"; why: string; retryAt: number };
 
-/** What a listener is told: what a model was and what it is now; null where it is not there. */
-export type Change = (before: DesiredModel | null, after: DesiredModel | null) => void;
-
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 8000;
+const PATIENCE = 8000; // a catalog that is there answers at once
+const LISTED_EVERY = 60_000;
 
 export const link = signal<Link>({ state: "connecting" });
 /** Whether the key may manage models; as last told, while the server is away. */
@@ -29,11 +28,12 @@ export const manages = signal(false);
 /** All models, by id; kept while the server is away. */
 export const desired = signal<ReadonlyMap<string, DesiredModel>>(new Map());
 export const models = computed(() => [...desired.value.values()].flatMap((each) => each.model ?? []).sort(byId));
-const listeners = new Set<Change>();
+// Ends the watch that is open now; its connection is dead, and nobody has told.
+let hangUp = (_: Failure) => {};
 
-/** Has `change` told of everything that changes. */
-export function onChange(change: Change): void {
-  listeners.add(change);
+/** To be called by whoever finds the server silent that should say something: the link is down then, and begun again. */
+export function foundSilent(failure: Failure): void {
+  hangUp(failure);
 }
 
 /** Whether requests are answered for it. */
@@ -46,21 +46,26 @@ export function having(capability: string, modality: Modality): Model[] {
   return models.value.filter((model) => model.modality === modality && model.capabilities.includes(capability));
 }
 
-/** Follows the catalog for as long as the page is open. */
+/** Follows the catalog for as long as the page is open, and seen: browsers have few connections for all their tabs. */
 export async function follow(): Promise<never> {
   let wait = FIRST_WAIT;
   for (;;) {
-    const failure = await watchOnce(() => (wait = FIRST_WAIT));
-    if (failure.kind === "stopped") continue; // another key
+    await until(() => seen.value);
+    let failure = await watchOnce(() => (wait = FIRST_WAIT));
+    if (failure.kind === "stopped") continue; // another key, or nobody looks
     if (failure.kind === "key") {
       link.value = { state: "waiting-for-key" };
       keyWanted.value = failure.message;
       await keyChange();
       continue;
     }
-    if (failure.kind === "forbidden" && (await listOnce())) {
-      await Promise.race([keyChange(), readyAgain(60_000)]);
-      continue;
+    if (failure.kind === "forbidden") {
+      const unlisted = await listOnce();
+      if (!unlisted) {
+        await Promise.race([keyChange(), readyAgain(LISTED_EVERY)]);
+        continue;
+      }
+      failure = unlisted;
     }
     link.value = { state: "away", why: failure.sentence, retryAt: Date.now() + wait };
     await Promise.race([keyChange(), readyAgain(wait)]);
@@ -71,10 +76,19 @@ export async function follow(): Promise<never> {
 async function watchOnce(began: () => void): Promise<Failure> {
   const fresh = new Map<string, DesiredModel>();
   let synced = false;
+  let silence: Failure | null = null;
   const ended = new AbortController();
-  void keyChange().then(() => ended.abort());
+  const asked = key.peek();
+  hangUp = (failure) => {
+    silence = failure;
+    ended.abort();
+  };
+  const dispose = effect(() => {
+    if (!seen.value || key.value !== asked) ended.abort();
+  });
   try {
-    for await (const { event } of stream(ModelService.method.watchModels, [{ statuses: true }], ended.signal)) {
+    const patience = { first: PATIENCE, next: () => (synced ? null : PATIENCE) };
+    for await (const { event } of stream(ModelService.method.watchModels, [{ statuses: true }], ended.signal, patience)) {
       began();
       if (event.case === "changed" && event.value.model) {
         if (synced) put(event.value.model.id, event.value);
@@ -83,29 +97,31 @@ async function watchOnce(began: () => void): Promise<Failure> {
         put(event.value, null);
       } else if (event.case === "synced") {
         synced = true;
-        replace(fresh);
+        desired.value = fresh;
         manages.value = true;
         link.value = { state: "up" };
       }
     }
     return asFailure(new TypeError("the watch ended"));
   } catch (error) {
-    return asFailure(error, ended.signal.aborted);
+    return silence ?? asFailure(error, ended.signal.aborted);
+  } finally {
+    dispose();
+    hangUp = () => {};
   }
 }
 
-/** For keys that may use models but not manage them: the list as it is now. */
-async function listOnce(): Promise<boolean> {
+/** For keys that may use models but not manage them: the list as it is now. Gives what it failed of, if it did. */
+async function listOnce(): Promise<Failure | null> {
   try {
-    const { models: listed } = await ask(ModelService.method.listModels, {});
-    const found = new Map<string, DesiredModel>();
-    for (const model of listed) found.set(model.id, create(DesiredModelSchema, { model }));
-    replace(found);
+    const { models: listed } = await ask(ModelService.method.listModels, {}, AbortSignal.timeout(PATIENCE));
+    desired.value = new Map(listed.map((model) => [model.id, create(DesiredModelSchema, { model })]));
     manages.value = false;
     link.value = { state: "up" };
-    return true;
-  } catch {
-    return false;
+    return null;
+  } catch (error) {
+    const failure = asFailure(error);
+    return failure.kind === "stopped" ? new Failure("away", SILENT) : failure;
   }
 }
 
@@ -122,20 +138,10 @@ function keyChange(): Promise<void> {
 }
 
 function put(id: string, after: DesiredModel | null): void {
-  const before = desired.value.get(id) ?? null;
   const next = new Map(desired.value);
   if (after) next.set(id, after);
   else next.delete(id);
   desired.value = next;
-  for (const change of listeners) change(before, after);
-}
-
-function replace(fresh: Map<string, DesiredModel>): void {
-  const old = desired.value;
-  desired.value = fresh;
-  for (const id of new Set([...old.keys(), ...fresh.keys()])) {
-    for (const change of listeners) change(old.get(id) ?? null, fresh.get(id) ?? null);
-  }
 }
 
 function byId(one: Model, other: Model): number {

@@ -23,6 +23,9 @@ const ADVICE: Record<string, string> = {
   UNSUPPORTED: "Leave that out, or choose a model that can do it.",
 };
 
+/** What is said of a server that has said nothing for too long. */
+export const SILENT = "The server has fallen silent. Is it still running?";
+
 /** An error of a call. */
 export class Failure extends Error {
   override readonly name = "Failure";

@@ -7,12 +7,20 @@ import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 import type { DescMessage, DescMethod, MessageInitShape, MessageShape } from "@bufbuild/protobuf";
 import { ErrorInfoSchema } from "../generated/google/rpc/error_details_pb";
 import { StatusSchema } from "../generated/google/rpc/status_pb";
-import { asFailure, Failure, fromHttp, fromStatus } from "./failure";
+import { asFailure, Failure, fromHttp, fromStatus, SILENT } from "./failure";
 import { key, keyWanted } from "./key";
 
 const TRAILERS = 0x80;
 const PREFIX_BYTES = 5;
 const ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo";
+
+/** How long a call may say nothing, in milliseconds, before its connection is taken for dead; null is for as long as it likes. */
+export interface Patience {
+  /** Until the first answer. */
+  first: number;
+  /** From each answer to the next. */
+  next: () => number | null;
+}
 
 type Method<I extends DescMessage, O extends DescMessage> = DescMethod & { input: I; output: O };
 
@@ -33,14 +41,21 @@ export async function askWith<I extends DescMessage, O extends DescMessage>(
 
 /** Calls a method and gives its answers as they come; ending the loop ends the call. Raises a Failure. */
 export async function* stream<I extends DescMessage, O extends DescMessage>(
-  method: Method<I, O>, requests: Iterable<MessageInitShape<I>>, signal?: AbortSignal,
+  method: Method<I, O>, requests: Iterable<MessageInitShape<I>>, signal?: AbortSignal, patience?: Patience,
 ): AsyncGenerator<MessageShape<O>, void> {
   const ended = new AbortController();
   const stop = () => ended.abort();
+  let silent = false;
+  let timer = 0;
+  const listen = (milliseconds: number | null | undefined) => {
+    clearTimeout(timer);
+    if (milliseconds) timer = window.setTimeout(() => { silent = true; stop(); }, milliseconds);
+  };
   signal?.addEventListener("abort", stop);
   // Browsers keep pages that were left, with what they had asked for: nobody shall compute for them.
   addEventListener("pagehide", stop);
   if (signal?.aborted) stop();
+  listen(patience?.first);
   try {
     const frames = [...requests].map((each) => framed(toBinary(method.input, create(method.input, each))));
     const response = await fetch(`/${method.parent.typeName}/${method.name}`, {
@@ -55,12 +70,16 @@ export async function* stream<I extends DescMessage, O extends DescMessage>(
       cache: "no-store",
       credentials: "omit",
     });
-    yield* answers(method.output, response);
+    for await (const answer of answers(method.output, response)) {
+      listen(patience?.next());
+      yield answer;
+    }
   } catch (error) {
-    const failure = asFailure(error, signal?.aborted);
+    const failure = silent && !signal?.aborted ? new Failure("away", SILENT) : asFailure(error, signal?.aborted);
     if (failure.kind === "key") keyWanted.value = failure.message;
     throw failure;
   } finally {
+    listen(null);
     signal?.removeEventListener("abort", stop);
     removeEventListener("pagehide", stop);
     ended.abort();

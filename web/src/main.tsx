@@ -1,7 +1,8 @@
 import { render } from "preact";
 import { App } from "./app";
 import { follow } from "./catalog";
-import "./models/history";
+import { followMachine } from "./models/machine";
 
 render(<App />, document.getElementById("app")!);
 void follow();
+void followMachine();

@@ -5,6 +5,7 @@ import { Lexer, type Token, type Tokens } from "marked";
 import type { ComponentChild } from "preact";
 import { useMemo } from "preact/hooks";
 import { CopyButton } from "./copy_button";
+import { highlighted } from "./highlighting";
 
 const SAFE_LINK = /^(https?:|mailto:)/i;
 const ENTITIES: Record<string, string> = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'" };
@@ -84,10 +85,11 @@ function plain(text: string): string {
 
 /** Code with its language, to be copied. */
 export function CodeBlock({ text, language }: { text: string; language: string }) {
+  const code = useMemo(() => highlighted(text, language), [text, language]);
   return (
     <figure class="codeblock">
       <figcaption><span>{language || "text"}</span><CopyButton text={text} /></figcaption>
-      <pre tabIndex={0}><code>{text}</code></pre>
+      <pre tabIndex={0}><code>{code}</code></pre>
     </figure>
   );
 }

@@ -19,6 +19,17 @@ export function seconds(value: number): string {
   return `${value < 10 ? value.toFixed(2) : value.toFixed(1)} s`;
 }
 
+/** A number with as many digits as say something: `0.42`, `7.3`, `1,204`. */
+export function amount(value: number): string {
+  const digits = value >= 100 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2;
+  return value.toLocaleString("en", { maximumFractionDigits: digits });
+}
+
+/** A time of day of Unix seconds, such as `14:03:09`. */
+export function timeOfDay(at: number): string {
+  return new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+}
+
 /** Seconds as a place in a recording: `1:02.3`. */
 export function clock(value: number): string {
   const tenths = Math.round(value * 10);

@@ -68,6 +68,10 @@ function Composer({ model }: { model: string }) {
     draft.value = "";
     void say(text, model);
   };
+  const onStop = (event: Event) => {
+    event.preventDefault(); // the element becomes the one that submits before the browser asks which it is
+    stop();
+  };
   const onKeyDown = (event: KeyboardEvent) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
@@ -84,7 +88,7 @@ function Composer({ model }: { model: string }) {
         <span class="hint" id="message-hint">{isWrong(settings.value) ? "Something in the settings is not right." : "Enter sends, Shift+Enter is a new line"}</span>
         {turns.value.length > 0 && <button type="button" class="quiet" onClick={clear}>New conversation</button>}
         {running.value
-          ? <button type="button" class="primary" onClick={stop}>Stop</button>
+          ? <button type="button" class="primary" onClick={onStop}>Stop</button>
           : <button type="submit" class="primary" disabled={!possible}>Send</button>}
       </div>
     </form>

@@ -6,7 +6,6 @@ import { ChatRole, FinishReason, ToolChoice_Mode, type ChatMessageSchema } from 
 import { ChatService, type StreamChatCompletionRequestSchema, type StreamChatCompletionResponse } from "../../generated/allm/text/v1/chat_service_pb";
 import { asFailure, type Failure } from "../failure";
 import { stream } from "../grpc_web";
-import { noteAnswer } from "./timings";
 import { readTools, sampling, settings, type Settings } from "./settings";
 
 type Message = MessageInitShape<typeof ChatMessageSchema>;
@@ -140,7 +139,6 @@ async function answer(model: string): Promise<void> {
       flush ||= window.setTimeout(show, FLUSH_MS);
     }
     now = { ...now, state: "done" };
-    noteAnswer(now);
   } catch (error) {
     now = { ...now, state: "failed", failure: asFailure(error, ended.signal.aborted) };
   }

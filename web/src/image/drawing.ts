@@ -3,9 +3,9 @@
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { signal } from "@preact/signals";
 import { ImageFormat, type Image, type ImageConfigSchema, type ImageParameters } from "../../generated/allm/image/v1/image_pb";
-import { ImageService } from "../../generated/allm/image/v1/image_service_pb";
-import { asFailure, type Failure } from "../failure";
-import { ask, stream } from "../grpc_web";
+import { ImageService, type StreamEditImageResponse, type StreamGenerateImageResponse } from "../../generated/allm/image/v1/image_service_pb";
+import { asFailure, Failure } from "../failure";
+import { stream } from "../grpc_web";
 
 export interface ImageForm {
   model: string;
@@ -44,8 +44,11 @@ export interface Drawing {
 }
 
 type Config = MessageInitShape<typeof ImageConfigSchema>;
+type Told = StreamGenerateImageResponse | StreamEditImageResponse;
 
 const PREVIEWS = 3;
+const MIB = 1024 * 1024;
+const LARGE = 4 * MIB; // smaller requests are hardly refused for their size
 
 export const form = signal<ImageForm>({ model: "", prompt: "", negative: "", width: "", height: "", steps: "", guidance: "", seed: "", count: "1", strength: "" });
 export const gallery = signal<readonly Picture[]>([]);
@@ -61,28 +64,20 @@ export function change(part: Partial<ImageForm>): void {
 export async function draw(model: string): Promise<void> {
   const { prompt } = form.value;
   const request = { config: config(model), prompt, partialImages: PREVIEWS };
-  let told: ImageParameters | undefined;
-  await perform(prompt, async (signal) => {
-    for await (const { event } of stream(ImageService.method.streamGenerateImage, [request], signal)) {
-      if (event.case === "started") {
-        told = event.value.parameters;
-        put({ steps: told?.steps ?? 0 });
-      }
-      if (event.case === "progress") put({ step: event.value.step, steps: event.value.steps });
-      if (event.case === "partial" && event.value.image) preview(event.value.image, event.value.number);
-      if (event.case === "image") keep(event.value, prompt, model, told);
-    }
-  });
+  await perform(prompt, model, (signal) => stream(ImageService.method.streamGenerateImage, [request], signal));
 }
 
-/** Draws over a picture: everywhere, or where a mask is transparent. */
+/** Draws over a picture: everywhere, or where a mask is transparent; shows as much meanwhile. */
 export async function edit(model: string, image: Blob, mask: Blob | null): Promise<void> {
   const { prompt, strength } = form.value;
-  const [bytes, maskBytes] = await Promise.all([content(image), mask ? content(mask) : new Uint8Array()]);
-  const request = { config: config(model), prompt, image: bytes, mask: maskBytes, strength: number(strength) };
-  await perform(prompt, async (signal) => {
-    const answer = await ask(ImageService.method.editImage, request, signal);
-    for (const each of answer.images) keep(each, prompt, model, answer.parameters);
+  const request = { config: config(model), prompt, strength: number(strength), partialImages: PREVIEWS };
+  await perform(prompt, model, async function* (signal) {
+    const [bytes, maskBytes] = await Promise.all([content(image), mask ? content(mask) : new Uint8Array()]);
+    try {
+      yield* stream(ImageService.method.streamEditImage, [{ ...request, image: bytes, mask: maskBytes }], signal);
+    } catch (error) {
+      throw unread(error, bytes.length + maskBytes.length);
+    }
   });
 }
 
@@ -96,17 +91,34 @@ export function forget(picture: Picture): void {
   gallery.value = gallery.value.filter((each) => each !== picture);
 }
 
-async function perform(prompt: string, work: (signal: AbortSignal) => Promise<void>): Promise<void> {
+/** Shows what a stream tells, until it ends or is stopped. */
+async function perform(prompt: string, model: string, told: (signal: AbortSignal) => AsyncIterable<Told>): Promise<void> {
   const ended = (ending = new AbortController());
   endPreviews();
   drawing.value = { prompt, step: 0, steps: 0, previews: new Map(), failure: null };
   try {
-    await work(ended.signal);
+    let parameters: ImageParameters | undefined;
+    for await (const { event } of told(ended.signal)) {
+      if (event.case === "started") {
+        parameters = event.value.parameters;
+        put({ steps: parameters?.steps ?? 0 });
+      }
+      if (event.case === "progress") put({ step: event.value.step, steps: event.value.steps });
+      if (event.case === "partial" && event.value.image) preview(event.value.image, event.value.number);
+      if (event.case === "image") keep(event.value, prompt, model, parameters);
+    }
     endPreviews();
     drawing.value = null;
   } catch (error) {
     put({ failure: asFailure(error, ended.signal.aborted) });
   }
+}
+
+/** A gateway that does not read a request to its end closes the connection, and that is all that browsers tell. */
+function unread(error: unknown, bytes: number): unknown {
+  if (!(error instanceof Failure) || error.kind !== "away" || bytes < LARGE) return error;
+  const size = `${Math.round(bytes / MIB)} MiB`;
+  return new Failure("refused", `The server did not take a request of ${size}: it is away, or that is over its limit (ALLM_MAX_BODY_BYTES). Try a smaller picture`);
 }
 
 function config(model: string): Config {

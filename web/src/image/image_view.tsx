@@ -30,6 +30,10 @@ export function ImageView() {
     if (base.value) void edit(model, base.value.content, mask.value);
     else void draw(model);
   };
+  const onStop = (event: Event) => {
+    event.preventDefault(); // the element becomes the one that submits before the browser asks which it is
+    stop();
+  };
   const put = (name: keyof ImageForm) => (text: string) => change({ [name]: text });
   return (
     <div class="split">
@@ -47,7 +51,7 @@ export function ImageView() {
           {Boolean(form.value.width.trim()) !== Boolean(form.value.height.trim()) && <p class="problem" role="alert">Width and height belong together: give both, or neither.</p>}
           <div class="row end">
             {busy
-              ? <button type="button" class="primary" onClick={stop}>Stop</button>
+              ? <button type="button" class="primary" onClick={onStop}>Stop</button>
               : <button type="submit" class="primary" disabled={!possible}>{base.value ? "Draw over it" : "Draw"}</button>}
           </div>
         </form>

@@ -1,113 +1,167 @@
 // What the machine is doing, over the last minutes.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { timings, percentile } from "../chat/timings";
-import { bytes, seconds } from "../measures";
-import { KEPT_SECONDS, marks, requestsNow, samples, shares } from "./history";
-import { followMachine, machineFailure, residency } from "./machine";
-import { Plot, type PlotData } from "./plot";
+import { signal } from "@preact/signals";
+import { useEffect, useMemo } from "preact/hooks";
+import { Modality } from "../../generated/allm/models/v1/model_pb";
+import type { Host } from "../../generated/allm/models/v1/machine_service_pb";
+import { link } from "../catalog";
+import { amount, bytes, seconds, timeOfDay } from "../measures";
+import { FigureView } from "./figure_view";
+import { sentenceOf } from "./happenings";
+import { GENERATED_LINES, latencyLines, latencyName, memoryLines, percentileWords, PROMPT_LINES, rateWords, REQUEST_LINES, type Latency } from "./lines";
+import { happenings, looks, machineFailure, wantPast } from "./machine";
+import { held, looked } from "./moment";
 
-const LIMIT = 90; // percent: above it idle models are evicted, unless ALLM_MEMORY_THRESHOLD says otherwise
-const TICK_MS = 1000;
+const MOST_HOSTS = 8;
+const MOST_HAPPENINGS = 10;
+const LATENCIES: Latency[] = ["firstOutput", "outputToken", "request"];
+const percent = (value: number) => `${Math.round(value)}%`;
+const axisSeconds = (value: number) => (value === 0 || value >= 1 ? `${amount(value)} s` : seconds(value));
+const latencyOf = signal<Modality>(Modality.UNSPECIFIED);
 
 export function MachineView() {
-  const now = useNow();
-  useEffect(() => void followMachine(), []);
-  const memory = useMemo(() => memoryData(now), [now, samples.value]);
-  const requests = useMemo(() => requestData(now), [now, samples.value]);
-  const evictions = marks.value.filter((mark) => mark.what === "evicted").map((mark) => ({ at: mark.at, name: mark.id }));
+  useEffect(wantPast, []);
+  const failure = machineFailure.value;
+  const known = looks.value.length > 0;
   return (
     <section aria-labelledby="machine-title" class="machine">
       <h2 id="machine-title">Machine</h2>
-      <Totals />
-      <div class="plots">
-        {residency.value
-          ? <Plot title="Memory in use, with evictions" data={memory} unit="%" top={100} limit={LIMIT} marks={evictions} />
-          : <p class="note">{machineFailure.value ? `The machine's memory is not shown: ${machineFailure.value.sentence}` : "Asking for the machine's memory…"}</p>}
-        <Plot title="Requests that models work on or have waiting" data={requests} unit="" />
-        {timings.value.length > 0 && <Plot title="Tokens a second, answers of this tab" data={rateData(now)} unit="" />}
-      </div>
-      <Latencies />
-      <Events />
+      {failure && link.value.state === "up" && <p class="note">{known ? "This is not current" : "The machine is not shown"}: {failure.sentence}</p>}
+      {!known && !failure && <p class="note">Asking what the machine does…</p>}
+      {known && (
+        <>
+          <MomentSlider />
+          <Plots />
+          <TrafficTable />
+          <Happenings />
+        </>
+      )}
     </section>
   );
 }
 
-function Totals() {
-  const told = residency.value;
-  if (!told) return null;
-  const places = [...(told.host ? [{ name: "Host", ...told.host }] : []), ...told.devices];
+/** Goes back in time, in all plots and figures at once: by mouse, finger or keys. */
+function MomentSlider() {
+  const all = looks.value;
+  const at = held.value;
+  const place = at === null ? all.length - 1 : Math.max(0, all.findLastIndex((each) => each.at <= at));
+  const shown = looked.value?.at ?? 0;
+  const words = looked.value === all.at(-1) ? `now, ${timeOfDay(shown)}` : timeOfDay(shown);
+  const move = (to: number) => (held.value = to >= all.length - 1 ? null : all[to]!.at);
   return (
-    <dl class="facts">
-      {places.map((place) => (
-        <div key={place.name}><dt>{place.name}</dt><dd>{bytes(place.usedBytes)} of {bytes(place.totalBytes)}</dd></div>
-      ))}
-    </dl>
+    <div class="row moment">
+      <label class="inline">Figures of
+        <input type="range" min={0} max={Math.max(1, all.length - 1)} value={place} aria-valuetext={words} onInput={(event) => move(Number(event.currentTarget.value))} />
+      </label>
+      <output>{words}</output>
+      {at !== null && <button type="button" class="quiet" onClick={() => (held.value = null)}>Back to now</button>}
+    </div>
   );
 }
 
-/** Percentiles of what this tab has seen: no other client's requests are known here. */
-function Latencies() {
-  const all = timings.value;
-  if (!all.length) return <p class="hint">Once this tab has had answers, their speed is shown here.</p>;
-  const firsts = all.map((each) => each.first);
-  const rates = all.flatMap((each) => each.rate ?? []);
-  const row = (share: number) => {
-    const [first, rate] = [percentile(firsts, share), percentile(rates, 1 - share)];
-    return <tr key={share}><th scope="row">{share * 100}% of answers</th><td>{first === null ? "–" : `within ${seconds(first)}`}</td><td>{rate === null ? "–" : `${rate.toFixed(1)} or more`}</td></tr>;
-  };
+function TrafficTable() {
+  const traffic = looked.value?.sample.traffic ?? [];
+  if (!traffic.length) return <p class="hint">No service has told yet what it does.</p>;
+  const latencies = traffic.flatMap((each) => LATENCIES.flatMap((which) => (each[which] ? [{ modality: each.modality, which, told: each[which] }] : [])));
   return (
-    <table>
-      <caption>How fast {all.length === 1 ? "the one answer" : `the ${all.length} answers`} of this tab came</caption>
-      <thead><tr><td /><th scope="col">First token</th><th scope="col">Tokens a second</th></tr></thead>
-      <tbody>{[0.5, 0.9, 0.99].map(row)}</tbody>
-    </table>
+    <div class="tables">
+      <table>
+        <caption>What is done</caption>
+        <thead><tr><td /><th scope="col">Running</th><th scope="col">Waiting</th><th scope="col">Speed</th></tr></thead>
+        <tbody>
+          {traffic.map((each) => (
+            <tr key={each.modality}><th scope="row">{modalityName(each.modality)}</th><td>{amount(Number(each.running))}</td><td>{amount(Number(each.waiting))}</td><td>{rateWords(each)}</td></tr>
+          ))}
+        </tbody>
+      </table>
+      {latencies.length > 0 && (
+        <table class="latencies">
+          <caption>How long it took, over the last minute</caption>
+          <thead><tr><td /><th scope="col">50% within</th><th scope="col">95% within</th><th scope="col">99% within</th></tr></thead>
+          <tbody>
+            {latencies.map(({ modality, which, told }) => (
+              <tr key={`${modality} ${which}`}>
+                <th scope="row">{modalityName(modality)}: {latencyName(modality, which).toLowerCase()}</th>
+                {percentileWords(told).map((words, at) => <td key={at}>{words}</td>)}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </div>
   );
 }
 
-function Events() {
-  const all = [...marks.value].reverse().slice(0, 8);
+function Plots() {
+  const hosts = looks.value.at(-1)!.sample.hosts;
+  const measured = measuredModalities();
+  const modality = measured.includes(latencyOf.value) ? latencyOf.value : (measured[0] ?? Modality.TEXT);
+  const firsts = useMemo(() => latencyLines(modality, "firstOutput"), [modality]);
+  const wholes = useMemo(() => latencyLines(modality, "request"), [modality]);
+  return (
+    <>
+      <div class="plots">
+        {hosts.slice(0, MOST_HOSTS).map((host) => <MemoryPlot key={host.id} host={host} />)}
+        <FigureView title="Requests" lines={REQUEST_LINES} axis={amount} whole empty="No service has told yet what it does." />
+        <FigureView title="Tokens generated each second" lines={GENERATED_LINES} axis={amount} empty="No tokens were generated in the last 15 minutes." />
+        <FigureView title="Tokens of prompts each second" lines={PROMPT_LINES} axis={amount} empty="No prompts were read in the last 15 minutes." />
+        <FigureView title={latencyName(modality, "firstOutput")} lines={firsts} axis={axisSeconds} empty="No request was answered in the last 15 minutes." />
+        <FigureView title={latencyName(modality, "request")} lines={wholes} axis={axisSeconds} empty="No request was answered in the last 15 minutes." />
+      </div>
+      {measured.length > 1 && (
+        <label class="inline">Latency of
+          <select value={String(modality)} onChange={(event) => (latencyOf.value = Number(event.currentTarget.value))}>
+            {measured.map((each) => <option key={each} value={String(each)}>{modalityName(each)}</option>)}
+          </select>
+        </label>
+      )}
+      {hosts.length > MOST_HOSTS && <OtherHosts hosts={hosts.slice(MOST_HOSTS)} />}
+    </>
+  );
+}
+
+function MemoryPlot({ host }: { host: Host }) {
+  const shape = [host.id, ...host.devices.map((each) => each.id)].join("\n");
+  const lines = useMemo(() => memoryLines(host), [shape]);
+  const share = host.thresholdShare * 100;
+  const limit = share > 0 ? { limit: { value: share, name: percent(share) } } : {};
+  return <FigureView title={`Memory of ${host.name || "the host"}`} lines={lines} axis={percent} top={100} named empty="Its memory was not told." {...limit} />;
+}
+
+/** Hosts for which there are no plots: so many would be read by nobody. */
+function OtherHosts({ hosts }: { hosts: Host[] }) {
+  return (
+    <details class="panel">
+      <summary>Memory of {hosts.length} more {hosts.length === 1 ? "host" : "hosts"}</summary>
+      <dl class="values">
+        {hosts.flatMap((host) => [host, ...host.devices].map((place) => (
+          <div key={`${host.id} ${place.id}`}><dt>{place === host ? host.name : `${host.name} ${place.name}`}</dt><dd>{bytes(place.usedBytes)} of {bytes(place.totalBytes)}</dd></div>
+        )))}
+      </dl>
+    </details>
+  );
+}
+
+/** The modalities of which requests were measured within the last minutes. */
+function measuredModalities(): Modality[] {
+  const found = new Set(looks.value.flatMap(({ sample }) => sample.traffic.filter((each) => each.request ?? each.firstOutput).map((each) => each.modality)));
+  return [...found].sort();
+}
+
+function Happenings() {
+  const all = [...happenings.value].reverse().slice(0, MOST_HAPPENINGS);
   if (!all.length) return null;
   return (
     <>
       <h3>Lately</h3>
       <ul class="events">
-        {all.map((mark) => <li key={`${mark.at} ${mark.id}`}><time>{new Date(mark.at * 1000).toLocaleTimeString()}</time> {mark.id} {WORDS[mark.what]}</li>)}
+        {all.map(({ at, event }, place) => <li key={place}><time>{timeOfDay(at)}</time> {sentenceOf(event)}</li>)}
       </ul>
     </>
   );
 }
 
-const WORDS = { loaded: "was loaded", unloaded: "was unloaded", evicted: "was evicted: others needed its memory, or nobody used it" };
-
-function useNow(): number {
-  const [now, setNow] = useState(Date.now() / 1000);
-  useEffect(() => {
-    const timer = setInterval(() => setNow(Date.now() / 1000), TICK_MS);
-    return () => clearInterval(timer);
-  }, []);
-  return now;
-}
-
-function memoryData(now: number): PlotData {
-  const current = shares();
-  const places = Object.keys(current);
-  const told = samples.value.filter((each) => Object.keys(each.places).length && each.at > now - KEPT_SECONDS);
-  return {
-    times: [...told.map((each) => each.at), now],
-    series: places.map((name) => ({ name, values: [...told.map((each) => each.places[name] ?? null), current[name] ?? null] })),
-  };
-}
-
-function requestData(now: number): PlotData {
-  const told = samples.value.filter((each) => each.at > now - KEPT_SECONDS);
-  return {
-    times: [...told.map((each) => each.at), now],
-    series: [{ name: "Requests", values: [...told.map((each) => each.requests), requestsNow()] }],
-  };
-}
-
-function rateData(now: number): PlotData {
-  const all = timings.value.filter((each) => each.at > now - KEPT_SECONDS);
-  return { times: [...all.map((each) => each.at), now], series: [{ name: "Tokens/s", values: [...all.map((each) => each.rate), null], points: true }] };
+function modalityName(modality: Modality): string {
+  const name = Modality[modality] ?? "";
+  return name.charAt(0) + name.slice(1).toLowerCase();
 }

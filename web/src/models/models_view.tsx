@@ -12,7 +12,7 @@ export function ModelsView() {
   return (
     <div class="page">
       <h1>Models</h1>
-      {up && !manages.value && <p class="note">This key may use models but not manage them, so this list is as of when the page was opened.</p>}
+      {up && !manages.value && <p class="note">This key may use models but not manage them, so this list is looked up once a minute, and what the machine does is not shown. A key with the scope <code>admin</code> shows both.</p>}
       {manages.value && (
         <details class="panel" open={all.length === 0}>
           <summary>Register a model</summary>

@@ -1,146 +1,210 @@
-// A plot over the last minutes.
+// A plot of the last minutes.
 
 import { effect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { timeOfDay } from "../measures";
 import { theme } from "../theme";
+import type { Mark } from "./happenings";
+import { held, hovered } from "./moment";
 
-export interface Series {
-  name: string;
-  values: (number | null)[];
-  /** Points alone, where a line between them would say nothing. */
-  points?: boolean;
-}
-
+/** Times in Unix seconds, and the values of each line at them; null where nothing is drawn. */
 export interface PlotData {
   times: number[];
-  series: Series[];
-}
-
-/** A vertical line with a name. */
-export interface TimeMark {
-  at: number;
-  name: string;
+  values: (number | null)[][];
 }
 
 interface Props {
-  title: string;
+  /** What assistive programs say of it. */
+  label: string;
   data: PlotData;
-  unit: string;
+  /** How a value is written at the axis. */
+  axis: (value: number) => string;
   /** The highest value of the axis; else as high as the values. */
   top?: number;
-  /** A horizontal line, such as that of 90%. */
-  limit?: number;
-  marks?: readonly TimeMark[];
+  /** Whether values are whole numbers. */
+  whole?: boolean;
+  /** A horizontal line, with its name. */
+  limit?: { value: number; name: string };
+  marks: readonly Mark[];
+  /** Whether marks have their names written beside them. */
+  named?: boolean;
 }
 
-const HEIGHT = 170;
+export const COLOURS = 4; // of lines; those after them have the same again, in dashes
+const HEIGHT = 160;
 const SHORTEST_SECONDS = 60;
-const COLOURS = ["--plot-1", "--plot-2", "--plot-3", "--plot-4"];
+const DASHES = [8, 4];
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000];
+const TONES: Mark["tone"][] = ["bad", "warn", "good"]; // whose names there is room for first
+const ROWS = 3; // of names, from the bottom
+const ROW_HEIGHT = 13;
 
-export function Plot({ title, data, unit, top, limit, marks = [] }: Props) {
+export function Plot({ label, data, axis, top, whole = false, limit, marks, named = false }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
-  const drawn = useRef({ limit, marks });
-  drawn.current = { limit, marks };
-  const shape = data.series.map((each) => each.name).join("\n");
+  const drawn = useRef<Drawn>({ limit, marks, named });
+  drawn.current = { limit, marks, named };
   useEffect(() => {
+    const here = place.current!; // it is still observed for a moment after it has left the page
     const make = () => {
       plot.current?.destroy();
-      plot.current = create(place.current!, data, unit, top, drawn);
+      plot.current = create(here, data, { axis, top, whole }, drawn);
     };
     const endTheme = effect(() => {
       void theme.value;
       make();
     });
+    const endHeld = effect(() => {
+      void held.value;
+      plot.current?.redraw(false);
+    });
     const system = matchMedia("(prefers-color-scheme: dark)");
     system.addEventListener("change", make);
-    const sizes = new ResizeObserver(() => plot.current?.setSize({ width: place.current!.clientWidth, height: HEIGHT }));
-    sizes.observe(place.current!);
+    const sizes = new ResizeObserver(() => plot.current?.setSize({ width: here.clientWidth, height: HEIGHT }));
+    sizes.observe(here);
     return () => {
       endTheme();
+      endHeld();
       system.removeEventListener("change", make);
       sizes.disconnect();
       plot.current?.destroy();
       plot.current = null;
     };
-  }, [shape]);
-  useEffect(() => plot.current?.setData([data.times, ...data.series.map((each) => each.values)] as uPlot.AlignedData), [data]);
-  const last = data.series.map((each) => `${each.name}: ${spoken(each.values, unit)}`).join(", ");
-  return (
-    <figure class="plot">
-      <figcaption>{title}</figcaption>
-      <div ref={place} role="img" aria-label={`${title}. ${last}`} />
-    </figure>
-  );
+  }, [data.values.length]);
+  useEffect(() => plot.current?.setData(aligned(data)), [data]);
+  return <div ref={place} role="img" aria-label={label} />;
 }
 
-function timeOfDay(at: number): string {
-  return new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+interface Drawn {
+  limit: Props["limit"];
+  marks: readonly Mark[];
+  named: boolean;
 }
 
-function spoken(values: (number | null)[], unit: string): string {
-  const value = values.findLast((each) => each !== null);
-  return value === null || value === undefined ? "nothing yet" : `${Math.round(value * 10) / 10}${unit}`;
+function aligned(data: PlotData): uPlot.AlignedData {
+  return [data.times, ...data.values] as uPlot.AlignedData;
 }
 
-type Drawn = { current: { limit: number | undefined; marks: readonly TimeMark[] } };
+/** A colour of the style sheet, as a canvas takes it. */
+function colourOf(place: HTMLElement, name: string): string {
+  place.style.color = `var(${name})`;
+  const colour = getComputedStyle(place).color;
+  place.style.color = "";
+  return colour;
+}
 
-function create(place: HTMLElement, data: PlotData, unit: string, top: number | undefined, drawn: Drawn): uPlot {
-  const styles = getComputedStyle(document.documentElement);
-  const colour = (name: string) => styles.getPropertyValue(name).trim();
+interface Scale {
+  axis: Props["axis"];
+  top: number | undefined;
+  whole: boolean;
+}
+
+function create(place: HTMLElement, data: PlotData, scale: Scale, drawn: { current: Drawn }): uPlot {
+  const colour = (name: string) => colourOf(place, name);
   const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   const options: uPlot.Options = {
     width: Math.max(200, place.clientWidth),
     height: HEIGHT,
-    cursor: { drag: { x: false, y: false } },
-    legend: { show: data.series.length > 1, live: false },
+    cursor: { drag: { x: false, y: false }, y: false, sync: { key: "machine" } },
+    legend: { show: false },
     scales: {
       x: { range: (_, low, high) => [Math.min(low, high - SHORTEST_SECONDS), high] },
-      y: { range: (_, low, high) => [Math.min(0, low ?? 0), top ?? Math.max(1, (high ?? 1) * 1.1)] },
+      y: { range: (_, low, high) => [Math.min(0, low ?? 0), scale.top ?? highest(high)] },
     },
-    axes: [{ ...axis, values: (_, ticks) => ticks.map(timeOfDay), space: 90 }, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => `${tick}${unit}`) }],
+    axes: [
+      { ...axis, size: 30, values: (_, ticks) => ticks.map(timeOfDay), space: 90 },
+      { ...axis, size: 56, values: (_, ticks) => ticks.map(scale.axis), ...(scale.whole ? { incrs: WHOLE } : {}) },
+    ],
     series: [
-      { label: "Time" },
-      ...data.series.map((each, index): uPlot.Series => ({
-        label: each.name,
-        stroke: colour(COLOURS[index % COLOURS.length]!),
-        width: each.points ? 0 : 2,
-        points: { show: Boolean(each.points), size: 7, fill: colour(COLOURS[index % COLOURS.length]!) },
-        paths: each.points ? () => null : uPlot.paths.stepped!({ align: 1 }),
-        value: (_, value) => (value === null || value === undefined ? "–" : `${Math.round(value * 10) / 10}${unit}`),
+      {},
+      ...data.values.map((_, index): uPlot.Series => ({
+        stroke: colour(`--plot-${(index % COLOURS) + 1}`),
+        width: 1.5,
+        ...(index >= COLOURS ? { dash: DASHES } : {}),
+        points: { show: false },
+        paths: uPlot.paths.stepped!({ align: 1 }),
       })),
     ],
-    hooks: { draw: [(self) => drawLines(self, drawn.current, colour)] },
+    hooks: {
+      draw: [(self) => drawLines(self, drawn.current, colour)],
+      setCursor: [(self) => (hovered.value = self.cursor.idx == null ? null : (self.data[0][self.cursor.idx] ?? null))],
+      destroy: [() => (hovered.value = null)],
+    },
   };
-  return new uPlot(options, [data.times, ...data.series.map((each) => each.values)] as uPlot.AlignedData, place);
+  return new uPlot(options, aligned(data), place);
 }
 
-function drawLines(self: uPlot, { limit, marks }: Drawn["current"], colour: (name: string) => string): void {
+/** The end of an axis whose values go up to `high`; nothing at all has one, too. */
+function highest(high: number | null): number {
+  return high ? high * 1.1 : 1;
+}
+
+function drawLines(self: uPlot, { limit, marks, named }: Drawn, colour: (name: string) => string): void {
   const { ctx, bbox } = self;
   ctx.save();
   ctx.lineWidth = devicePixelRatio;
   ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-  if (limit !== undefined) {
-    const y = self.valToPos(limit, "y", true);
+  if (limit) {
+    const y = self.valToPos(limit.value, "y", true);
     ctx.strokeStyle = ctx.fillStyle = colour("--bad");
     ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
     line(ctx, bbox.left, y, bbox.left + bbox.width, y);
     ctx.textAlign = "left";
     ctx.textBaseline = "top";
-    ctx.fillText(`${limit}%`, bbox.left + 4, y + 4);
+    ctx.fillText(limit.name, bbox.left + 4, y + 4);
   }
-  ctx.setLineDash([]);
-  for (const mark of marks) {
+  ctx.setLineDash([2 * devicePixelRatio, 2 * devicePixelRatio]);
+  const names: Name[] = [];
+  for (const mark of TONES.flatMap((tone) => marks.filter((each) => each.tone === tone).reverse())) {
     const x = self.valToPos(mark.at, "x", true);
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
-    ctx.strokeStyle = ctx.fillStyle = colour("--warn");
+    ctx.strokeStyle = colour(`--${mark.tone}`);
     line(ctx, x, bbox.top, x, bbox.top + bbox.height);
-    ctx.textBaseline = "bottom";
-    ctx.textAlign = x > bbox.left + bbox.width / 2 ? "right" : "left";
-    ctx.fillText(` ${mark.name} `, x, bbox.top + bbox.height - 4);
+    const name = named && placed(` ${mark.name} `, x, self, names);
+    if (name) names.push({ ...name, colour: colour(`--${mark.tone}`) });
+  }
+  ctx.setLineDash([]);
+  for (const name of names) drawName(self, name, colour("--card"));
+  ctx.lineWidth = devicePixelRatio;
+  const at = held.peek();
+  if (at !== null) {
+    const x = self.valToPos(at, "x", true);
+    ctx.strokeStyle = colour("--text");
+    line(ctx, x, bbox.top, x, bbox.top + bbox.height);
   }
   ctx.restore();
+}
+
+/** A name beside a mark: from where to where it reaches, and in which row from the bottom. */
+interface Name {
+  text: string;
+  left: number;
+  right: number;
+  row: number;
+  colour: string;
+}
+
+/** Where a name that ends at `right` goes among others; null where there is no room. */
+function placed(text: string, right: number, { ctx, bbox }: uPlot, names: readonly Name[]): Omit<Name, "colour"> | null {
+  const left = right - ctx.measureText(text).width;
+  if (left < bbox.left) return null;
+  for (let row = 0; row < ROWS; row += 1) {
+    if (names.every((each) => each.row !== row || each.right <= left || each.left >= right)) return { text, left, right, row };
+  }
+  return null;
+}
+
+/** Writes a name, with a rim of the ground's colour, for it may lie over lines. */
+function drawName({ ctx, bbox }: uPlot, { text, right, row, colour }: Name, ground: string): void {
+  const y = bbox.top + bbox.height - (4 + row * ROW_HEIGHT) * devicePixelRatio;
+  ctx.strokeStyle = ground;
+  ctx.fillStyle = colour;
+  ctx.lineWidth = 3 * devicePixelRatio;
+  ctx.textBaseline = "bottom";
+  ctx.textAlign = "right";
+  ctx.strokeText(text, right, y);
+  ctx.fillText(text, right, y);
 }
 
 function line(ctx: CanvasRenderingContext2D, x: number, y: number, toX: number, toY: number): void {

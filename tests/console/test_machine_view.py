@@ -1,0 +1,190 @@
+"""What is shown of a machine that a test makes up, and how a connection that dies silently is noticed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from allm.models.v1 import figures_pb2, machine_service_pb2, model_pb2
+from axe import problems
+from chromium import Browser, Page
+from freezing_proxy import FreezingProxy
+from scripted_services import Scripted, ScriptedMachine, scripted_gateway
+
+from services.rpc import errors
+
+GIB = 1 << 30
+PAST_SECONDS = 600
+EVICTED = "big-model"
+REASON = "pressure"
+STORM = 10  # requests within a second or two
+HIDE = """
+Object.defineProperty(document, "hidden", {configurable: true, get: () => %s});
+document.dispatchEvent(new Event("visibilitychange")); 1
+"""
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Scripted]:
+    with scripted_gateway() as running:
+        yield running
+
+
+@pytest.fixture
+def machine(scripted: Scripted) -> ScriptedMachine:
+    """The machine, as if nothing had ever happened on it."""
+    scripted.machine.past, scripted.machine.error = [], None
+    scripted.machine.now = machine_service_pb2.MachineSample()
+    return scripted.machine
+
+
+@pytest.fixture
+def page(browser: Browser, scripted: Scripted, machine: ScriptedMachine) -> Iterator[Page]:
+    """A tab on the chat."""
+    opened = browser.open(f"http://127.0.0.1:{scripted.port}/#/chat")
+    opened.wait_text("Connected")
+    yield opened
+    assert opened.complaints() == []
+    opened.close()
+
+
+def show_models(page: Page) -> None:
+    page.evaluate("location.hash = '#/models'")
+    page.wait_text("Machine")
+
+
+def sample(at: float, used_gib: int = 8) -> machine_service_pb2.MachineSample:
+    """A host with one GPU, and a text service that is at work."""
+    made = machine_service_pb2.MachineSample()
+    made.time.FromMilliseconds(round(at * 1000))
+    host = made.hosts.add(
+        id="h", name="workbench", total_bytes=16 * GIB, used_bytes=used_gib * GIB, threshold_share=0.8
+    )
+    host.devices.add(id="d", name="cuda:0", total_bytes=80 * GIB, used_bytes=60 * GIB)
+    text = made.traffic.add(modality=model_pb2.MODALITY_TEXT, replicas=2, running=5, waiting=3)
+    text.generated_tokens_per_second = 123.4
+    text.prompt_tokens_per_second = 1500
+    text.request.p50_seconds, text.request.p95_seconds, text.request.p99_seconds = 1.5, 4, 9
+    text.first_output.p50_seconds, text.first_output.p95_seconds, text.first_output.p99_seconds = 0.12, 0.5, 0.9
+    audio = made.traffic.add(modality=model_pb2.MODALITY_AUDIO, replicas=1)
+    audio.audio_seconds_per_second = 7.5
+    return made
+
+
+def past() -> list[machine_service_pb2.MachineSample]:
+    """The last ten minutes: at first the host was nearly empty; something was evicted in the middle."""
+    now = time.time()
+    made = [sample(now - PAST_SECONDS + at, used_gib=2 if at == 0 else 8) for at in range(0, PAST_SECONDS, 2)]
+    middle = made[len(made) // 2]
+    kind = figures_pb2.MACHINE_EVENT_KIND_EVICTED
+    middle.events.add(time=middle.time, kind=kind, model_id=EVICTED, replica="text-1", reason=REASON)
+    return made
+
+
+def figures(page: Page, title: str) -> str:
+    """The figures that stand below a plot."""
+    return str(
+        page.evaluate(
+            "[...document.querySelectorAll('.plot')].find((each) => each.innerText.startsWith("
+            f"{title!r})).querySelector('dl').innerText.replace(/\\s+/g, ' ')"
+        )
+    )
+
+
+def test_the_last_minutes_are_there_at_once(page: Page, machine: ScriptedMachine) -> None:
+    machine.past = past()
+    machine.now = sample(0)
+    show_models(page)
+    page.wait_text(f"{EVICTED} was evicted on text-1: the machine was short of memory")
+    assert page.evaluate("document.querySelectorAll('.plot canvas').length") == 6
+    assert figures(page, "Memory of workbench") == "Host 8.0 GiB of 16.0 GiB cuda:0 60.0 GiB of 80.0 GiB Threshold 80%"
+    assert figures(page, "Requests") == "Running 5 Waiting 3"
+    assert figures(page, "Tokens generated") == "Generated 123 tokens/s"
+    assert figures(page, "Tokens of prompts") == "Of prompts 1,500 tokens/s"
+    assert figures(page, "Whole requests") == "50% within 1.50 s 95% within 4.00 s 99% within 9.00 s"
+    tables = page.evaluate("document.querySelector('.tables').innerText")
+    assert "7.5 s of sound/s" in tables
+    assert "120 ms" in tables
+    assert problems(page) == []
+
+
+def test_one_goes_back_in_time_by_keys(page: Page, machine: ScriptedMachine) -> None:
+    machine.past = past()
+    machine.now = sample(0)
+    show_models(page)
+    page.wait_text("8.0 GiB of 16.0 GiB")
+    page.evaluate("document.querySelector('.moment input').focus()")
+    page.press("Home")
+    page.wait_text("2.0 GiB of 16.0 GiB")  # as it was at first
+    assert "now" not in page.evaluate("document.querySelector('.moment input').getAttribute('aria-valuetext')")
+    page.click("button", "Back to now")
+    page.wait_text("8.0 GiB of 16.0 GiB")
+
+
+def test_the_mouse_goes_back_in_time(page: Page, machine: ScriptedMachine) -> None:
+    machine.past = past()
+    machine.now = sample(0)
+    show_models(page)
+    page.wait("document.querySelector('.plot .u-over')")
+    page.evaluate("document.querySelector('.plots').scrollIntoView({block: 'center', behavior: 'instant'})")
+    left, top = page.evaluate(
+        "(() => { const box = document.querySelector('.plot .u-over').getBoundingClientRect();"
+        " return [box.x + 1, box.y + box.height / 2]; })()"
+    )
+    shown = "document.querySelector('.moment output').innerText"
+    for step in (40, 0):
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=left + step, y=top)
+        page.wait(f"!{shown}.startsWith('now')")
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+    page.wait(f"{shown}.startsWith('now')")
+    # A view that is left takes its plots along.
+    page.evaluate("location.hash = '#/chat'")
+    page.wait("document.querySelector('#message') && !document.querySelector('.plot')")
+
+
+def test_what_was_not_measured_is_said(page: Page, machine: ScriptedMachine) -> None:
+    show_models(page)
+    page.wait_text("No service has told yet what it does.")
+    page.wait_text("No tokens were generated in the last 15 minutes.")
+    assert page.evaluate("document.querySelectorAll('.plot canvas').length") == 0
+
+
+def test_a_machine_that_is_not_shown_is_a_sentence_and_no_storm(page: Page, machine: ScriptedMachine) -> None:
+    machine.wait_watched(1)
+    machine.error = errors.Overloaded("64 others watch the machine already", retry_after=2)
+    machine.hang_up()
+    show_models(page)
+    page.wait_text("64 others watch the machine already")
+    assert page.evaluate("document.querySelector('.link .word').innerText") == "Connected"
+    assert len([url for url in page.requested() if url.endswith("/WatchMachine")]) < STORM
+    machine.error = None
+    page.wait("!document.body.innerText.includes('64 others')")
+
+
+def test_a_tab_that_nobody_looks_at_holds_no_connection(page: Page, machine: ScriptedMachine) -> None:
+    machine.wait_watched(1)
+    page.evaluate(HIDE % "true")
+    machine.wait_watched(0)
+    assert page.evaluate("document.querySelector('.link .word').innerText") == "Connected"
+    page.evaluate(HIDE % "false")
+    machine.wait_watched(1)
+
+
+def test_a_connection_that_dies_silently_is_noticed(
+    browser: Browser, scripted: Scripted, machine: ScriptedMachine
+) -> None:
+    with FreezingProxy(scripted.port) as proxy:
+        page = browser.open(f"http://127.0.0.1:{proxy.port}/#/chat")
+        page.wait_text("Connected")
+        machine.wait_watched(1)
+        proxy.freeze()
+        page.wait_text("Not connected")
+        assert "The server has fallen silent" in page.evaluate("document.querySelector('.banner').innerText")
+        proxy.thaw()
+        page.wait_text("Connected")
+        assert page.evaluate("document.querySelector('.banner')") is None
+        page.fill("textarea", "Message", "Hello")
+        page.press("Enter")
+        page.wait("document.querySelector('.answer .below')")
+        page.close()

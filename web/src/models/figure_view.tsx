@@ -1,0 +1,70 @@
+// A plot with its figures beside it: as of now, or of the moment that is looked at.
+
+import { useMemo } from "preact/hooks";
+import { happenings, looks, type Look } from "./machine";
+import { NOTHING, type Line } from "./lines";
+import { marksOf } from "./happenings";
+import { looked } from "./moment";
+import { COLOURS, Plot, type PlotData } from "./plot";
+
+const GAP_SECONDS = 10; // without samples: nothing is drawn over them
+
+interface Props {
+  title: string;
+  lines: readonly Line[];
+  /** What is said where nothing was measured in all the time. */
+  empty: string;
+  axis: (value: number) => string;
+  top?: number;
+  whole?: boolean;
+  limit?: { value: number; name: string };
+  named?: boolean;
+}
+
+export function FigureView({ title, lines, empty, ...rest }: Props) {
+  const all = looks.value;
+  const data = useMemo(() => plotData(all, lines), [all, lines]);
+  const marks = useMemo(() => marksOf(happenings.value), [happenings.value]);
+  const last = all.at(-1)?.sample;
+  const anything = data.values.some((values) => values.some((value) => value !== null));
+  const now = lines.map((line) => `${line.name}: ${last ? line.said(last) : NOTHING}`).join(", ");
+  return (
+    <figure class="plot">
+      <figcaption>{title}</figcaption>
+      {anything ? <Plot label={`${title}, plotted. Last: ${now}`} data={data} marks={marks} {...rest} /> : <p class="hint nothing">{empty}</p>}
+      {anything && <Figures lines={lines} limit={rest.limit} />}
+    </figure>
+  );
+}
+
+/** What the lines are at the moment that is looked at; their colours are told here as well. */
+function Figures({ lines, limit }: { lines: readonly Line[]; limit: Props["limit"] | undefined }) {
+  const sample = looked.value?.sample;
+  return (
+    <dl class="values">
+      {lines.map((line, at) => (
+        <div key={line.name}>
+          <dt><span class={`swatch line-${(at % COLOURS) + 1}${at >= COLOURS ? " dashed" : ""}`} aria-hidden="true" />{line.name}</dt>
+          <dd>{sample ? line.said(sample) : NOTHING}</dd>
+        </div>
+      ))}
+      {limit && <div><dt><span class="swatch limit dashed" aria-hidden="true" />Threshold</dt><dd>{limit.name}</dd></div>}
+    </dl>
+  );
+}
+
+/** All values of the lines; where samples are missing, nothing is drawn. */
+function plotData(all: readonly Look[], lines: readonly Line[]): PlotData {
+  const times: number[] = [];
+  const values: (number | null)[][] = lines.map(() => []);
+  all.forEach(({ at, sample }, index) => {
+    const before = all[index - 1]?.at ?? at;
+    if (at - before > GAP_SECONDS) {
+      times.push(before + GAP_SECONDS);
+      for (const each of values) each.push(null);
+    }
+    times.push(at);
+    lines.forEach((line, place) => values[place]!.push(line.value(sample)));
+  });
+  return { times, values };
+}

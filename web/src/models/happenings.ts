@@ -1,0 +1,59 @@
+// What has happened to models and replicas, in words and as marks in plots.
+
+import { MachineEventKind, type MachineEvent } from "../../generated/allm/models/v1/figures_pb";
+import type { Happening } from "./machine";
+
+/** A vertical line in a plot. */
+export interface Mark {
+  at: number;
+  name: string;
+  tone: "good" | "warn" | "bad";
+}
+
+const TONES: Partial<Record<MachineEventKind, Mark["tone"]>> = {
+  [MachineEventKind.LOADED]: "good",
+  [MachineEventKind.UNLOADED]: "good",
+  [MachineEventKind.EVICTED]: "warn",
+  [MachineEventKind.LOAD_FAILED]: "bad",
+  [MachineEventKind.WORKER_DIED]: "bad",
+  [MachineEventKind.REPLICA_LOST]: "bad",
+};
+const SIGNS: Partial<Record<MachineEventKind, string>> = {
+  [MachineEventKind.LOADED]: "+",
+  [MachineEventKind.UNLOADED]: "−",
+  [MachineEventKind.EVICTED]: "−",
+  [MachineEventKind.LOAD_FAILED]: "✕",
+  [MachineEventKind.WORKER_DIED]: "✕",
+  [MachineEventKind.REPLICA_LOST]: "✕",
+};
+const EVICTED: Record<string, string> = {
+  admission: "another model needed its memory",
+  budget: "models had grown beyond their budget of memory",
+  idle: "nobody had used it for ALLM_IDLE_SECONDS",
+  max_models: "no more than ALLM_MAX_LOADED_MODELS may be in memory",
+  peer: "a model of another service needed its memory",
+  pressure: "the machine was short of memory",
+};
+
+export function marksOf(all: readonly Happening[]): Mark[] {
+  return all.map(({ at, event }) => ({
+    at,
+    name: `${SIGNS[event.kind] ?? ""} ${event.modelId || event.replica}`.trim(),
+    tone: TONES[event.kind] ?? "good",
+  }));
+}
+
+/** One event as a sentence without its point. */
+export function sentenceOf(event: MachineEvent): string {
+  const where = event.replica ? ` on ${event.replica}` : "";
+  const name = event.modelId || event.replica;
+  switch (event.kind) {
+    case MachineEventKind.LOADED: return `${name} was loaded${where}`;
+    case MachineEventKind.UNLOADED: return `${name} was unloaded${where}`;
+    case MachineEventKind.EVICTED: return `${name} was evicted${where}: ${EVICTED[event.reason] ?? (event.reason || "others needed its memory")}`;
+    case MachineEventKind.LOAD_FAILED: return `${name} could not be loaded${where}: ${event.reason}`;
+    case MachineEventKind.WORKER_DIED: return `${name}: its worker died${where}, and is started again with the next request`;
+    case MachineEventKind.REPLICA_LOST: return `${event.replica || "A replica"} has fallen silent`;
+    default: return `${name}: something happened that this page does not know of`;
+  }
+}
