@@ -72,6 +72,20 @@ COMPONENTS: dict[str, Component] = {
     ),
     "monitoring": Component({"monitoring": {"enabled": True}}),
     "autoscaling": Component({"autoscaling": {"kind": "keda"}}),
+    "multi-node": Component(
+        {
+            "textGroups": {
+                "huge": {
+                    "models": ["multi-node/*"],
+                    "gpu": {"count": 8},
+                    "scale": {"max": 0},
+                    "resources": {"requests": {"cpu": "16", "memory": "128Gi"}, "limits": {"memory": "256Gi"}},
+                    "multiNode": {"size": 2},
+                }
+            }
+        },
+        on=("keys", "model-cache", "tls"),
+    ),
     "scale-to-zero": Component(
         {"text": {"scale": {"min": 0}}, "audio": {"scale": {"min": 0}}}, on=("keys", "monitoring", "autoscaling")
     ),

@@ -34,7 +34,7 @@ STOP_SECONDS = 30
 NOT_REPLAYED = ("apt-get", "groupadd")
 TEMPORARY = "/tmp"  # noqa: S108 (below the folder that stands for the root)
 # Folders of an image's root; here they lie below the folder that stands for it.
-PLACES = re.compile(r"(?<![\w.\"/])/(opt/allm|src|wheels|models|pictures|var/lib/allm)\b")
+PLACES = re.compile(r"(?<![\w.\"/])/(opt/allm|opt/vllm|src|wheels|models|pictures|var/lib/allm)\b")
 
 
 class Replay:
@@ -76,7 +76,7 @@ class Replay:
         for place in ("/var/lib/allm", "/models", "/pictures", TEMPORARY):
             self._make(place)
         if self._as_user:  # what was installed is not the user's in a container either
-            subprocess.run(["chown", "--recursive", "0:0", self._place("/opt/allm")], check=True)
+            subprocess.run(["chown", "--recursive", "0:0", self._place("/opt")], check=True)
 
     def serve(self, extra: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Starts the image's command. `extra`: as `docker run --env`."""
@@ -211,7 +211,7 @@ def replay(image: str, root: Path, arguments: Mapping[str, str] | None = None) -
     """Builds an image, runs it until it is healthy, and stops it; what goes wrong is an AssertionError."""
     found = Replay(image, root, arguments)
     found.build()
-    before = tree(root / "opt/allm")
+    before = tree(root / "opt")
     extra = environment(image)
     process = found.serve(extra)
     try:
@@ -226,7 +226,7 @@ def replay(image: str, root: Path, arguments: Mapping[str, str] | None = None) -
         if process.poll() is None:
             process.kill()
             process.wait()
-    assert tree(root / "opt/allm") == before, "a running container changed what is installed"
+    assert tree(root / "opt") == before, "a running container changed what is installed"
     return found
 
 
@@ -249,7 +249,7 @@ def main(images: list[str]) -> None:
         started = time.monotonic()
         with empty_root(image) as root:
             found = replay(image, root)
-            installed = sum(path.lstat().st_size for path in (found.root / "opt/allm").rglob("*") if path.is_file())
+            installed = sum(path.lstat().st_size for path in (found.root / "opt").rglob("*") if path.is_file())
         seconds = time.monotonic() - started
         print(f"{image}: installed ({installed / 2**20:.0f} MiB), healthy, stopped; {seconds:.0f} s")
         for step in found.told:

