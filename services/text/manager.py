@@ -16,8 +16,10 @@ from services.text.engine.messages import Capability, EncoderReady, EngineOption
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
 from services.text.template_process import TemplateProcess
+from services.text.vllm_environ import vllm_environ
 
 WORKER_MODULE = "services.text.engine"
+VLLM = "vllm"
 
 
 TextResident = LoadedTextModel | LoadedEncoder
@@ -48,9 +50,10 @@ class TextManager(ModelManager[TextResident]):
             module=WORKER_MODULE,
             messages=FromWorker,
             model_id=descriptor.id,
-            environ=text_environ(options.threads, gpu=options.gpu),
+            environ=self._environ(runtime, options),
             load=Load(runtime.name, options, capability),
             seconds=self._settings.load_seconds,
+            python=self._settings.vllm_python if runtime.name == VLLM else "",
         )
         template = TemplateProcess(descriptor.id, self._settings.queue_limit) if capability == "chat" else None
         if template is not None:
@@ -66,23 +69,34 @@ class TextManager(ModelManager[TextResident]):
         return model
 
     def options(self, descriptor: ModelDescriptor) -> EngineOptions:
-        """How a model is run here: what its worker is told, and what its memory is reckoned from."""
-        settings = self._settings
+        """How a model is run here: what its worker is told, and what its memory is reckoned from. What was registered
+        with it comes before the settings.
+        """
+        settings, own = self._settings, descriptor.engine
         return EngineOptions(
             model_id=descriptor.id,
             path=str(descriptor.primary),
             threads=settings.threads or available_cores(),
             gpu=self._device != "cpu",
-            context_tokens=settings.context_tokens,
-            kv_tokens=settings.kv_tokens,
-            max_sequences=settings.max_sequences,
+            context_tokens=own.context_tokens or settings.context_tokens,
+            kv_tokens=own.kv_tokens or settings.kv_tokens,
+            max_sequences=own.max_sequences or settings.max_sequences,
             batch_tokens=settings.batch_tokens,
             chunk_tokens=settings.chunk_tokens,
             prefix_cache=settings.prefix_cache,
             queue_tokens=settings.queue_tokens,
-            dtype=settings.dtype,
-            tensor_parallel=settings.tensor_parallel,
+            dtype=own.dtype or settings.dtype,
+            tensor_parallel=own.tensor_parallel or settings.tensor_parallel,
+            pipeline_parallel=own.pipeline_parallel or 1,
+            compiled=settings.vllm_compile,
+            ray_address=settings.ray_address,
         )
+
+    def _environ(self, runtime: Runtime, options: EngineOptions) -> Mapping[str, str]:
+        environ = text_environ(options.threads, gpu=options.gpu)
+        if runtime.name != VLLM:
+            return environ
+        return {**environ, **vllm_environ(options, self._settings.vllm_cache)}
 
 
 def text_environ(threads: int, *, gpu: bool = False) -> Mapping[str, str]:

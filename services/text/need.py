@@ -7,6 +7,7 @@
                          + pages x cell bytes + states + compute
                          compute = batch x dtype x (10 width + 3 inner) + 12 x sequences x vocabulary + 800 x vocabulary
                          + 32 MiB (allocator, kernels)
+    vllm, chat           as torch, chat, with pages of its own size, + 128 MiB where it compiles the model
     torch, encoder       weights as mapped + batch x 4 x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
 
 `cells` is the cache of all requests (services/text/engine/cache_size.py); `cell bytes` are keys and values of a token
@@ -30,15 +31,17 @@ from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.cells import BLOCK
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states
+from services.text.engine.runtimes.vllm.arguments import cache_blocks
 from services.text.gguf_shape import GgufShape
 
 # A worker that has imported its runtime, on x86-64.
-WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB}
+WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB, "vllm": 580 * MIB}
 TEMPLATE_BYTES = 36 * MIB  # the process that renders a chat model's template
 _MICRO_BATCH = 512
 _ENCODER_TOKENS = 8192
 _ENCODER_BATCH = 2048
 _KERNELS = 32 * MIB
+_COMPILER = 128 * MIB  # torch's, in the worker
 
 Parts = dict[str, int]
 Options = Callable[[ModelDescriptor], EngineOptions]
@@ -63,7 +66,7 @@ class TextNeed:
         if descriptor.format == "gguf":
             parts = _gguf(descriptor, options, writes=writes)
         else:
-            parts = self._safetensors(descriptor, options, writes=writes)
+            parts = self._safetensors(descriptor, options, runtime, writes=writes)
         processes = {"worker": WORKER_BYTES.get(runtime.name, WORKER_BYTES["torch"])}
         if writes:
             processes["templates"] = TEMPLATE_BYTES
@@ -72,7 +75,9 @@ class TextNeed:
             parts["compute"] += TORCH_CONTEXT
         return Need.of(parts, processes, gpu=gpu)
 
-    def _safetensors(self, descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) -> Parts:
+    def _safetensors(
+        self, descriptor: ModelDescriptor, options: EngineOptions, runtime: Runtime, *, writes: bool
+    ) -> Parts:
         shape = ConfigShape(descriptor.primary)
         if not writes:
             batch = min(_ENCODER_BATCH, self._settings.batch_tokens)
@@ -80,19 +85,23 @@ class TextNeed:
             return {"weights": descriptor.size, "compute": compute}
         wanted = NUMBER_BYTES.get(options.dtype, shape.stored)
         weights = (descriptor.unpacked_size or descriptor.size) * wanted // shape.stored
-        if options.tensor_parallel > 1 and self._device != "cpu":
-            weights //= options.tensor_parallel
+        if self._device != "cpu":
+            weights //= options.tensor_parallel * options.pipeline_parallel
         context = context_size(options, shape.context_tokens)
         cells = cache_cells(options, context)
-        pages = -(-cells // BLOCK) + options.max_sequences + 1
+        pages, page = -(-cells // BLOCK) + options.max_sequences + 1, BLOCK
+        compiling = 0
+        if runtime.name == "vllm":
+            pages, page = cache_blocks(options, cells)
+            compiling = _COMPILER if options.compiled else 0
         kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
         copies = max(0, weights - shape.embedding * wanted) if self._device == "cpu" else 0
         sampled = 12 * options.max_sequences * shape.vocabulary
         compute = options.batch_tokens * wanted * (10 * shape.width + 3 * shape.inner) + sampled
         return {
             "weights": weights + copies,
-            "cache": pages * BLOCK * shape.cell_numbers * wanted + (options.max_sequences + kept) * shape.state_bytes,
-            "compute": compute + 800 * shape.vocabulary + _KERNELS,
+            "cache": pages * page * shape.cell_numbers * wanted + (options.max_sequences + kept) * shape.state_bytes,
+            "compute": compute + compiling + 800 * shape.vocabulary + _KERNELS,
         }
 
 

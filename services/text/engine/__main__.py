@@ -23,10 +23,11 @@ from services.residency.channel import BlockingChannel, ChannelClosed
 from services.residency.messages import Cancel, EngineError, Failed, LoadingProgress, Refused, Stop
 from services.residency.pace import Pace
 from services.text.engine import embedding_inputs
-from services.text.engine.batch import Arrival, BatchLimits, BatchLoop, Inbox
+from services.text.engine.batch import BatchLoop
 from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingLoop
 from services.text.engine.encoder import Encoder
 from services.text.engine.messages import Accepted, Embed, EngineOptions, Hold, Load, Submit, ToWorker
+from services.text.engine.request_loop import Arrival, BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Runtime, Span
 
 # Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
@@ -43,6 +44,7 @@ RUNTIMES = {
     "chat": {
         "llama_cpp": ("services.text.engine.runtimes.llama_cpp", "LlamaEngine"),
         "torch": ("services.text.engine.runtimes.torch.engine", "SafetensorsEngine"),
+        "vllm": ("services.text.engine.runtimes.vllm.model", "VllmModel"),
     },
     "embeddings": {
         "llama_cpp": ("services.text.engine.runtimes.llama_cpp_encoder", "LlamaEncoder"),
@@ -69,8 +71,7 @@ def main() -> None:
     threading.stack_size(0)
     try:
         model = _loader(load.capability, load.runtime)(load.options, LoadingProgress(channel))
-        serve = _encoding if load.capability == "embeddings" else _generating
-        loop = serve(model, load.options, prepares, inbox, channel.send)
+        loop = _server(load)(model, load.options, prepares, inbox, channel.send)
     except EngineError as error:
         channel.send(Failed(error.code, error.message))
         return
@@ -78,6 +79,13 @@ def main() -> None:
     loop.run()
     # Threads of native libraries may still run: nothing of theirs is worth waiting for.
     os._exit(0)
+
+
+def _server(load: Load) -> Callable[..., RequestLoop | EmbeddingLoop]:
+    """What makes the loop for a model."""
+    if load.capability == "embeddings":
+        return _encoding
+    return _scheduled if load.runtime == "vllm" else _generating
 
 
 def _generating(
@@ -90,10 +98,25 @@ def _generating(
     prepares.put(lambda submit: _prepare(runtime, submit, send))
     cells = runtime.ready.kv_tokens
     cached = (cells // CACHED_SHARE if runtime.shares_cells else cells) if options.prefix_cache else 0
-    limits = BatchLimits(
-        options.max_sequences, options.batch_tokens, options.chunk_tokens, cached, options.queue_tokens
-    )
-    return BatchLoop(runtime, limits, inbox, send, _pace(runtime, options))
+    return BatchLoop(runtime, _limits(options, cached), inbox, send, _pace(runtime, options))
+
+
+def _scheduled(
+    model: Any,
+    options: EngineOptions,
+    prepares: queue.SimpleQueue[Prepare],
+    inbox: Inbox,
+    send: Callable[[object], None],
+) -> RequestLoop:
+    """For a model that comes with a scheduler of its own."""
+    from services.text.engine.runtimes.vllm.loop import VllmLoop  # noqa: PLC0415 (it is there where the model is)
+
+    prepares.put(lambda submit: _prepare(model, submit, send))
+    return VllmLoop(model, _limits(options, 0), inbox, send, model.pace(options))
+
+
+def _limits(options: EngineOptions, cached: int) -> BatchLimits:
+    return BatchLimits(options.max_sequences, options.batch_tokens, options.chunk_tokens, cached, options.queue_tokens)
 
 
 def _pace(runtime: Runtime, options: EngineOptions) -> Pace:

@@ -29,6 +29,9 @@ class EngineOptions:
     queue_tokens: int = 0  # of prompts that may wait together; 0: derived
     dtype: str = "auto"  # auto, bfloat16, float16 or float32: precision of a runtime that can choose
     tensor_parallel: int = 1  # GPUs, or processes on a CPU, that compute a model together
+    pipeline_parallel: int = 1  # parts of it one after the other, each on so many GPUs: with vllm alone
+    compiled: bool = True  # whether a runtime that can compiles the model
+    ray_address: str = ""  # the Ray cluster that vllm computes on: auto, or host:port; empty: none
 
 
 @dataclass(frozen=True, slots=True)

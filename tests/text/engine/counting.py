@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from services.residency.messages import Cancel, EngineError, Refused
 from services.residency.pace import Pace
-from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
+from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import Hold, Piece, Ready, Stepped, TokenLogprob
+from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.runtime import OutOfCells, Sampled, Span
 from services.text.engine.sampling import SamplingParams
 

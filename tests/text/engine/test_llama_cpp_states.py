@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from services.residency.messages import Cancel
-from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
+from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import TokenLogprob
+from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
 from tests.text.engine.session import Session, options

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from services.residency.messages import Cancel, Refused
-from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
+from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import Counters, EngineOptions, Piece, Stepped
+from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from services.text.engine.sampling import SamplingParams
 from tests.text.families.parity import Told

@@ -19,7 +19,8 @@ PROGRAM = """
 
     sys.meta_path.insert(0, Blocker())
     import queue
-    from services.text.engine.batch import Arrival, BatchLimits, BatchLoop
+    from services.text.engine.batch import BatchLoop
+    from services.text.engine.request_loop import Arrival, BatchLimits
     from services.text.engine.messages import EngineOptions, Stepped
     from services.text.engine.runtimes.torch.engine import SafetensorsEngine
     from services.text.engine.sampling import SamplingParams

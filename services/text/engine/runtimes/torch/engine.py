@@ -15,7 +15,7 @@ from torch import Tensor
 from services.residency.messages import EngineError
 from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.cells import BLOCK
-from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary, no_token
+from services.text.engine.constraint import Constraint, GrammarCompiler, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.torch.executor import Executor
@@ -75,7 +75,6 @@ class SafetensorsEngine:
         self._tables = PageTables(pages, self.sequence_ids, -(-context // BLOCK) + 1)
         self._sampler = BatchSampler(self._vocab_size, sorted(self._vocabulary.ends), device)
         self._grammars: GrammarCompiler | None = None
-        self._pieces: dict[int, bytes] = {}
         self.ready = Ready(
             context_tokens=context,
             kv_tokens=cells,
@@ -95,20 +94,12 @@ class SafetensorsEngine:
     def constraint(self, grammar: str) -> Constraint:
         """A grammar's state; the first one takes as long as reading the whole vocabulary, some tenths of a second."""
         if self._grammars is None:
-            known = self._vocabulary
-            texts = [known.text_of(token) for token in range(self._vocab_size)]
-            control = [token for token in range(self._vocab_size) if known.is_markup(token)]
-            self._grammars = GrammarCompiler(Vocabulary(texts, control, sorted(known.ends), known.tokenize))
+            self._grammars = self._vocabulary.grammar_compiler()
         return self._grammars.compile(grammar)
 
     def piece(self, token: int, special: bool) -> bytes:
         """The bytes of a token; of control tokens only if `special`, of ends never."""
-        if token in self._vocabulary.ends or (not special and self._vocabulary.is_control(token)):
-            return b""
-        found = self._pieces.get(token)
-        if found is None:
-            found = self._pieces[token] = self._vocabulary.text_of(token)
-        return found
+        return self._vocabulary.piece(token, special)
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends the turn, by the model's metadata or by its name."""

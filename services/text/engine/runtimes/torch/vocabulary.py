@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from services.residency.messages import EngineError
-from services.text.engine.constraint import MARKS
+from services.text.engine.constraint import MARKS, GrammarCompiler, Vocabulary
 
 # Control tokens that end a turn whatever the metadata says: many checkpoints name only one of theirs.
 _END_NAMES = frozenset(
@@ -40,7 +40,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenVocabulary:
-    """A model's tokens. Not changed after loading, so that any thread may use it."""
+    """A model's tokens. Any thread may use it."""
 
     def __init__(self, folder: Path, size: int, model_ends: frozenset[int]) -> None:
         """Reads the tokenizer in `folder` of a model that knows `size` tokens and ends its turns with `model_ends`.
@@ -61,6 +61,7 @@ class TokenVocabulary:
         self.add_bos = bos is not None and self._tokenizer.encode("", add_special_tokens=True).ids[:1] == [bos]
         self.ends = self._ends(model_ends)
         self._as_bytes = _byte_reader(self._tokenizer)
+        self._pieces: dict[int, bytes] = {}
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of `text`, spelled-out special tokens as one each, behind the first token if there is one."""
@@ -91,6 +92,21 @@ class TokenVocabulary:
             return str(added.content).encode()
         name = self._tokenizer.id_to_token(token)
         return b"" if name is None else self._as_bytes(name)
+
+    def piece(self, token: int, special: bool) -> bytes:
+        """The bytes that a token adds to a text; of control tokens only if `special`, of ends never."""
+        if token in self.ends or (not special and self.is_control(token)):
+            return b""
+        found = self._pieces.get(token)
+        if found is None:
+            found = self._pieces[token] = self.text_of(token)
+        return found
+
+    def grammar_compiler(self) -> GrammarCompiler:
+        """What compiles grammars for these tokens; to make it takes as long as reading all of them."""
+        texts = [self.text_of(token) for token in range(self.size)]
+        control = [token for token in range(self.size) if self.is_markup(token)]
+        return GrammarCompiler(Vocabulary(texts, control, sorted(self.ends), self.tokenize))
 
     def _ends(self, model_ends: frozenset[int]) -> frozenset[int]:
         """The tokens that end a turn: by the model's metadata, by the tokenizer's, and by their names."""

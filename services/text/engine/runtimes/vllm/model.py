@@ -1,0 +1,151 @@
+"""A safetensors model under vLLM: its tokens by our tokenizer, the rest by vLLM's engine core."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from services.residency.messages import EngineError, is_out_of_memory
+from services.residency.pace import Pace
+from services.text.engine.cache_size import cache_cells, context_size
+from services.text.engine.constraint import Constraint, GrammarCompiler
+from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
+from services.text.engine.runtime import check_bias
+from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens, read_json
+from services.text.engine.runtimes.vllm.arguments import engine_arguments
+from services.text.engine.runtimes.vllm.core import Core, CoreRequest, configured
+from services.text.engine.runtimes.vllm.grammar import ConstraintGrammar
+from services.text.engine.runtimes.vllm.parameters import vllm_params
+from services.text.engine.sampling import SamplingParams
+
+GPU_SHARE = 0.85  # of the memory that is free: what `kv_tokens=0` takes on a GPU
+LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+TRIED_TOKENS = (16, 64)  # of the steps that show how fast a model is on a CPU; the first pays for what is done once
+# What is around the reason in errors of its configuration.
+_PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
+_MESSAGE_CHARACTERS = 400  # of vLLM's reason for refusing a model
+
+
+class VllmModel:
+    """A loaded model. `tokenize` and `constraint` may be called by another thread beside a step."""
+
+    def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
+        """Loads the model.
+
+        Raises:
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+        """
+        folder = Path(options.path)
+        config = read_json(folder / "config.json")
+        text = config.get("text_config") or config
+        context = context_size(options, int(text.get("max_position_embeddings") or 0))
+        measured = options.gpu and not options.kv_tokens
+        cells, share = (0, _free_share()) if measured else (cache_cells(options, context), 0.0)
+        self.core = _load(engine_arguments(options, context, cells, share), folder)
+        progress(1.0)
+        ends = end_tokens(config) | end_tokens(text)
+        ends |= end_tokens(read_json(folder / "generation_config.json", optional=True))
+        self._vocabulary = TokenVocabulary(folder, self.core.vocabulary, frozenset(ends))
+        self._grammars: GrammarCompiler | None = None
+        self.ready = Ready(
+            context_tokens=self.core.context_tokens,
+            kv_tokens=self.core.cells,
+            max_sequences=options.max_sequences,
+            vocabulary=self.core.vocabulary,
+            chat_template=chat_template(folder),
+            bos=self._vocabulary.bos,
+            eos=self._vocabulary.eos,
+            add_bos=self._vocabulary.add_bos,
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of `text`, special tokens included; the beginning-of-sequence token as the model wants it."""
+        return self._vocabulary.tokenize(text)
+
+    def constraint(self, grammar: str) -> Constraint:
+        """A grammar's state; the first one takes as long as reading the whole vocabulary, some tenths of a second."""
+        if self._grammars is None:
+            self._grammars = self._vocabulary.grammar_compiler()
+        return self._grammars.compile(grammar)
+
+    def piece(self, token: int, special: bool) -> bytes:
+        """The bytes of a token; of control tokens only if `special`, of ends never."""
+        return self._vocabulary.piece(token, special)
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends the turn, by the model's metadata or by its name."""
+        return token in self._vocabulary.ends
+
+    def logprob(self, tokens: Sequence[int], values: Sequence[float], count: int) -> TokenLogprob:
+        """Of a token, the first in both lists, with the `count` likeliest, which come behind it."""
+        name = self._vocabulary.text_of
+        told = [(name(token), max(value, LOWEST_LOGPROB)) for token, value in zip(tokens, values, strict=True)]
+        return TokenLogprob(*told[0], told[1 : count + 1])
+
+    def sampler(
+        self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
+    ) -> CoreRequest:
+        """What is to be asked of vLLM."""
+        check_bias(params, self.core.vocabulary)
+        room = self.ready.context_tokens - len(prompt)
+        most = min(room, params.max_tokens) if params.max_tokens else room
+        grammar = None if constraint is None else ConstraintGrammar(constraint)
+        return CoreRequest(vllm_params(params, self._vocabulary.ends, most, logprobs), grammar)
+
+    def free_sampler(self, sampler: CoreRequest) -> None:
+        """Ends the request there, if it has not ended."""
+        self.core.end(sampler)
+
+    def pace(self, options: EngineOptions) -> Pace:
+        """How many tokens a step may have here. On a CPU it is tried, on a GPU it need not be.
+
+        Raises:
+            EngineError: the model cannot be computed here.
+        """
+        most = options.batch_tokens
+        if options.gpu:
+            return Pace(most, most)
+        pace = Pace(min(TRIED_TOKENS), most)
+        params = vllm_params(SamplingParams(temperature=0.0), (), 1, None)
+        with _explained(f"vLLM cannot compute {options.model_id}"):
+            for tokens in TRIED_TOKENS:
+                count = min(tokens, most, self.ready.context_tokens - 1)
+                started = time.monotonic()
+                self.core.begin(CoreRequest(params), [0] * count)
+                while self.core.busy:
+                    self.core.step()
+                took = time.monotonic() - started
+            self.core.forget_prefixes()
+        pace.took(count, took)
+        return pace
+
+
+def _free_share() -> float:
+    """The share of the GPU's memory that weights, work and cache may take together."""
+    free, total = torch.cuda.mem_get_info()
+    return GPU_SHARE * free / total
+
+
+def _load(arguments: dict[str, object], folder: Path) -> Core:
+    with _explained(f"vLLM cannot load {folder.name}"):
+        return Core(configured(arguments))
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Makes errors of ours out of vLLM's, which has no kinds of its own but in words."""
+    try:
+        yield
+    except Exception as error:
+        reason = _PYDANTIC.sub("", " ".join(str(error).split()))[:_MESSAGE_CHARACTERS] or type(error).__name__
+        code = "MODEL_INVALID"
+        if is_out_of_memory(error):
+            code = "OUT_OF_MEMORY"
+        elif isinstance(error, NotImplementedError) or "support" in reason.lower():
+            code = "UNSUPPORTED"
+        raise EngineError(code, f"{what}: {reason}") from error

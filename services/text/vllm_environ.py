@@ -1,0 +1,34 @@
+"""What vLLM is told by its environment: to keep to itself, to this machine, and to our folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.text.engine.messages import EngineOptions
+
+
+def vllm_environ(options: EngineOptions, cache: Path) -> Mapping[str, str]:
+    """On top of what every worker of a text model is told. `cache`: a folder for what is compiled.
+
+    It reports to nobody, loads no plugins, and logs errors only, none of which quote a prompt. The engine runs in the
+    worker itself. Its processes talk over the loopback interface, but for those of a Ray cluster; without a GPU they
+    bind no thread to a core, because other models compute on the same ones.
+    """
+    environ = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_PLUGINS": "",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "PYTHONWARNINGS": "ignore",  # of libraries about each other
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CACHE_ROOT": str(cache),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if options.ray_address:
+        return {**environ, "RAY_ADDRESS": options.ray_address}
+    return {**environ, "VLLM_HOST_IP": "127.0.0.1"}

@@ -1,0 +1,276 @@
+"""What every runtime does alike, at the level that the service sees: real weights in a real worker."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.demo_model import demo_model, demo_safetensors
+from tests.text.engine.worker_session import WorkerSession
+
+CAPITAL = "What is the capital of France?"
+STORY = "Tell me a story about a fox."
+LONG = "Here is a long text that two requests have in common. " * 20
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("llama_cpp"),
+        pytest.param("torch", marks=pytest.mark.slow),
+        pytest.param("vllm", marks=pytest.mark.slow),
+    ],
+)
+def worker(request: pytest.FixtureRequest) -> Iterator[WorkerSession]:
+    """A worker of each runtime, one after the other."""
+    path = demo_model() if request.param == "llama_cpp" else demo_safetensors()
+    with WorkerSession(request.param, path) as started:
+        assert started.ready, started.failed
+        yield started
+
+
+def grammar(schema: dict) -> str:
+    """As the service writes it."""
+    return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+def test_it_says_what_it_has_loaded(worker: WorkerSession) -> None:
+    ready = worker.ready
+    assert (ready.context_tokens, ready.max_sequences, ready.vocabulary) == (1024, 8, 49152)
+    assert ready.kv_tokens >= 4096
+    assert "<|im_start|>" in ready.chat_template
+
+
+def test_the_answer_is_the_good_one_token_by_token(worker: WorkerSession) -> None:
+    answer = worker.answer(CAPITAL)
+    assert (answer.text, answer.finish, answer.tokens) == ("The capital of France is Paris.", "stop", 8)
+    assert [piece.completion_tokens for piece in answer.pieces] == list(range(1, 9))
+    assert answer.prompt_tokens > 8
+    assert answer.phases == ["prefill", "decode"]
+    counters = worker.idle()
+    assert counters.active_cells == 0
+
+
+def test_a_prompt_of_tokens_is_answered_as_its_text(worker: WorkerSession) -> None:
+    text = worker.finish(worker.submit("The capital of France is", max_tokens=4))
+    ids = [504, 3575, 282, 4649, 314]
+    assert worker.finish(worker.submit(ids, max_tokens=4)).text == text.text
+
+
+def test_requests_side_by_side_answer_like_alone(worker: WorkerSession) -> None:
+    questions = [f"What is the capital of {country}?" for country in ("France", "Italy", "Spain", "Germany")]
+    alone = [worker.answer(question).text for question in questions]
+    together = [worker.ask(question, client=question) for question in questions]
+    for number, text in zip(together, alone, strict=True):
+        # Batches of another shape round differently: the first words must agree, the rest may part.
+        assert worker.finish(number).text.split()[:4] == text.split()[:4]
+
+
+def test_a_seed_repeats_and_another_does_not(worker: WorkerSession) -> None:
+    asked = {"temperature": 1.0, "max_tokens": 16}
+    first, second, other = (worker.answer(STORY, seed=seed, **asked).text for seed in (11, 11, 12))
+    assert first == second
+    assert first != other
+    for seed in (0, 2**63, 2**64 - 1):
+        assert worker.answer(STORY, seed=seed, **asked).finish == "length"
+
+
+def test_the_tail_can_be_cut(worker: WorkerSession) -> None:
+    likeliest = worker.answer(CAPITAL).text
+    for cut in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}):
+        assert worker.answer(CAPITAL, temperature=1.5, **cut).text == likeliest, cut
+
+
+def test_logit_bias_forbids_and_forces(worker: WorkerSession) -> None:
+    paris = 7042
+    assert "Paris" in worker.answer(CAPITAL).text
+    assert "Paris" not in worker.answer(CAPITAL, logit_bias=((paris, -100.0),)).text
+    assert worker.answer(CAPITAL, logit_bias=((paris, 100.0),), max_tokens=3).text == " Paris Paris Paris"
+
+
+def test_penalties_stop_repetition_and_those_of_the_answer_ignore_the_prompt(worker: WorkerSession) -> None:
+    echo = "Write the word apple again and again: apple apple apple apple apple apple apple apple"
+    plain = worker.answer(echo, max_tokens=60, ignore_eos=True).text
+    for params in ({"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repeat_penalty": 1.8}):
+        words = worker.answer(echo, max_tokens=60, ignore_eos=True, **params).text.split()
+        assert len(set(words)) > len(set(plain.split())), params
+    # The first token has nothing generated before it: only a penalty over the prompt could change it.
+    apples = "apple " * 30
+    first = worker.answer(apples, max_tokens=1).text
+    assert worker.answer(apples, presence_penalty=2.0, frequency_penalty=2.0, max_tokens=1).text == first
+
+
+def test_stop_strings_never_leak(worker: WorkerSession) -> None:
+    answer = worker.answer(CAPITAL, stop=("France is",))
+    assert (answer.text, answer.finish) == ("The capital of ", "stop")
+    assert worker.idle().active_cells == 0
+
+
+def test_the_end_can_be_ignored(worker: WorkerSession) -> None:
+    answer = worker.answer(CAPITAL, ignore_eos=True, max_tokens=40)
+    assert (answer.tokens, answer.finish) == (40, "length")
+
+
+def test_characters_come_whole(worker: WorkerSession) -> None:
+    answer = worker.answer("Repeat exactly: 🙂🎉🦊", max_tokens=40, ignore_eos=True)
+    assert "�" not in answer.text
+
+
+def test_prefixes_are_reused_by_the_same_client_alone(worker: WorkerSession) -> None:
+    worker.answer(LONG + "What is it?", client="first", max_tokens=2)
+    again = worker.answer(LONG + "How long is it?", client="first", max_tokens=2)
+    assert 150 < again.cached < again.prompt_tokens
+    assert worker.idle().cached_cells > 0
+    assert worker.answer(LONG + "How long is it?", client="second", max_tokens=2).cached == 0
+    assert worker.answer(LONG + "How long is it?", client="first", max_tokens=2, temperature=1.0, seed=1).cached == 0
+
+
+def test_logprobs_are_the_models_own(worker: WorkerSession) -> None:
+    plain = worker.answer(CAPITAL, logprobs=4)
+    # The end has no text, and so is not among them.
+    assert b"".join(each.piece for each in plain.logprobs).decode() == plain.text
+    for each in plain.logprobs:
+        assert len(each.top) == 4
+        assert each.top[0] == (each.piece, pytest.approx(each.logprob)), "greedy takes the likeliest"
+        values = [value for _, value in each.top]
+        assert values == sorted(values, reverse=True)
+        assert sum(math.exp(value) for value in values) <= 1.001
+    assert not worker.answer(CAPITAL, logprobs=0).logprobs[0].top
+    assert worker.answer(CAPITAL).logprobs == []
+    forced = worker.answer(CAPITAL, logprobs=1, logit_bias=((7042, 100.0),), max_tokens=1, temperature=0.5).logprobs[0]
+    assert forced.piece == b" Paris"
+    assert forced.logprob < -5, "what the bias did is not in it"
+    assert forced.top[0][0] == plain.logprobs[0].piece
+
+
+def test_an_answer_follows_its_grammar_and_ends_with_it(worker: WorkerSession) -> None:
+    for asked in ({}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "stop": ("{",), "ignore_eos": True}):
+        answer = worker.answer(f"{CAPITAL} Answer in JSON.", grammar=grammar(CITY), max_tokens=60, **asked)
+        assert answer.finish == "stop"
+        assert set(json.loads(answer.text)) == {"city"}
+    assert worker.idle().active_cells == 0
+
+
+def test_grammars_side_by_side_with_others(worker: WorkerSession) -> None:
+    free = worker.ask(STORY, max_tokens=30, ignore_eos=True)
+    bound = [worker.ask(f"{number}? JSON.", grammar=grammar(CITY), max_tokens=60) for number in range(3)]
+    for number in bound:
+        json.loads(worker.finish(number).text)
+    assert worker.finish(free).tokens == 30
+
+
+def test_a_lark_grammar(worker: WorkerSession) -> None:
+    answer = worker.answer(CAPITAL, grammar='start: "Lyon" | "Nice"')
+    assert answer.text in ("Lyon", "Nice")
+    assert answer.finish == "stop"
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        ({"grammar": "start: ("}, "INVALID_REQUEST", "response_format"),
+        ({"logit_bias": ((10**6, 1.0),)}, "INVALID_REQUEST", "49151"),
+        ({"max_tokens": 2000}, "CONTEXT_LENGTH_EXCEEDED", "1024"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(worker: WorkerSession, given: dict, code: str, words: str) -> None:
+    refused = worker.answer(CAPITAL, **given).refused
+    assert refused is not None
+    assert refused.code == code
+    assert words in refused.message
+    assert worker.answer(CAPITAL).finish == "stop", "and the next one is answered"
+
+
+def test_a_prompt_that_fills_the_context_ends_there(worker: WorkerSession) -> None:
+    answer = worker.finish(worker.submit(" word" * 1010, max_tokens=None, ignore_eos=True))
+    assert answer.finish == "length"
+    assert answer.prompt_tokens + answer.tokens == 1024
+    refused = worker.finish(worker.submit(" word" * 1100)).refused
+    assert refused is not None
+    assert refused.code == "CONTEXT_LENGTH_EXCEEDED"
+
+
+def test_a_cancelled_request_gives_everything_back_while_others_go_on(worker: WorkerSession) -> None:
+    other = worker.ask(STORY, max_tokens=60, ignore_eos=True)
+    gone = worker.ask(STORY, max_tokens=900, ignore_eos=True)
+    worker.until(gone, 3)
+    worker.cancel(gone)
+    assert worker.finish(other).tokens == 60
+    counters = worker.idle()
+    assert counters.active_cells == 0
+    assert worker.answers[gone].tokens < 70, "it stopped when it was told"
+
+
+def test_a_caller_who_waits_no_longer_is_told_so(worker: WorkerSession) -> None:
+    number = worker.ask(STORY, max_tokens=900, ignore_eos=True, deadline=time.monotonic() + 0.5)
+    refused = worker.finish(number).refused
+    assert refused is not None
+    assert refused.code == "TIMEOUT"
+    assert worker.idle().active_cells == 0
+
+
+def test_nothing_is_computed_for_a_caller_who_does_not_read(worker: WorkerSession) -> None:
+    asked = {"max_tokens": 40, "ignore_eos": True}
+    whole = worker.answer(STORY, **asked).text
+    held = worker.ask(STORY, **asked)
+    worker.until(held, 5)
+    worker.hold(held, True)
+    worker.answer(CAPITAL)  # told after the loop has heard of it
+    tokens = worker.answers[held].tokens
+    assert tokens < 40
+    worker.answer(CAPITAL)
+    assert worker.answers[held].tokens == tokens
+    worker.hold(held, False)
+    answer = worker.finish(held)
+    assert answer.tokens == 40
+    assert answer.text.split()[:5] == whole.split()[:5]
+
+
+def test_a_held_request_can_be_cancelled(worker: WorkerSession) -> None:
+    held = worker.ask(STORY, max_tokens=900, ignore_eos=True)
+    worker.until(held, 2)
+    worker.hold(held, True)
+    worker.answer(CAPITAL)
+    worker.cancel(held)
+    assert worker.answer(CAPITAL).finish == "stop"
+    counters = worker.idle()
+    assert (counters.running, counters.active_cells) == (0, 0)
+
+
+def test_clients_take_turns(worker: WorkerSession) -> None:
+    """Eight places are taken by one client, who has eight more waiting: the other's request comes before those."""
+    many = [worker.ask(f"{STORY} {number}", client="many", max_tokens=12, ignore_eos=True) for number in range(16)]
+    one = worker.ask(STORY, client="one", max_tokens=12, ignore_eos=True)
+    begun: list[int] = []
+    watched = {*many, one}
+
+    def look() -> bool:
+        begun.extend(sorted(each for each in watched if worker.answers[each].pieces and each not in begun))
+        return all(worker.answers[each].done for each in watched)
+
+    worker.wait(look)
+    assert begun.index(one) <= 8
+    assert max(each.running for each in worker.steps) == 8
+    assert worker.idle().waiting == 0
+
+
+def test_every_chunk_of_a_long_prompt_is_told_as_a_step(worker: WorkerSession) -> None:
+    """What the watchdog goes by: a prompt of several steps is progress before its first token."""
+    worker.idle()
+    before = len(worker.steps)
+    number = worker.submit(" word" * 1000, max_tokens=1, client="watched")
+    answer = worker.finish(number)
+    assert answer.tokens == 1
+    steps = [each for each in worker.steps[before:] if each.batch_tokens > 1]
+    assert len({each.steps for each in steps}) >= 2
+    assert max(each.batch_tokens for each in steps) <= 512

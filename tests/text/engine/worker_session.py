@@ -1,0 +1,208 @@
+"""Requests to a worker of the text service, spoken to as the service does: for what every runtime has to do alike."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.residency.channel import BlockingChannel
+from services.residency.messages import Cancel, Failed, Loading, Refused
+from services.text.engine.messages import (
+    Accepted,
+    Counters,
+    EngineOptions,
+    FromWorker,
+    Hold,
+    Load,
+    Piece,
+    Ready,
+    Stepped,
+    Submit,
+    TokenLogprob,
+)
+from services.text.engine.sampling import SamplingParams
+from services.text.manager import text_environ
+from services.text.vllm_environ import vllm_environ
+
+SECONDS = 120.0  # the machine may be busy, and a worker that says nothing for so long never will
+VLLM_PYTHON = Path(".venv/vllm/bin/python").absolute()
+
+
+@dataclass
+class Answer:
+    """What has come of one request so far."""
+
+    prompt_tokens: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+    refused: Refused | None = None
+    phases: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return self.refused is not None or bool(self.pieces and self.pieces[-1].finish)
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def finish(self) -> str | None:
+        return self.pieces[-1].finish if self.pieces else None
+
+    @property
+    def tokens(self) -> int:
+        return self.pieces[-1].completion_tokens if self.pieces else 0
+
+    @property
+    def cached(self) -> int:
+        return self.pieces[-1].cached_tokens
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [each for piece in self.pieces for each in piece.logprobs or ()]
+
+
+class WorkerSession:
+    """A worker with a loaded model. Nobody else may ask it anything."""
+
+    def __init__(self, runtime: str, path: Path, **changes: Any) -> None:
+        self.runtime = runtime
+        self.options = options = EngineOptions(**{**_options(path), **changes})
+        ours, theirs = socket.socketpair()
+        environ: Mapping[str, str] = {**os.environ, **text_environ(options.threads)}
+        python = sys.executable
+        if runtime == "vllm":
+            python = str(VLLM_PYTHON)
+            environ = {**environ, **vllm_environ(options, Path.home() / ".cache" / "allm" / "test-vllm")}
+        self.process = subprocess.Popen(
+            [python, "-m", "services.text.engine", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            env=dict(environ),
+            start_new_session=True,
+        )
+        theirs.close()
+        self._socket = ours
+        self._channel: BlockingChannel[Any] = BlockingChannel(ours, FromWorker)
+        self._numbers = itertools.count(1)
+        self.answers: dict[int, Answer] = {}
+        self.counters: Counters | None = None
+        self.steps: list[Counters] = []
+        self._channel.send(Load(runtime, options))
+        self.ready: Ready | None = None
+        self.failed: Failed | None = None
+        self._until(lambda: self.ready or self.failed)
+
+    def __enter__(self) -> WorkerSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the worker, which sees that nobody listens, and what it has started."""
+        self._socket.close()
+        try:
+            self.process.wait(SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(SECONDS)
+
+    def submit(self, prompt: str | list[int], *, client: str = "a", **given: Any) -> int:
+        """Sends a request; greedy, and of 24 tokens at the most, where `given` says nothing."""
+        own = {name: given.pop(name) for name in ("grammar", "logprobs", "special", "deadline") if name in given}
+        number = next(self._numbers)
+        self.answers[number] = Answer()
+        sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": 24} | given))
+        self._channel.send(Submit(number, client, prompt, sampling, **own))
+        return number
+
+    def ask(self, question: str, **given: Any) -> int:
+        """The same with a user's question."""
+        return self.submit(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", **given)
+
+    def answer(self, question: str, **given: Any) -> Answer:
+        """A question, and all of its answer."""
+        return self.finish(self.ask(question, **given))
+
+    def finish(self, number: int) -> Answer:
+        """Waits until a request has ended."""
+        self._until(lambda: self.answers[number].done)
+        return self.answers[number]
+
+    def until(self, number: int, tokens: int) -> Answer:
+        """Waits until a request has got so many tokens."""
+        self._until(lambda: self.answers[number].tokens >= tokens or self.answers[number].done)
+        return self.answers[number]
+
+    def cancel(self, number: int) -> None:
+        """Its caller has gone."""
+        self._channel.send(Cancel(number))
+
+    def hold(self, number: int, held: bool) -> None:
+        """Its caller does not read, or does so again."""
+        self._channel.send(Hold(number, held))
+
+    def idle(self) -> Counters:
+        """Waits until nothing runs and nothing waits."""
+        self._until(lambda: self.counters is not None and not self.counters.running and not self.counters.waiting)
+        assert self.counters is not None
+        return self.counters
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Takes what the worker says until it has said what is waited for."""
+        self._until(condition)
+
+    def _until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            left = deadline - time.monotonic()
+            assert left > 0, f"the worker of {self.runtime} does not get there: {self.counters}"
+            if select.select([self._socket], [], [], left)[0]:
+                self._take(self._channel.receive())
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Ready):
+            self.ready = message
+        elif isinstance(message, Failed):
+            self.failed = message
+        elif isinstance(message, Accepted):
+            self.answers[message.request].prompt_tokens = message.prompt_tokens
+        elif isinstance(message, Refused):
+            self.answers[message.request].refused = message
+        elif isinstance(message, Stepped):
+            self.counters = message.counters
+            self.steps.append(message.counters)
+            for piece in message.pieces:
+                self.answers[piece.request].pieces.append(piece)
+            for phase in message.phases:
+                self.answers[phase.request].phases.append(phase.name)
+        else:
+            assert isinstance(message, Loading), message
+
+
+def _options(path: Path) -> dict[str, Any]:
+    return {
+        "model_id": "demo",
+        "path": str(path),
+        "threads": 2,
+        "gpu": False,
+        "context_tokens": 1024,
+        "kv_tokens": 4096,
+        "max_sequences": 8,
+        "batch_tokens": 512,
+        "chunk_tokens": 256,
+        "prefix_cache": True,
+        "compiled": False,  # takes minutes on a busy machine
+    }

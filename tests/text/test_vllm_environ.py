@@ -1,0 +1,72 @@
+"""How a model is run: what its registration says, the settings, and what vLLM's worker is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.models.descriptor import EngineSettings, ModelDescriptor, describe
+from services.models.inspection.inspect import inspect
+from services.models.registry import RUNTIMES
+from services.models.tree import LocalTree
+from services.rpc.errors import Internal
+from services.rpc.settings import load_settings
+from services.text.manager import TextManager
+from services.text.need import TextNeed
+from services.text.vllm_environ import vllm_environ
+from tests.demo_model import demo_safetensors
+
+VLLM = next(runtime for runtime in RUNTIMES if runtime.name == "vllm")
+TORCH = next(runtime for runtime in RUNTIMES if runtime.name == "torch")
+
+
+def descriptor(**engine) -> ModelDescriptor:
+    folder = demo_safetensors()
+    tree = LocalTree(folder, [folder])
+    finding = inspect(tree, "safetensors", "")
+    return describe(finding.facts("demo"), 1, finding.manifest(tree), folder, engine=EngineSettings(**engine))
+
+
+def manager(tmp_path: Path, **settings: str) -> TextManager:
+    return TextManager(load_settings({"ALLM_HOME": str(tmp_path), **settings}).text, "cpu")
+
+
+async def test_what_is_registered_comes_before_the_settings(tmp_path: Path) -> None:
+    made = manager(tmp_path, ALLM_CONTEXT_TOKENS="4096", ALLM_DTYPE="float32", ALLM_MAX_SEQUENCES="7")
+    plain = made.options(descriptor())
+    assert (plain.context_tokens, plain.dtype, plain.max_sequences) == (4096, "float32", 7)
+    assert (plain.tensor_parallel, plain.pipeline_parallel, plain.ray_address) == (1, 1, "")
+    own = {"context_tokens": 512, "dtype": "bfloat16", "max_sequences": 3, "kv_tokens": 2048}
+    options = made.options(descriptor(tensor_parallel=2, pipeline_parallel=4, **own))
+    assert options == replace(plain, tensor_parallel=2, pipeline_parallel=4, **own)
+
+
+async def test_vllm_keeps_to_itself_and_to_this_machine(tmp_path: Path) -> None:
+    options = manager(tmp_path).options(descriptor())
+    alone = vllm_environ(options, tmp_path)
+    assert alone["VLLM_NO_USAGE_STATS"] == alone["DO_NOT_TRACK"] == "1"
+    assert alone["VLLM_PLUGINS"] == ""
+    assert alone["VLLM_HOST_IP"] == "127.0.0.1"
+    assert all(alone[name].startswith(str(tmp_path)) for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"))
+    shared = vllm_environ(replace(options, ray_address="10.0.0.1:6379"), tmp_path)
+    assert shared["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert "VLLM_HOST_IP" not in shared
+
+
+async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    nowhere = tmp_path / "python"
+    made = manager(tmp_path, ALLM_VLLM_PYTHON=str(nowhere))
+    with pytest.raises(Internal, match=str(nowhere)):
+        async with made.lease(descriptor(), VLLM):
+            pass
+    await made.close()
+
+
+async def test_the_need_follows_what_is_registered(tmp_path: Path) -> None:
+    made = manager(tmp_path, ALLM_VLLM_COMPILE="off")
+    need = TextNeed(load_settings({"ALLM_HOME": str(tmp_path)}).text, "cpu", made.options)
+    small, large = (need(descriptor(kv_tokens=cells, context_tokens=1024), VLLM) for cells in (4096, 8192))
+    assert large.parts["cache"] - small.parts["cache"] == 4096 * 30 * 2 * 3 * 64 * 2
+    assert small.parts["worker"] > need(descriptor(), TORCH).parts["worker"]
