@@ -29,6 +29,7 @@ class Server(StrEnum):
     """Who is compared."""
 
     ALLM = "allm"
+    ALLM_VLLM = "allm, runtime vllm"
     TRANSFORMERS = "transformers serve"
     VLLM = "vLLM"
 
@@ -44,20 +45,41 @@ class Contender:
 
 def contender(server: Server, folder: Path, clients: int, threads: int, console: Console) -> Contender:
     """A server for the model in `folder`; its environment is made if it is not there yet."""
-    make = {Server.ALLM: _allm, Server.TRANSFORMERS: _transformers, Server.VLLM: _vllm}[server]
+    make = {
+        Server.ALLM: _allm,
+        Server.ALLM_VLLM: _allm_vllm,
+        Server.TRANSFORMERS: _transformers,
+        Server.VLLM: _vllm,
+    }[server]
     return make(folder, clients, threads, console)
 
 
 def _allm(folder: Path, clients: int, threads: int, console: Console) -> Contender:
     """The whole stack: Envoy, the text service and its worker, under `allm serve`."""
+    return Contender(_stack("allm-torch", {"ALLM_MODELS": f"bench={folder}"}, clients, threads))
+
+
+def _allm_vllm(folder: Path, clients: int, threads: int, console: Console) -> Contender:
+    """The whole stack with vLLM in the worker, of the same environment as vLLM's own server."""
+    declared = BUILD_DIR / "models-vllm.yaml"
+    entry = {"id": "bench", "source": folder.as_uri(), "format": "safetensors", "runtime": "vllm"}
+    declared.write_text(json.dumps({"models": [entry]}), encoding="utf-8")
+    models = {
+        "ALLM_MODELS_FILE": str(declared),
+        "ALLM_MODEL_ROOTS": str(folder.parent),
+        "ALLM_VLLM_PYTHON": str(vllm_command(console).with_name("python")),
+    }
+    return Contender(_stack("allm-vllm", models, clients, threads))
+
+
+def _stack(name: str, models: Mapping[str, str], clients: int, threads: int) -> Launch:
     port = free_port()
     environment = {
         "ALLM_PORT": str(port),
         "ALLM_METRICS_PORT": "0",
-        "ALLM_HOME": str(BUILD_DIR / "home-torch"),
+        "ALLM_HOME": str(BUILD_DIR / f"home-{name}"),
         "ALLM_AUDIO_REPLICAS": "0",
         "ALLM_IMAGE_REPLICAS": "0",
-        "ALLM_MODELS": f"bench={folder}",
         "ALLM_DEVICE": "cpu",
         "ALLM_MAX_SEQUENCES": str(clients),
         "ALLM_CONTEXT_TOKENS": str(CONTEXT_TOKENS),
@@ -65,10 +87,11 @@ def _allm(folder: Path, clients: int, threads: int, console: Console) -> Contend
         "ALLM_BATCH_TOKENS": str(_BATCH_TOKENS),
         "ALLM_CHUNK_TOKENS": str(_BATCH_TOKENS),  # as the others, which fill their batches with prompts too
         "ALLM_THREADS": str(threads),
+        **models,
     }
     arguments = [sys.executable, "-m", "services.cli", "serve"]
-    log = BUILD_DIR / "logs" / "allm-torch.log"
-    return Contender(Launch("allm", arguments, port, "/healthz", log, environment, model="bench"))
+    log = BUILD_DIR / "logs" / f"{name}.log"
+    return Launch("allm", arguments, port, "/healthz", log, environment)
 
 
 def _transformers(folder: Path, clients: int, threads: int, console: Console) -> Contender:

@@ -34,6 +34,7 @@ from bench.weights import safetensors
 _CORES = 2  # the default of threads for all three
 _NOISY_PERCENT = 5.0
 _ATTEMPTS = 2
+_COMPARED = (Server.ALLM, Server.TRANSFORMERS, Server.VLLM)
 _FACTOR = 1.5  # over transformers' server, with one client and with eight
 
 
@@ -151,14 +152,14 @@ def main(
     quick: Annotated[bool, typer.Option(help="Fewer requests and a single round; nothing is saved.")] = False,
 ) -> None:
     """Measures allm's torch runtime and its peers, and writes a table and the raw figures to bench/results."""
-    servers, levels = server or list(Server), sorted(concurrency or CONCURRENCIES)
+    servers, levels = server or list(_COMPARED), sorted(concurrency or CONCURRENCIES)
     turns = Rounds(servers, levels, threads, quick)
     for number in range(1 if quick else rounds):
         turns.take(number)
     text = markdown(turns.entries, threads, releases(servers))
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
     if not quick:
-        complete = set(servers) == set(Server) and set(levels) >= set(CONCURRENCIES)
+        complete = set(servers) == set(_COMPARED) and set(levels) >= set(CONCURRENCIES)
         save("torch" if complete else "torch-partial", text, {"turns": turns.entries})
     if any(entry.result.errors for entry in turns.entries):
         raise typer.Exit(1)
