@@ -7,7 +7,7 @@ import json
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -178,6 +178,13 @@ def counter(stack: Stack, name: str) -> float:
     return float(found[1]) if found else 0.0
 
 
+def ended(stack: Stack) -> float:
+    """Requests for the demo model that have ended, well or not, as the service knows."""
+    with urllib.request.urlopen(stack.note["metrics"]["text"], timeout=PATIENCE_SECONDS) as reply:
+        found = re.findall(rf'^allm_requests_total{{[^}}]*model="{MODEL}"[^}}]*}} (\S+)$', reply.read().decode(), re.M)
+    return sum(map(float, found))
+
+
 def is_idle(stack: Stack) -> bool:
     """Whether no request runs or waits, and none holds a cell."""
     return all(counter(stack, name) == 0 for name in (RUNNING, WAITING, CELLS))
@@ -201,6 +208,18 @@ def workers(stack: Stack) -> list[psutil.Process]:
     """The worker processes of the text service."""
     children = psutil.Process(stack.note["children"]["text"]).children()
     return [child for child in children if not is_gone(child) and WORKER in child.cmdline()]
+
+
+@contextmanager
+def suspended(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """They stand still as long as the block runs."""
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
 
 
 def is_gone(process: psutil.Process) -> bool:
