@@ -53,6 +53,7 @@ async def test_vllm_keeps_to_itself_and_to_this_machine(tmp_path: Path) -> None:
     shared = vllm_environ(replace(options, ray_address="10.0.0.1:6379"), tmp_path)
     assert shared["RAY_ADDRESS"] == "10.0.0.1:6379"
     assert "VLLM_HOST_IP" not in shared
+    assert shared["NCCL_SOCKET_IFNAME"] == shared["GLOO_SOCKET_IFNAME"] == ""
 
 
 async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
