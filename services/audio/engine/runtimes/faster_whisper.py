@@ -105,7 +105,7 @@ class FasterWhisper:
         """
         lengths = [len(text) for text in texts]
 
-        def align_part(members: list[int]) -> Iterable[Aligned]:
+        def compute(members: list[int]) -> Iterable[Aligned]:
             with _faults():
                 results = self._model.align(
                     _joined([windows[index] for index in members]),
@@ -115,13 +115,12 @@ class FasterWhisper:
                 )
             return map(_aligned, results)
 
-        def compute(members: list[int]) -> Iterable[Aligned]:
-            found: dict[int, Aligned] = {}
-            for part in padded_parts(members, lengths, ALIGNED_TOKENS):
-                found.update(zip(part, align_part(part), strict=True))
-            return [found[index] for index in members]
+        def parts(members: list[int]) -> Iterable[list[int]]:
+            return padded_parts(members, lengths, ALIGNED_TOKENS)
 
-        return in_groups(((window.length, *start) for window, start in zip(windows, starts, strict=True)), compute)
+        return in_groups(
+            ((window.length, *start) for window, start in zip(windows, starts, strict=True)), compute, parts
+        )
 
     def _shape(self, prompt: Sequence[int]) -> Hashable:
         """What must be the same in a batch: where the transcript starts, how long the prompt is, timestamps or none."""

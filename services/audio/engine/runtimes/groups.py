@@ -9,14 +9,21 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def in_groups(shapes: Iterable[Hashable], compute: Callable[[list[int]], Iterable[Result]]) -> list[Result]:
-    """Results in the order of `shapes`; `compute` gets the indexes of equal ones, and gives a result for each."""
+def in_groups(
+    shapes: Iterable[Hashable],
+    compute: Callable[[list[int]], Iterable[Result]],
+    parts: Callable[[list[int]], Iterable[list[int]]] = lambda indexes: (indexes,),
+) -> list[Result]:
+    """Results in the order of `shapes`; `compute` gets the indexes of equal ones, in `parts`, and gives a result for
+    each.
+    """
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index, shape in enumerate(shapes):
         groups[shape].append(index)
     results: dict[int, Result] = {}
     for indexes in groups.values():
-        results.update(zip(indexes, compute(indexes), strict=True))
+        for part in parts(indexes):
+            results.update(zip(part, compute(part), strict=True))
     return [results[index] for index in range(len(results))]
 
 

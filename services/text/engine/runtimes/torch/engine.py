@@ -15,7 +15,7 @@ from torch import Tensor
 from services.residency.messages import EngineError
 from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.cells import BLOCK
-from services.text.engine.constraint import Constraint, GrammarCompiler, no_token
+from services.text.engine.constraint import Constraint, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.torch.executor import Executor
@@ -24,6 +24,7 @@ from services.text.engine.runtimes.torch.pages import RESERVED_PAGES, PageTables
 from services.text.engine.runtimes.torch.parallel import Ranks, check_divisible
 from services.text.engine.runtimes.torch.rank import RankGroup, rank_device
 from services.text.engine.runtimes.torch.sampling import BatchSampler, Chosen, Sampler, new_sampler
+from services.text.engine.runtimes.torch.speaker import VocabularySpeaker
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens, read_json
 from services.text.engine.runtimes.torch.weights import read_config
 from services.text.engine.sampling import SamplingParams
@@ -32,7 +33,7 @@ PREFIX_ENTRIES = 64  # sequence ids for the prefix cache
 GPU_CACHE_SHARE = 0.85  # of the memory that the weights leave free: what `kv_tokens=0` takes on a GPU
 
 
-class SafetensorsEngine:
+class SafetensorsEngine(VocabularySpeaker):
     """A safetensors model. Not thread-safe but for `tokenize` and `constraint`."""
 
     shares_cells = True
@@ -74,7 +75,6 @@ class SafetensorsEngine:
         self._lengths = [0] * self.sequence_ids  # tokens of each sequence that are computed
         self._tables = PageTables(pages, self.sequence_ids, -(-context // BLOCK) + 1)
         self._sampler = BatchSampler(self._vocab_size, sorted(self._vocabulary.ends), device)
-        self._grammars: GrammarCompiler | None = None
         self.ready = Ready(
             context_tokens=context,
             kv_tokens=cells,
@@ -86,24 +86,6 @@ class SafetensorsEngine:
             add_bos=self._vocabulary.add_bos,
         )
         self._warm_up()
-
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of `text`, special tokens included; the beginning-of-sequence token as the model wants it."""
-        return self._vocabulary.tokenize(text)
-
-    def constraint(self, grammar: str) -> Constraint:
-        """A grammar's state; the first one takes as long as reading the whole vocabulary, some tenths of a second."""
-        if self._grammars is None:
-            self._grammars = self._vocabulary.grammar_compiler()
-        return self._grammars.compile(grammar)
-
-    def piece(self, token: int, special: bool) -> bytes:
-        """The bytes of a token; of control tokens only if `special`, of ends never."""
-        return self._vocabulary.piece(token, special)
-
-    def is_end(self, token: int) -> bool:
-        """Whether the token ends the turn, by the model's metadata or by its name."""
-        return token in self._vocabulary.ends
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None

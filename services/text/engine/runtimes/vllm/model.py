@@ -13,9 +13,10 @@ import torch
 from services.residency.messages import EngineError, is_out_of_memory
 from services.residency.pace import Pace
 from services.text.engine.cache_size import cache_cells, context_size
-from services.text.engine.constraint import Constraint, GrammarCompiler
+from services.text.engine.constraint import Constraint
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import check_bias
+from services.text.engine.runtimes.torch.speaker import VocabularySpeaker
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens, read_json
 from services.text.engine.runtimes.vllm.arguments import engine_arguments
 from services.text.engine.runtimes.vllm.core import Core, CoreRequest, configured
@@ -31,7 +32,7 @@ _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[typ
 _MESSAGE_CHARACTERS = 400  # of vLLM's reason for refusing a model
 
 
-class VllmModel:
+class VllmModel(VocabularySpeaker):
     """A loaded model. `tokenize` and `constraint` may be called by another thread beside a step."""
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
@@ -51,7 +52,6 @@ class VllmModel:
         ends = end_tokens(config) | end_tokens(text)
         ends |= end_tokens(read_json(folder / "generation_config.json", optional=True))
         self._vocabulary = TokenVocabulary(folder, self.core.vocabulary, frozenset(ends))
-        self._grammars: GrammarCompiler | None = None
         self.ready = Ready(
             context_tokens=self.core.context_tokens,
             kv_tokens=self.core.cells,
@@ -62,24 +62,6 @@ class VllmModel:
             eos=self._vocabulary.eos,
             add_bos=self._vocabulary.add_bos,
         )
-
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of `text`, special tokens included; the beginning-of-sequence token as the model wants it."""
-        return self._vocabulary.tokenize(text)
-
-    def constraint(self, grammar: str) -> Constraint:
-        """A grammar's state; the first one takes as long as reading the whole vocabulary, some tenths of a second."""
-        if self._grammars is None:
-            self._grammars = self._vocabulary.grammar_compiler()
-        return self._grammars.compile(grammar)
-
-    def piece(self, token: int, special: bool) -> bytes:
-        """The bytes of a token; of control tokens only if `special`, of ends never."""
-        return self._vocabulary.piece(token, special)
-
-    def is_end(self, token: int) -> bool:
-        """Whether the token ends the turn, by the model's metadata or by its name."""
-        return token in self._vocabulary.ends
 
     def logprob(self, tokens: Sequence[int], values: Sequence[float], count: int) -> TokenLogprob:
         """Of a token, the first in both lists, with the `count` likeliest, which come behind it."""
