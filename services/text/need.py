@@ -10,11 +10,11 @@
     vllm, chat           as torch, chat, with pages of its own size, + 128 MiB where it compiles the model
     torch, encoder       weights as mapped + batch x 4 x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
 
-`cells` is the cache of all requests (services/text/engine/cache_size.py); `cell bytes` are keys and values of a token
-in all layers; `width` and `inner` the hidden and the feed-forward size. The factors of compute are fitted to the peaks
-of the demo models above a worker that has only imported its runtime; that one is `worker`, and `templates` the process
-beside it. On a GPU weights, cache and compute are there, and the host keeps the processes. tests/memory holds all that
-against real workers.
+`batch` is the tokens of a step (services/text/engine/step_pace.py), and `cells` the cache of all requests
+(services/text/engine/cache_size.py); `cell bytes` are keys and values of a token in all layers; `width` and `inner` the
+hidden and the feed-forward size. The factors of compute are fitted to the peaks of the demo models above a worker that
+has only imported its runtime; that one is `worker`, and `templates` the process beside it. On a GPU weights, cache and
+compute are there, and the host keeps the processes. tests/memory holds all that against real workers.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from services.text.engine.cells import BLOCK
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states
 from services.text.engine.runtimes.vllm.arguments import cache_blocks
+from services.text.engine.step_pace import step_tokens
 from services.text.gguf_shape import GgufShape
 
 # A worker that has imported its runtime, on x86-64.
@@ -97,7 +98,7 @@ class TextNeed:
         kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
         copies = max(0, weights - shape.embedding * wanted) if self._device == "cpu" else 0
         sampled = 12 * options.max_sequences * shape.vocabulary
-        compute = options.batch_tokens * wanted * (10 * shape.width + 3 * shape.inner) + sampled
+        compute = step_tokens(options) * wanted * (10 * shape.width + 3 * shape.inner) + sampled
         return {
             "weights": weights + copies,
             "cache": pages * page * shape.cell_numbers * wanted + (options.max_sequences + kept) * shape.state_bytes,

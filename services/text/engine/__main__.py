@@ -15,7 +15,6 @@ import queue
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from services.text.engine.encoder import Encoder
 from services.text.engine.messages import Accepted, Embed, EngineOptions, Hold, Load, Submit, ToWorker
 from services.text.engine.request_loop import Arrival, BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Runtime, Span
+from services.text.engine.step_pace import step_pace
 
 # Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
 READER_STACK_BYTES = 512 * 1024 * 1024
@@ -36,8 +36,6 @@ READER_STACK_BYTES = 512 * 1024 * 1024
 # longer, on a CPU noticeably so: more than a quarter costs running requests more than it saves later ones.
 CACHED_SHARE = 4
 USUAL_BYTES = 16  # of a token, that few texts have more of
-LEAST_TOKENS = 16  # of a step
-TRIED_TOKENS = 64  # of the step that shows how fast the model is
 
 # For each capability and runtime: the module, and the class that loads a model.
 RUNTIMES = {
@@ -120,18 +118,13 @@ def _limits(options: EngineOptions, cached: int) -> BatchLimits:
 
 
 def _pace(runtime: Runtime, options: EngineOptions) -> Pace:
-    """How many tokens a step may have here, by one that is tried. The one before it pays for what only the first does,
-    such as bringing the weights into memory: loading has a time limit of its own.
-    """
-    pace = Pace(LEAST_TOKENS, options.batch_tokens)
-    for tokens in (LEAST_TOKENS, TRIED_TOKENS):
-        count = min(tokens, options.batch_tokens, runtime.ready.context_tokens - 1)
-        started = time.monotonic()
-        runtime.step([Span(0, 0, [0] * count, None)])
+    """How many tokens a step may have here."""
+
+    def compute(tokens: int) -> None:
+        runtime.step([Span(0, 0, [0] * tokens, None)])
         runtime.drop(0)
-        took = time.monotonic() - started
-    pace.took(count, took)
-    return pace
+
+    return step_pace(options, runtime.ready.context_tokens, compute)
 
 
 def _encoding(

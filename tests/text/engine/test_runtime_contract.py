@@ -274,3 +274,12 @@ def test_every_chunk_of_a_long_prompt_is_told_as_a_step(worker: WorkerSession) -
     steps = [each for each in worker.steps[before:] if each.batch_tokens > 1]
     assert len({each.steps for each in steps}) >= 2
     assert max(each.batch_tokens for each in steps) <= 512
+
+
+def test_a_short_prompt_need_not_wait_for_a_long_one(worker: WorkerSession) -> None:
+    """The long one takes several steps, and the short one finds room in the second, but not in what is left of it."""
+    long = worker.submit(" word" * 1000, max_tokens=1, client="long")
+    short = worker.ask(STORY * 8, max_tokens=2, client="short")
+    worker.until(short, 1)
+    assert not worker.answers[long].pieces
+    assert worker.finish(long).finish == worker.finish(short).finish == "length"

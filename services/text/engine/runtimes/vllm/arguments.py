@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 from services.text.engine.messages import EngineOptions
+from services.text.engine.step_pace import step_tokens
 
 CPU_BLOCK = 32  # cells of a block: fewer are slower on a CPU, more make prefixes that are shared rarer
 GPU_BLOCK = 16
@@ -36,7 +37,7 @@ def engine_arguments(options: EngineOptions, context: int, cells: int, share: fl
         "dtype": options.dtype,
         "max_model_len": context,
         "max_num_seqs": options.max_sequences,
-        "max_num_batched_tokens": max(options.batch_tokens, options.max_sequences),
+        "max_num_batched_tokens": max(step_tokens(options), options.max_sequences),
         "long_prefill_token_threshold": min(options.chunk_tokens, context),
         "enable_chunked_prefill": True,
         "enable_prefix_caching": options.prefix_cache,
@@ -45,7 +46,7 @@ def engine_arguments(options: EngineOptions, context: int, cells: int, share: fl
         "tensor_parallel_size": options.tensor_parallel,
         "pipeline_parallel_size": options.pipeline_parallel,
         "distributed_executor_backend": _backend(options),
-        "enforce_eager": _eager(options),
+        "enforce_eager": eager(options),
         **_memory(options, cells, share),
     }
 
@@ -66,7 +67,7 @@ def _memory(options: EngineOptions, cells: int, share: float) -> dict[str, Any]:
     return {"block_size": size, "num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": 1}
 
 
-def _eager(options: EngineOptions) -> bool:
+def eager(options: EngineOptions) -> bool:
     """Whether the model is computed as it is written. Without a GPU vLLM's pipelines come to be by compiling alone."""
     if not options.gpu and options.pipeline_parallel > 1:
         return False

@@ -82,6 +82,7 @@ class Core:
         self.context_tokens = int(config.model_config.max_model_len)
         self._core.structured_output_manager.backend = ConstraintBackend(self.vocabulary)
         self._budget = int(self._scheduler.max_num_scheduled_tokens)
+        self._chunk = int(config.scheduler_config.long_prefill_token_threshold)
         self._numbers = 0
 
     @property
@@ -116,8 +117,11 @@ class Core:
         return bool(self._scheduler.running or self._scheduler.waiting or self._core.batch_queue)
 
     def limit(self, tokens: int) -> None:
-        """From the next step on, a step has so many tokens at the most."""
-        self._scheduler.max_num_scheduled_tokens = min(tokens, self._budget)
+        """From the next step on, a step has so many tokens at the most. Where several requests want to be computed, one
+        prompt takes half of them at the most, and no more than a chunk.
+        """
+        self._scheduler.max_num_scheduled_tokens = most = min(tokens, self._budget)
+        self._scheduler.scheduler_config.long_prefill_token_threshold = min(self._chunk, -(-most // 2))
 
     def fits(self, tokens: int) -> bool:
         """Whether there is room for a prompt of so many tokens beside those that have a turn already."""

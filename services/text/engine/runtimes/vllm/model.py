@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +17,15 @@ from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import check_bias
 from services.text.engine.runtimes.torch.speaker import VocabularySpeaker
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens, read_json
-from services.text.engine.runtimes.vllm.arguments import engine_arguments
+from services.text.engine.runtimes.vllm.arguments import eager, engine_arguments
 from services.text.engine.runtimes.vllm.core import Core, CoreRequest, configured
 from services.text.engine.runtimes.vllm.grammar import ConstraintGrammar
 from services.text.engine.runtimes.vllm.parameters import vllm_params
 from services.text.engine.sampling import SamplingParams
+from services.text.engine.step_pace import step_pace
 
 GPU_SHARE = 0.85  # of the memory that is free: what `kv_tokens=0` takes on a GPU
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
-TRIED_TOKENS = (16, 64)  # of the steps that show how fast a model is on a CPU; the first pays for what is done once
 # What is around the reason in errors of its configuration.
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
 _MESSAGE_CHARACTERS = 400  # of vLLM's reason for refusing a model
@@ -62,6 +61,12 @@ class VllmModel(VocabularySpeaker):
             eos=self._vocabulary.eos,
             add_bos=self._vocabulary.add_bos,
         )
+        if not eager(options):
+            # vLLM compiles what it makes logprobs with at their first use, for one request and for several: not while
+            # callers wait.
+            with _explained(f"vLLM cannot compute {options.model_id}"):
+                for requests in (1, 2):
+                    self._compute(1, requests, logprobs=1)
 
     def logprob(self, tokens: Sequence[int], values: Sequence[float], count: int) -> TokenLogprob:
         """Of a token, the first in both lists, with the `count` likeliest, which come behind it."""
@@ -84,27 +89,23 @@ class VllmModel(VocabularySpeaker):
         self.core.end(sampler)
 
     def pace(self, options: EngineOptions) -> Pace:
-        """How many tokens a step may have here. On a CPU it is tried, on a GPU it need not be.
+        """How many tokens a step may have here. On a GPU nothing is tried.
 
         Raises:
             EngineError: the model cannot be computed here.
         """
-        most = options.batch_tokens
         if options.gpu:
-            return Pace(most, most)
-        pace = Pace(min(TRIED_TOKENS), most)
-        params = vllm_params(SamplingParams(temperature=0.0), (), 1, None)
+            return Pace(options.batch_tokens, options.batch_tokens)
         with _explained(f"vLLM cannot compute {options.model_id}"):
-            for tokens in TRIED_TOKENS:
-                count = min(tokens, most, self.ready.context_tokens - 1)
-                started = time.monotonic()
-                self.core.begin(CoreRequest(params), [0] * count)
-                while self.core.busy:
-                    self.core.step()
-                took = time.monotonic() - started
-            self.core.forget_prefixes()
-        pace.took(count, took)
-        return pace
+            return step_pace(options, self.ready.context_tokens, self._compute)
+
+    def _compute(self, tokens: int, requests: int = 1, logprobs: int | None = None) -> None:
+        for _ in range(requests):
+            params = vllm_params(SamplingParams(temperature=0.0), (), 1, logprobs)
+            self.core.begin(CoreRequest(params), [0] * tokens)
+        while self.core.busy:
+            self.core.step()
+        self.core.forget_prefixes()
 
 
 def _free_share() -> float:
