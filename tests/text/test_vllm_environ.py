@@ -56,6 +56,26 @@ async def test_vllm_keeps_to_itself_and_to_this_machine(tmp_path: Path) -> None:
     assert shared["NCCL_SOCKET_IFNAME"] == shared["GLOO_SOCKET_IFNAME"] == ""
 
 
+@pytest.mark.parametrize(
+    ("changes", "compilers", "compiles"),
+    [
+        ({"compiled": True}, ["g++"], True),
+        ({"compiled": True}, ["clang++"], True),
+        ({"compiled": True}, [], False),
+        ({"compiled": True, "gpu": True}, [], True),
+        ({"compiled": False}, ["g++"], False),
+        ({"compiled": False, "gpu": True}, ["g++"], False),
+        ({"compiled": False, "pipeline_parallel": 2}, ["g++"], True),
+    ],
+)
+async def test_nothing_is_compiled_where_the_model_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, compilers: list[str], compiles: bool
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name if name in compilers else None)
+    options = replace(manager(tmp_path).options(descriptor()), **changes)
+    assert ("TORCH_COMPILE_DISABLE" not in vllm_environ(options, tmp_path)) == compiles
+
+
 async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     nowhere = tmp_path / "python"
     made = manager(tmp_path, ALLM_VLLM_PYTHON=str(nowhere))

@@ -94,6 +94,18 @@ def test_two_processes_answer_like_one_and_end_together(tiny: Path) -> None:
         assert not left
 
 
+def test_without_a_compiler_it_makes_logprobs_all_the_same(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lscpu").symlink_to(str(shutil.which("lscpu")))  # vLLM asks it about the processors
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with WorkerSession("vllm", tiny, compiled=True) as worker:
+        assert worker.ready, worker.failed
+        answer = worker.finish(worker.submit(PROMPT, max_tokens=3, ignore_eos=True, logprobs=2))
+        assert answer.tokens == 3
+        assert {len(each.top) for each in answer.logprobs} == {2}
+
+
 def test_a_broken_file_is_named(tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     shutil.copytree(tiny, folder)
