@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
+
 from services.cli.ports import choose_port
+from services.cli.problem import Problem
+
+# Not those that `allm serve` chooses, and for each worker of a run others: a test may use a port long after its choice.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_COUNT = 1000
+_FIRST = 10_000 + _COUNT * (_WORKER % 5)
+_ports = itertools.cycle(random.sample(range(_FIRST, _FIRST + _COUNT), _COUNT))
 
 
 def free_port() -> int:
     """A TCP port of the loopback interface that nothing listens on, nor any connection that goes out will take."""
-    return choose_port("127.0.0.1", 0, "")
+    for port in itertools.islice(_ports, _COUNT):
+        try:
+            return choose_port("127.0.0.1", port, "the tests' own")
+        except Problem:
+            continue
+    raise AssertionError(f"no port from {_FIRST} on is free")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import socket
 from contextlib import suppress
@@ -13,19 +14,23 @@ from services.cli.problem import Problem
 # Below what systems give to connections that go out: one of those may take a port between its choice and its use.
 OWN_PORTS = range(15_000, 32_000)
 _TRIED = 8  # of these; then any that is free
+_STRIPES = 16  # of these a process has one: what two that start at the same moment choose is seldom the same
+_given: set[int] = set()  # chosen before, and maybe not yet used
 
 
 def choose_port(host: str, port: int, variable: str) -> int:
-    """`port` itself if it can be bound on `host`, or a free one if it is 0.
+    """`port` itself if it can be bound on `host`, or a free one if it is 0, never the same twice.
 
     Raises:
         Problem: it cannot be bound; the message names `variable`.
     """
     literal = bind_host(host)
     if port == 0:
-        for tried in random.sample(OWN_PORTS, _TRIED):
+        own = [each for each in OWN_PORTS[os.getpid() % _STRIPES :: _STRIPES] if each not in _given]
+        for tried in random.sample(own, min(_TRIED, len(own))):
             with suppress(OSError):
-                return _bound(literal, tried)
+                _given.add(_bound(literal, tried))
+                return tried
     try:
         return _bound(literal, port)
     except OSError as error:

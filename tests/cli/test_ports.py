@@ -25,6 +25,10 @@ def test_zero_gives_a_free_one() -> None:
         probe.bind(("127.0.0.1", port))
 
 
+def test_none_is_given_twice() -> None:
+    assert len({choose_port("127.0.0.1", 0, "ALLM_PORT") for _ in range(200)}) == 200
+
+
 def test_where_ours_are_taken_any_free_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as others:
         taken = [others.enter_context(socket.socket()) for _ in range(8)]
