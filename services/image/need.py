@@ -1,6 +1,6 @@
 """How much memory an image model takes: told before it is loaded, from its files' headers and the settings.
 
-    numbers x bytes of the dtype + the largest file as mapped + images x pixels x channels x 32 x bytes / 4 + 96 MiB
+    numbers x bytes of the dtype + the largest file as mapped + images x pixels x channels x 32 x bytes / 4 + 112 MiB
 
 `numbers` are those of all components' weights; `images` are those of a batch, `channels` the first of
 `block_out_channels` of the VAE, whose decoding at full size is the peak (128 for Stable Diffusion: see _BYTES_PER_PIXEL
@@ -29,7 +29,7 @@ from services.rpc.settings import MIB
 
 WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
 _WEIGHTS = ".safetensors"
-_KERNELS = 96 * MIB
+_KERNELS = 112 * MIB
 _CHANNELS, _SIDE = 128, 512  # where a model does not say
 _BYTES_PER_CHANNEL = 32  # of a pixel, in 32 bits
 
