@@ -1,12 +1,13 @@
 """How much memory an image model takes: told before it is loaded, from its files' headers and the settings.
 
-    numbers x bytes of the dtype + the largest file as mapped + images x pixels x channels x 32 x bytes / 4 + 112 MiB
+    numbers x bytes of the dtype + the largest file as mapped + images x pixels x channels x 32 x bytes / 4 + 119 MiB
 
 `numbers` are those of all components' weights; `images` are those of a batch, `channels` the first of
 `block_out_channels` of the VAE, whose decoding at full size is the peak (128 for Stable Diffusion: see _BYTES_PER_PIXEL
-in services/image/engine/runtimes/diffusers/placement.py); the rest is what torch's kernels keep. Fitted to the peak of
-shapes-sd above a worker that has only imported its pipelines; that one is `worker`. On a GPU that has too little for
-all of it, parts of the model stay on the host, and the component that runs is what the device holds.
+in services/image/engine/runtimes/diffusers/placement.py); the rest is what torch's kernels keep, and gaps of the heap,
+which grow until a few batches are done. Fitted to the peak of shapes-sd above a worker that has only imported its
+pipelines; that one is `worker`. On a GPU that has too little for all of it, parts of the model stay on the host, and
+the component that runs is what the device holds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from services.rpc.settings import MIB
 
 WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
 _WEIGHTS = ".safetensors"
-_KERNELS = 112 * MIB
+_KERNELS = 119 * MIB
 _CHANNELS, _SIDE = 128, 512  # where a model does not say
 _BYTES_PER_CHANNEL = 32  # of a pixel, in 32 bits
 
