@@ -12,12 +12,12 @@ from pathlib import Path
 
 from demo_model import demo_model
 from loopback_hub import LoopbackHub
+from operator_side import Operator
 from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, running_stack
 from whisper_weights import tiny_en_ct2
 
 from services.models.demo import bundled_model
 from tests.chaos.known_answers import KnownAnswers, ask
-from tests.registration.operator_side import Operator
 
 SHAPES = Path(__file__).parents[2] / "shapes_sd" / "weights"
 DISK_BYTES = 512 * 1024 * 1024

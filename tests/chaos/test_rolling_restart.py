@@ -9,8 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from operator_side import Operator
 from PIL import Image
-from stack import MODEL, Stack, running_stack
+from stack import MODEL, Stack
 
 from tests.chaos.fault import now
 from tests.chaos.gateway_caller import TEXT, GatewayCaller
@@ -21,7 +22,7 @@ from tests.chaos.stack_members import service_pid
 from tests.chaos.steady_load import steady_load
 
 CALLERS = 4
-SECONDS = 30.0
+SECONDS = 60.0
 SERVING = {model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -35,26 +36,24 @@ def serving(stack: Stack) -> set[str]:
     return {replica.replica for replica in told.replicas if replica.state in SERVING}
 
 
-async def test_a_rolling_restart_loses_no_request(tmp_path: Path) -> None:
+async def test_a_rolling_restart_loses_no_request(two_replicas: Operator) -> None:
     nothing = KnownAnswers((), Path(), [], Image.new("RGB", (1, 1)))  # streams know their own texts
-    with running_stack(tmp_path / "home", ALLM_TEXT_REPLICAS="2", ALLM_THREADS="1") as stack:
-        names = sorted(name for name in stack.note["children"] if name.startswith("text"))
-        assert len(names) == 2
-        await until(lambda: serving(stack) == set(names))
-        caller = GatewayCaller(stack, nothing)
-        try:
-            async with steady_load(caller, {TEXT: CALLERS}) as load:
-                await load.until(lambda: load.ended(since=0.0) >= CALLERS)
-                for name in names:
-                    before = service_pid(stack, name)
-                    os.kill(before, signal.SIGTERM)
-                    await until(lambda name=name, before=before: service_pid(stack, name) not in (0, before))
-                    await until(lambda: serving(stack) == set(names))
-                    since = now()
-                    await load.until(lambda since=since: load.ended(since=since) >= 2 * CALLERS)
-        finally:
-            await caller.close()
-        wrong = [
-            (attempt.outcome, attempt.why) for attempt in load.attempts if attempt.outcome is not Outcome.COMPLETED
-        ]
-        assert not wrong, wrong
+    stack = two_replicas.stack
+    names = sorted(name for name in stack.note["children"] if name.startswith("text"))
+    assert len(names) == 2
+    await until(lambda: serving(stack) == set(names))
+    caller = GatewayCaller(stack, nothing)
+    try:
+        async with steady_load(caller, {TEXT: CALLERS}) as load:
+            await load.until(lambda: load.ended(since=0.0) >= CALLERS)
+            for name in names:
+                before = service_pid(stack, name)
+                os.kill(before, signal.SIGTERM)
+                await until(lambda name=name, before=before: service_pid(stack, name) not in (0, before))
+                await until(lambda: serving(stack) == set(names))
+                since = now()
+                await load.until(lambda since=since: load.ended(since=since) >= 2 * CALLERS)
+    finally:
+        await caller.close()
+    wrong = [(attempt.outcome, attempt.why) for attempt in load.attempts if attempt.outcome is not Outcome.COMPLETED]
+    assert not wrong, wrong

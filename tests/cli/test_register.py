@@ -26,6 +26,8 @@ from services.models.demo_shapes import DEMO_SHAPES_ALIAS, DEMO_SHAPES_ID
 from services.models.demo_whisper import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID
 from tests.models.inspection.handmade_models import write_pipeline
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_SECONDS = 60
 
 
@@ -89,16 +91,34 @@ def bundled() -> Path:
     return source
 
 
-def test_what_cannot_be_registered_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
-    good, gone = put(tmp_path / "own" / "good.gguf", demo_model()), tmp_path / "own" / "gone.gguf"
-    models = f"gone={gone},good={good},folder={demo_safetensors()}"
-    with serving(tmp_path / "home", models, "x=nobody,nick=good,nick=good") as stack:
-        assert f"gone was not registered: {gone}" in said(stack)
+def test_what_the_settings_name_at_two_starts_of_one_home(tmp_path: Path) -> None:
+    """What cannot be registered is said, and the rest goes on; models are told by their files, also those for which
+    there is no service.
+    """
+    own, home = tmp_path / "own", tmp_path / "home"
+    good, first, second, third = (put(own / name / "m.gguf", demo_model()) for name in ("good", "a", "b", "c"))
+    checkpoint, pipeline = put(own / "tiny.en.pt", tiny_en_pt()), write_pipeline(tmp_path / "pipeline")
+    models = f"gone={own}/gone.gguf,good={good},moved={first},folder={demo_safetensors()}"
+    heard = f"heard={tiny_en_ct2()},file={checkpoint},draws={pipeline}"
+    formats = {"good": "gguf", "moved": "gguf", "folder": "safetensors"}
+    formats |= {"heard": "whisper", "file": "whisper", "draws": "diffusers"}
+    with serving(home, f"{models},{heard}", "x=nobody,nick=good,nick=good") as stack:
+        assert f"gone was not registered: {own}/gone.gguf" in said(stack)
         assert "ALLM_ALIASES: x does not stand for nobody: " in said(stack)
         assert "good - ready" in row(stack, "good")
         assert "folder - ready" in row(stack, "folder")
-        assert registered(stack)["folder"]["format"] == "safetensors"
-        assert set(registered(stack)) == {"good", "folder"}, "no demo beside models of one's own"
+        assert "heard - unsupported (no audio service is running)" in row(stack, "heard")
+        assert "draws - unsupported (no image service is running)" in row(stack, "draws")
+        assert {name: model["format"] for name, model in registered(stack).items()} == formats, "and no demo"
+        assert registered(stack)["good"]["aliases"] == ["nick"]
+    with serving(home, f"good={good},moved={second},nick={third}", "nick=good") as stack:
+        assert generation(stack, "good") == 1, "the same file is no new generation"
+        assert f"moved is now {second.as_uri()}, no longer {first.as_uri()}" in said(stack)
+        assert registered(stack)["moved"]["source"] == second.as_uri()
+        assert "nick was not registered: " in said(stack)
+        assert "alias of the model 'good'" in said(stack)
+        assert set(registered(stack)) == set(formats)
+        assert registered(stack)["good"]["source"] == good.as_uri(), "nothing is overwritten"
         assert registered(stack)["good"]["aliases"] == ["nick"]
 
 
@@ -119,8 +139,6 @@ def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tm
     home, path = tmp_path / "home", put(tmp_path / "own" / "m.gguf", demo_model())
     with serving(home, f"m={path}", "nick=m") as stack:
         assert "m - ready" in row(stack, "m")
-    with serving(home, f"m={path}", "nick=m") as stack:
-        assert generation(stack, "m") == 1, "the same file is no new generation"
     put(path, bundled())
     with serving(home) as stack:
         assert set(registered(stack)) == {"m"}, "neither forgotten, nor joined by the demo"
@@ -133,28 +151,7 @@ def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tm
         assert "no longer" not in said(stack)
 
 
-def test_a_source_that_the_settings_replace_is_named(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    first, second = put(tmp_path / "a" / "m.gguf", demo_model()), put(tmp_path / "b" / "m.gguf", demo_model())
-    with serving(home, f"m={first}"):
-        pass
-    with serving(home, f"m={second}") as stack:
-        assert f"m is now {second.as_uri()}, no longer {first.as_uri()}" in said(stack)
-        assert registered(stack)["m"]["source"] == second.as_uri()
-
-
-def test_an_alias_of_another_model_is_no_id_to_register(tmp_path: Path) -> None:
-    first, second = put(tmp_path / "own" / "a.gguf", demo_model()), put(tmp_path / "own" / "b.gguf", demo_model())
-    with serving(tmp_path / "home", f"a={first}", "nick=a"):
-        pass
-    with serving(tmp_path / "home", f"nick={second}") as stack:
-        assert "nick was not registered: " in said(stack)
-        assert "alias of the model 'a'" in said(stack)
-        assert set(registered(stack)) == {"a"}
-        assert registered(stack)["a"]["source"] == first.as_uri(), "nothing is overwritten"
-
-
-def test_the_demo_comes_also_where_the_roots_are_elsewhere_and_only_to_an_empty_catalog(tmp_path: Path) -> None:
+def test_the_demo_comes_where_the_roots_are_elsewhere_too_and_what_is_removed_stays_away(tmp_path: Path) -> None:
     home = tmp_path / "home"
     put_demos(home)
     roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
@@ -173,32 +170,12 @@ def test_the_demo_comes_also_where_the_roots_are_elsewhere_and_only_to_an_empty_
         assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}, "what an operator has removed stays away"
         assert generation(stack, DEMO_ID) == 1
         assert "no audio service is running" in row(stack, DEMO_WHISPER_ID)
-
-
-def test_models_of_speech_and_pictures_are_told_by_their_files(tmp_path: Path) -> None:
-    """Also where there is no service for them."""
-    checkpoint = put(tmp_path / "own" / "tiny.en.pt", tiny_en_pt())
-    pipeline = write_pipeline(tmp_path / "pipeline")
-    models = f"folder={tiny_en_ct2()},file={checkpoint},text={demo_safetensors()},draws={pipeline}"
-    with serving(tmp_path / "home", models) as stack:
-        formats = {name: model["format"] for name, model in registered(stack).items()}
-        assert formats == {"folder": "whisper", "file": "whisper", "text": "safetensors", "draws": "diffusers"}
-        assert "text - ready" in row(stack, "text")
-        assert "folder - unsupported (no audio service is running)" in row(stack, "folder")
-        assert "draws - unsupported (no image service is running)" in row(stack, "draws")
-
-
-def test_the_second_demo_comes_at_the_next_start_where_the_first_ended_too_soon(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    put_demos(home)
+    # As if it had been killed while the second one was made: that comes at the next start.
     folder = safetensors_demo(home / "models")
-    with serving(home) as stack:
-        until_said(stack, f"{SAFETENSORS_DEMO_ID} - ready")
-        remove(stack, SAFETENSORS_DEMO_ID)
-    folder.rename(folder.with_name("partial"))  # as if it had been killed while it was made
-    with serving(home) as stack:
+    folder.rename(folder.with_name("partial"))
+    with serving(home, **roots) as stack:
         until_said(stack, f"preparing {SAFETENSORS_DEMO_ID} meanwhile")
-        assert set(registered(stack)) == {DEMO_ID, DEMO_ENCODER_ID}
+        assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}
 
 
 def put_demos(home: Path) -> None:

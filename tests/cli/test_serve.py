@@ -10,16 +10,19 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from operator_side import Operator
 from speech import librivox
 from stack import IMAGE_MODEL, MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, running_stack
 
+from tests.text.service import suspended, typed_chat, typed_stream, wait_until, workers
+
 PATIENCE_SECONDS = 60
+TOKENS = 64
 
 
 def processes(stack: Stack) -> list[psutil.Process]:
@@ -81,57 +84,40 @@ def test_logs_are_json_lines_without_prompts(stack: Stack) -> None:
             assert isinstance(json.loads(line), dict), line
 
 
-def test_a_stop_lets_running_requests_end_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_stop_lets_streams_of_both_kinds_end_and_leaves_nothing(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:
+        with open_chat(stack, max_tokens=2) as response:  # so that there is a worker from the beginning
+            response.read()
         children, folder = processes(stack), Path(stack.note["folder"])
-        with open_chat(stack, max_tokens=64, ignore_eos=True) as response:
-            first = response.readline()
-            stack.process.send_signal(signal.SIGINT)
+        assert len(children) >= 3
+        request = typed_chat("Count.", max_tokens=TOKENS, ignore_eos=True)
+        with open_chat(stack, max_tokens=TOKENS, ignore_eos=True) as response, typed_stream(stack, request) as typed:
+            first, events = response.readline(), [next(typed)]
+            with suspended(workers(stack)):  # their ends do not come before the signal
+                stack.process.send_signal(signal.SIGINT)
+                wait_until(stack, lambda: "waiting up to" in stack.output())
             rest = response.read()
+            events.extend(typed)
         assert first.startswith(b"data: ")
         assert rest.endswith(b"data: [DONE]\n\n")
+        assert events[-1].finished.usage.completion_tokens == TOKENS
         assert stack.process.wait(PATIENCE_SECONDS) == 0, stack.output()
         wait_all_gone(children)
         assert not folder.exists()
         assert not (tmp_path / "run.json").exists()
-        assert "waiting up to" in stack.output()
-
-
-def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
-    with running_stack(tmp_path) as stack:
-        children = processes(stack)
-        with open_chat(stack, max_tokens=4000, ignore_eos=True) as response:
-            response.readline()
-            stack.process.send_signal(signal.SIGINT)
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while "waiting up to" not in stack.output():
-                assert time.monotonic() < deadline
-                time.sleep(POLL_SECONDS)
-            stack.process.send_signal(signal.SIGINT)
-            assert stack.process.wait(PATIENCE_SECONDS) == 0
-            wait_all_gone(children)
-
-
-@pytest.fixture(scope="module")
-def mended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack whose children are killed, one after the other."""
-    replicas = {"ALLM_AUDIO_REPLICAS": "1", "ALLM_IMAGE_REPLICAS": "1"}
-    with running_stack(tmp_path_factory.mktemp("mended"), **replicas) as running:
-        yield running
 
 
 @pytest.mark.parametrize("child", ["text", "gateway", "catalog", "audio", "image"])
-def test_a_killed_child_comes_back_on_the_same_port(mended: Stack, child: str) -> None:
-    old = mended.note["children"][child]
+def test_a_killed_child_comes_back_on_the_same_port(breakable: Operator, child: str) -> None:
+    stack, output = breakable.stack, breakable.stack.home / "output.txt"
+    old, seen = stack.note["children"][child], len(output.read_text())
     os.kill(old, signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while mended.note["children"][child] == old or f"{child} is back" not in mended.output():
-        assert time.monotonic() < deadline, mended.output()
-        time.sleep(POLL_SECONDS)
-    mended.wait_healthy()
-    with open_chat(mended, max_tokens=4) as response:
+    breakable.until(lambda: stack.note["children"].get(child) not in (None, old))
+    breakable.until(lambda: f"{child} is back" in output.read_text()[seen:])
+    stack.wait_healthy()
+    with open_chat(stack, max_tokens=4) as response:
         assert response.read().endswith(b"data: [DONE]\n\n")
-    assert f"{child} was killed by SIGKILL" in mended.output()
+    assert f"{child} was killed by SIGKILL" in output.read_text()[seen:]
 
 
 @pytest.mark.slow
@@ -146,5 +132,18 @@ def test_kill_9_leaves_no_orphans_and_the_next_run_tidies_up(tmp_path: Path) -> 
         stack.process.wait()
         wait_all_gone(children)
     assert folder.exists()
-    with running_stack(tmp_path):
+    with running_stack(tmp_path) as stack:
         assert not folder.exists()
+        stops_at_once(stack)
+
+
+def stops_at_once(stack: Stack) -> None:
+    """A second signal does not wait for what runs."""
+    children = processes(stack)
+    with open_chat(stack, max_tokens=4000, ignore_eos=True) as response:
+        response.readline()
+        stack.process.send_signal(signal.SIGINT)
+        wait_until(stack, lambda: "waiting up to" in stack.output())
+        stack.process.send_signal(signal.SIGINT)
+        assert stack.process.wait(PATIENCE_SECONDS) == 0
+        wait_all_gone(children)

@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
-import pytest
 from axe import problems
 from chromium import Opener, Page
-from stack import MODEL, Stack, environment, running_stack
+from stack import MODEL, Stack, environment
 
 # Every state that the page has shown, also those that have gone by the time that a test looks.
 WATCH = """
@@ -24,12 +22,6 @@ new MutationObserver(() => {
   if (banner) window.banner = banner;
 }).observe(document.body, {subtree: true, childList: true, characterData: true}); 1
 """
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("guarded") / "home", ALLM_AUTH="keys") as stack:
-        yield stack
 
 
 def new_key(stack: Stack, name: str, *scopes: str) -> str:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ import openai
 import pytest
 from allm.text.v1 import chat_pb2, chat_service_pb2, response_service_pb2
 from key_callers import CREATE_KEY, LIST, PROTOCOLS, Way, ask, bearer
-from stack import MODEL, Stack, environment, running_stack
+from stack import MODEL, Stack, environment
 from wire import send
 
 from services.authorizer.__main__ import SNAPSHOT
@@ -36,12 +36,6 @@ def allm(stack: Stack, *arguments: str) -> str:
     command = [sys.executable, "-m", "services.cli", *arguments]
     environ = environment(stack.home)
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("keys") / "home", ALLM_AUTH="keys") as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

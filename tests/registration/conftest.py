@@ -1,4 +1,4 @@
-"""One hub and one stack with two folders of models for all tests that only register."""
+"""What tests that register models have each for itself, of the stacks and the hub in tests/presets.py."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 from loopback_hub import LoopbackHub
-from operator_side import Operator, operating
-
-
-@pytest.fixture(scope="session")
-def session_hub() -> Iterator[LoopbackHub]:
-    with LoopbackHub() as hub:
-        yield hub
+from operator_side import Operator
 
 
 @pytest.fixture
@@ -24,12 +18,6 @@ def hub(session_hub: LoopbackHub) -> Iterator[LoopbackHub]:
     session_hub.sent = 0
     yield session_hub
     session_hub.heal()
-
-
-@pytest.fixture(scope="session")
-def shared_operator(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with operating(tmp_path_factory.mktemp("allm"), session_hub) as operator:
-        yield operator
 
 
 @pytest.fixture

@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from demo_model import demo_model
 from loopback_hub import LoopbackHub
 from model_folders import safetensors_model
-from operator_side import Operator, operating
+from operator_side import Operator
+from presets import CACHE, CACHES
 
-CACHE = "cache.gguf"
-
-
-def entry(source: str, repository: str) -> dict[str, object]:
-    artifact = {
-        "repository": repository,
-        "format": "gguf",
-        "file": CACHE,
-        "runtime": "llama_cpp",
-        "devices": ["cpu", "cuda", "mps"],
-    }
-    return {"source": source, "artifacts": [artifact]}
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def environ(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two models in safetensors, one with a cache of an allowed publisher and one with a stranger's."""
+def published(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The models that the list of the stacks knows, and their caches."""
     top = tmp_path_factory.mktemp("artifacts")
-    session_hub.add("qwen/model", safetensors_model(top / "model"))
-    session_hub.add("qwen/other", safetensors_model(top / "other"))
     (top / "cache").mkdir()
     shutil.copy(demo_model(), top / "cache" / CACHE)
-    session_hub.add("nvidia/model-gguf", top / "cache")
-    session_hub.add("stranger/other-gguf", top / "cache")
-    supported = top / "supported_models.json"
-    models = [entry("qwen/model", "nvidia/model-gguf"), entry("qwen/other", "stranger/other-gguf")]
-    supported.write_text(json.dumps({"models": models}))
-    return {"ALLM_SUPPORTED_MODELS": str(supported)}
+    for model, cache in CACHES.items():
+        session_hub.add(model, safetensors_model(top / model))
+        session_hub.add(cache, top / "cache")
 
 
-@pytest.fixture(scope="module")
-def artifact_operator(
-    session_hub: LoopbackHub, environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Operator]:
-    with operating(tmp_path_factory.mktemp("auto"), session_hub, **environ) as operator:
-        yield operator
-
-
-def test_an_official_cache_is_fetched_run_and_shown(artifact_operator: Operator, hub: LoopbackHub) -> None:
-    operator = artifact_operator
+def test_an_official_cache_is_fetched_run_and_shown(operator: Operator, published: None, hub: LoopbackHub) -> None:
     model = operator.taken("model", "hf://qwen/model", "safetensors")
     shown = operator.until_state("model", "ready")
     assert "Paris" in operator.answer("model")
@@ -66,8 +39,7 @@ def test_an_official_cache_is_fetched_run_and_shown(artifact_operator: Operator,
     )
 
 
-def test_the_same_from_outside_the_list_is_never_asked_for(artifact_operator: Operator, hub: LoopbackHub) -> None:
-    operator = artifact_operator
+def test_one_from_outside_the_list_is_never_asked_for(operator: Operator, published: None, hub: LoopbackHub) -> None:
     operator.taken("other", "hf://qwen/other", "safetensors")
     shown = operator.until_state("other", "unsupported")
     assert "architecture 'exotic9000' is not supported by torch" in shown["reason"]
@@ -76,8 +48,8 @@ def test_the_same_from_outside_the_list_is_never_asked_for(artifact_operator: Op
     assert not [request for request in hub.requests if "stranger" in request.path]
 
 
-def test_switched_off_none_is_asked_for(hub: LoopbackHub, environ: dict[str, str], tmp_path: Path) -> None:
-    with operating(tmp_path, hub, ALLM_ARTIFACTS="off", **environ) as operator:
-        operator.taken("model", "hf://qwen/model", "safetensors")
-        operator.until_state("model", "unsupported")
-        assert not [request for request in hub.requests if "nvidia" in request.path]
+def test_switched_off_none_is_asked_for(two_replicas: Operator, published: None, hub: LoopbackHub) -> None:
+    two_replicas.taken("model", "hf://qwen/model", "safetensors")
+    two_replicas.until_state("model", "unsupported")
+    assert not [request for request in hub.requests if "nvidia" in request.path]
+    two_replicas.delete("model")

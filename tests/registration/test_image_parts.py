@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from loopback_hub import LoopbackHub
-from operator_side import Operator, operating
+from operator_side import Operator
 from PIL import Image
 
 from services.models.demo_shapes import WEIGHTS
@@ -42,15 +42,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def image_operator(
-    session_hub: LoopbackHub, files: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Operator]:
+def image_operator(session_hub: LoopbackHub, files: Path, breakable: Operator) -> Iterator[Operator]:
     session_hub.add("org/one", files / "one")
     session_hub.add("org/style", files / "lora")
     session_hub.add(BASE, WEIGHTS)
-    with operating(tmp_path_factory.mktemp("images"), session_hub, ALLM_IMAGE_REPLICAS="1") as operator:
-        shutil.copytree(WEIGHTS, operator.root / "folder")
-        yield operator
+    shutil.copytree(WEIGHTS, breakable.root / "folder")
+    yield breakable
+    for model in ("folder", "one"):
+        breakable.delete(model)
 
 
 def drawn(operator: Operator, model: str, **more: object) -> Image.Image:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
 from http.client import HTTPMessage, IncompleteRead
 from pathlib import Path
 
@@ -14,17 +13,18 @@ import psutil
 import pytest
 from demo_model import demo_model
 from loopback_hub import LoopbackHub
-from operator_side import Operator, Reply, operating
+from operator_side import Operator, Reply
 from stack import MODEL
+
+pytestmark = pytest.mark.slow
 
 WEIGHTS = "demo.gguf"
 CUT = 0  # in the place of a status
 
 
-@pytest.fixture(scope="module")
-def two(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with operating(tmp_path_factory.mktemp("two"), session_hub, ALLM_TEXT_REPLICAS="2", ALLM_THREADS="1") as operator:
-        yield operator
+@pytest.fixture
+def two(two_replicas: Operator) -> Operator:
+    return two_replicas
 
 
 def replicas(operator: Operator, model_id: str) -> dict[str, str]:
@@ -95,7 +95,8 @@ def test_a_registered_model_becomes_ready_on_both_with_one_download(
     assert size <= hub.sent < 1.5 * size, "they share the folder"
     two.delete("both")
     models = two.stack.home / "models"
-    two.until(lambda: not [path for path in models.rglob(WEIGHTS) if ".partial" not in path.parts])
+    # Not rglob: that fails where a folder goes while it looks into it.
+    two.until(lambda: not [top for top, _, files in os.walk(models) if WEIGHTS in files and ".partial" not in top])
 
 
 def test_one_dies_and_requests_go_on(two: Operator) -> None:
@@ -110,9 +111,10 @@ def test_one_dies_and_requests_go_on(two: Operator) -> None:
         two.until(lambda: two.stack.note["children"]["text-1"] != pid)
         clients.more(20)
     lost = clients.failed
-    assert len(lost) <= 3, lost
     assert all(reply.status in (503, CUT) for reply in lost), lost
-    # Lost are at the most what a client had running there, and what the gateway sent there before it knew.
+    # Lost is what runs there, and what comes in the milliseconds in which it dies: the kernel ends its connections
+    # before it closes the socket, which takes new ones as long. What begins when it is gone is never lost. Per client
+    # that is all but two: one that was running then, and one that had ended and was not in the list yet.
     later = [reply for replies, count in zip(clients.of_each, answered, strict=True) for reply in replies[count + 2 :]]
     assert all(reply.status == 200 for reply in later), lost
     until_ready_on(two, MODEL, "text-1", "text-2")

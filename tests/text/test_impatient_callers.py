@@ -102,6 +102,7 @@ def test_inputs_that_nobody_waits_for_are_not_embedded(stack: Stack) -> None:
     encoder.wait_until(lambda: encoder.idle)
 
 
+@pytest.mark.slow
 def test_what_waits_beyond_its_deadline_is_never_started(narrow: Stack) -> None:
     warm(narrow)
     with all_places_taken(narrow):

@@ -1,4 +1,4 @@
-"""Loaded models: crashed, hung, too slow, too busy, impossible to load. Alone, and in real stacks of their own."""
+"""Loaded models: crashed, hung, not read, impossible to load. Alone, and in a real stack."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
-from demo_model import demo_model
-from models.gguf_file import llama
+from operator_side import Operator
+from presets import BROKEN, HOLLOW, STRANGE
 from puppet_worker import PuppetWorker
 from service import (
     PATIENCE_SECONDS,
     RUNNING,
-    WAITING,
     Reply,
     asking,
     chat,
@@ -33,21 +31,18 @@ from service import (
     error_of,
     in_band_error,
     is_gone,
-    is_idle,
-    last_event,
     listed,
     long_chat,
     post,
     reply_to,
     streaming,
     typed_chat,
-    typed_error,
     typed_stream,
     wait_until,
     warm,
     workers,
 )
-from stack import ALIAS, MODEL, POLL_SECONDS, Stack, running_stack
+from stack import ALIAS, MODEL, POLL_SECONDS, Stack
 
 from services.residency.messages import Cancel
 from services.rpc.errors import Timeout
@@ -59,9 +54,7 @@ from services.text.template_process import TemplateProcess
 
 STREAMS = 3
 COMING = 12
-STALL_SECONDS, REQUEST_SECONDS = 2, 6
 TYPED_LONG = typed_chat("Count.", max_tokens=8000, ignore_eos=True)
-BROKEN, STRANGE, HOLLOW = "broken", "strange", "hollow"
 
 
 # --- alone, with a worker that says what the test wants
@@ -157,26 +150,9 @@ async def test_logprobs_that_nobody_reads_are_counted(logprobs: int, most: int) 
 # --- in a stack
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack whose processes may be killed, with models beside the good one that cannot be served."""
-    folder = tmp_path_factory.mktemp("own")
-    strange = llama(folder / f"{STRANGE}.gguf", architecture="made-up")
-    hollow = llama(folder / f"{HOLLOW}.gguf")  # a whole header, and nothing behind it
-    broken = folder / f"{BROKEN}.gguf"
-    broken.write_bytes(hollow.read_bytes()[:-8])
-    models = {MODEL: demo_model(), BROKEN: broken, STRANGE: strange, HOLLOW: hollow}
-    named = ",".join(f"{name}={path}" for name, path in models.items())
-    with running_stack(folder / "home", ALLM_MODELS=named) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack with little patience for requests and workers."""
-    limits = {"ALLM_STALL_SECONDS": str(STALL_SECONDS), "ALLM_REQUEST_SECONDS": str(REQUEST_SECONDS)}
-    with running_stack(tmp_path_factory.mktemp("hasty"), **limits) as running:
-        yield running
+@pytest.fixture
+def own(breakable: Operator) -> Stack:
+    return breakable.stack
 
 
 def only_worker(stack: Stack) -> psutil.Process:
@@ -287,76 +263,3 @@ def test_a_killed_service_takes_its_worker_with_it_and_comes_back(own: Stack) ->
     wait_until(own, lambda: own.note["children"].get("text") not in (None, service))
     own.wait_healthy()
     wait_replaced(own, worker)
-
-
-# --- patience
-
-
-def test_a_hung_worker_is_replaced_and_its_requests_end_with_timeout(hasty: Stack) -> None:
-    worker = only_worker(hasty)
-    with streaming(hasty, long_chat(stream=True)) as stream, asking(hasty, long_chat()) as whole:
-        wait_until(hasty, lambda: counter(hasty, RUNNING) == 2)
-        worker.suspend()
-        error = in_band_error(stream)
-        reply = reply_to(whole)
-    assert (error["type"], error["code"]) == ("server_error", "timeout")
-    assert "no progress" in error["message"]
-    assert (reply.status, reply.error) == (504, error)
-    wait_replaced(hasty, worker)
-
-
-def test_a_request_that_takes_too_long_ends_with_timeout_and_frees_its_place(hasty: Stack) -> None:
-    worker = only_worker(hasty)
-    with streaming(hasty, long_chat(stream=True)) as stream, asking(hasty, long_chat()) as whole:
-        told = typed_error(hasty, TYPED_LONG)
-        error = in_band_error(stream)
-        reply = reply_to(whole)
-    assert (error["type"], error["code"]) == ("server_error", "timeout")
-    assert "ALLM_REQUEST_SECONDS" in error["message"]
-    assert (reply.status, reply.error) == (504, error)
-    assert (told.code, told.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "TIMEOUT")
-    assert told.message == error["message"]
-    wait_until(hasty, lambda: is_idle(hasty))
-    assert only_worker(hasty) == worker
-
-
-# --- the queue
-
-
-@pytest.mark.slow
-def test_beyond_the_queue_requests_are_refused_and_those_in_it_complete(tmp_path: Path) -> None:
-    with running_stack(tmp_path, ALLM_MAX_SEQUENCES="1", ALLM_QUEUE_LIMIT="1") as stack:
-        warm(stack)
-        with (
-            streaming(stack, long_chat(200, stream=True)) as first,
-            asking(stack, chat(temperature=0, max_tokens=16)) as second,
-        ):
-            wait_until(stack, lambda: (counter(stack, RUNNING), counter(stack, WAITING)) == (1, 1))
-            refused, told = post(stack, chat()), typed_error(stack, typed_chat())
-            assert last_event(first) == "[DONE]"
-            assert "Paris" in reply_to(second).text
-    assert (refused.status, refused.error["type"], refused.error["code"]) == (429, "rate_limit_error", "overloaded")
-    assert int(refused.headers["retry-after"]) >= 1
-    assert "ALLM_QUEUE_LIMIT" in refused.error["message"]
-    assert (told.code, told.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-    assert told.message == refused.error["message"]
-
-
-# --- the end
-
-
-@pytest.mark.slow
-def test_a_stop_lets_streams_of_both_kinds_complete_and_leaves_no_process(tmp_path: Path) -> None:
-    with running_stack(tmp_path, ALLM_DRAIN_SECONDS=str(PATIENCE_SECONDS)) as stack:
-        only_worker(stack)
-        processes = psutil.Process(stack.process.pid).children(recursive=True)
-        request = typed_chat("Count.", max_tokens=100, ignore_eos=True)
-        with streaming(stack, long_chat(100, stream=True)) as rest, typed_stream(stack, request) as typed:
-            events: list[Any] = [next(typed)]
-            stack.process.terminate()
-            assert last_event(rest) == "[DONE]"
-            events.extend(typed)
-        assert events[-1].finished.usage.completion_tokens == 100
-        assert stack.process.wait(PATIENCE_SECONDS) == 0
-        assert len(processes) >= 3
-        wait_until(stack, lambda: all(is_gone(process) for process in processes))

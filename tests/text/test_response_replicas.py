@@ -11,15 +11,16 @@ from typing import Any
 import grpc
 import pytest
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
-from response_replica import RUNNING, Replica, asked, long, reason_of, replica, text_of, wait_until
-from stack import Stack, running_stack
+from operator_side import Operator
+from response_replica import RUNNING, Replica, asked, can_answer, long, reason_of, replica, text_of, wait_until
+from stack import Stack
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("two-replicas")
-    with running_stack(home, ALLM_TEXT_REPLICAS="2", ALLM_THREADS="1") as stack:
-        yield stack
+@pytest.fixture
+def two(two_replicas: Operator) -> Stack:
+    return two_replicas.stack
 
 
 @pytest.fixture
@@ -147,9 +148,10 @@ def test_a_bad_field_is_named(first: Replica, change: dict[str, Any], param: str
 
 
 def test_what_a_killed_replica_was_making_has_failed(two: Stack, first: Replica, second: Replica) -> None:
-    """Last: the supervisor starts the killed one again, which is not waited for."""
-    queued = long(second)
-    os.kill(two.note["children"]["text-2"], signal.SIGKILL)
+    queued, killed = long(second), two.note["children"]["text-2"]
+    os.kill(killed, signal.SIGKILL)
     response = wait_until(lambda: (found := first.get(queued.id)).status not in RUNNING and found)
     assert response.status == response_pb2.RESPONSE_STATUS_FAILED
     assert response.failure.code == "INTERNAL"
+    wait_until(lambda: two.note["children"].get("text-2") not in (None, killed))
+    wait_until(lambda: can_answer(second))

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,20 +13,13 @@ import grpc
 import pytest
 from allm.openai.v1 import image_service_pb2, image_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
-from stack import IMAGE_MODEL, Stack, running_stack
+from operator_side import Operator
+from stack import IMAGE_MODEL, Stack
 
 pytestmark = pytest.mark.slow  # torch is imported for it
 
-SHAPES = Path(__file__).parents[3] / "shapes_sd" / "weights"
 PATIENCE_SECONDS = 60
 FETCHES = 20
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    settings = {"ALLM_IMAGE_REPLICAS": "2", "ALLM_MODELS": f"{IMAGE_MODEL}={SHAPES}"}
-    with running_stack(tmp_path_factory.mktemp("two"), **settings) as stack:
-        yield stack
 
 
 class Replica:
@@ -50,7 +42,8 @@ class Replica:
         """The picture behind an address."""
         request = image_service_pb2.GetImageFileRequest(name=urlsplit(url).path.rpartition("/")[2])
         with grpc.insecure_channel(self._socket) as channel:
-            pieces = image_service_pb2_grpc.ImagesServiceStub(channel).GetImageFile(request, timeout=PATIENCE_SECONDS)
+            stub = image_service_pb2_grpc.ImagesServiceStub(channel)
+            pieces = stub.GetImageFile(request, timeout=PATIENCE_SECONDS, wait_for_ready=True)
             return b"".join(piece.data for piece in pieces)
 
 
@@ -63,7 +56,8 @@ def fetched(url: str) -> set[bytes]:
     return found
 
 
-def test_a_picture_outlives_the_replica_that_made_it(two: Stack) -> None:
+def test_a_picture_outlives_the_replica_that_made_it(two_replicas: Operator) -> None:
+    two = two_replicas.stack
     maker, other = Replica(two, 1), Replica(two, 2)
     url = maker.draw()
     assert url.startswith(f"{two.base_url}/images/files/")
@@ -73,3 +67,5 @@ def test_a_picture_outlives_the_replica_that_made_it(two: Stack) -> None:
     os.kill(maker.pid, signal.SIGKILL)
     assert fetched(url) == {picture}
     assert other.read(url) == picture
+    two_replicas.until(lambda: two.note["children"].get("image-1") not in (None, maker.pid))
+    assert Replica(two, 1).read(url) == picture

@@ -1,0 +1,164 @@
+"""The text service without catalog, files and model, on a Unix socket: a test says what its workers say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
+from allm.text.v1 import chat_service_pb2_grpc
+from google.api.httpbody_pb2 import HttpBody
+from puppet_worker import PuppetWorker
+from stack import MODEL
+
+from services.models.descriptor import ModelDescriptor, ModelFacts
+from services.models.desired import DesiredModel
+from services.models.manifest import Manifest, ManifestFile
+from services.models.registry import RUNTIMES, Runtime
+from services.models.store import ModelStore, Serving, StoredModel
+from services.residency.manager import ModelManager
+from services.rpc.settings import load_settings
+from services.text.api.chat_facade import TextFacade
+from services.text.api.chat_servicer import ChatServicer
+from services.text.api.responses_facade import ResponsesFacade
+from services.text.chat import Chat
+from services.text.completions import Completions
+from services.text.embeddings import Embeddings
+from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
+from services.text.loaded import LoadedTextModel
+from services.text.manager import TextResident
+from services.text.responses.responses import Responses
+from services.text.template_process import TemplateProcess
+from services.text.text_models import TextModels
+
+PROMPT_TOKENS = 3
+READY = Ready(
+    context_tokens=64,
+    kv_tokens=64,
+    max_sequences=64,
+    vocabulary=64,
+    chat_template="",
+    bos="",
+    eos="",
+    add_bos=False,
+)
+
+
+Script = Callable[[PuppetWorker, Submit], None]
+
+
+def begin(worker: PuppetWorker, request: Submit) -> None:
+    """The answer begins, and that is all: nothing more of it comes by itself."""
+    worker.say(Accepted(request.request, PROMPT_TOKENS), stepped(Piece(request.request, "Paris", None, 1, 0)))
+
+
+def end(worker: PuppetWorker, request: Submit, cached: int = 0) -> None:
+    """All of the answer."""
+    worker.say(Accepted(request.request, PROMPT_TOKENS), stepped(Piece(request.request, "Paris", "stop", 1, cached)))
+
+
+def stepped(*pieces: Piece) -> Stepped:
+    """The end of a step."""
+    return Stepped(list(pieces), Counters(1, len(pieces), 0, 0, 0, 0))
+
+
+def submitted(worker: PuppetWorker) -> list[Submit]:
+    """The requests that a worker was given."""
+    return [message for message in worker.sent if isinstance(message, Submit)]
+
+
+def registered() -> StoredModel:
+    """The one model that there is."""
+    about: dict[str, Any] = {
+        "id": MODEL,
+        "modality": "text",
+        "format": "gguf",
+        "architecture": "llama",
+        "capabilities": frozenset({"chat"}),
+        "size": 5,
+        "context_tokens": READY.context_tokens,
+    }
+    file = Path("/models/m.gguf")
+    manifest = Manifest(files=(ManifestFile(path=file.name, size=5),), primary=file.name, folder=str(file.parent))
+    desired = DesiredModel(
+        facts=ModelFacts(**about),
+        aliases=(),
+        source=file.as_uri(),
+        generation=1,
+        manifest=manifest,
+        created=1,
+        updated=1,
+    )
+    descriptor = ModelDescriptor(**about, generation=1, files=(file,), primary=file)
+    (runtime,) = (runtime for runtime in RUNTIMES if runtime.name == "llama_cpp")
+    return StoredModel(desired=desired, serving=Serving(descriptor=descriptor, runtime=runtime), problem=None)
+
+
+@dataclass
+class PuppetService:
+    """What runs. `script`: what a worker says to a request at once; `workers`: one for each load of the model."""
+
+    channel: grpc.aio.Channel
+    script: Script = begin
+    workers: list[PuppetWorker] = field(default_factory=list)
+
+    @property
+    def chat(self) -> Any:
+        """The typed API."""
+        return chat_service_pb2_grpc.ChatServiceStub(self.channel)
+
+    def post(self, method: str = "CreateChatCompletion", **body: Any) -> Any:
+        """A REST request, as the gateway hands it on; gives the pieces of its answer."""
+        stubs = (responses_service_pb2_grpc.ResponsesServiceStub, text_service_pb2_grpc.TextServiceStub)
+        (rpc,) = (rpc for stub in stubs if (rpc := getattr(stub(self.channel), method, None)))
+        return rpc(HttpBody(content_type="application/json", data=json.dumps({"model": MODEL, **body}).encode()))
+
+    def start(self) -> PuppetWorker:
+        """A further worker."""
+
+        def answer(sent: Any) -> None:
+            if isinstance(sent, Submit):
+                self.script(worker, sent)
+
+        worker = PuppetWorker(answer)
+        self.workers.append(worker)
+        return worker
+
+
+@asynccontextmanager
+async def puppet_service(folder: Path, ready: Ready = READY, **limits: float) -> AsyncIterator[PuppetService]:
+    """Runs the service on a socket in this folder; `limits` are settings of the text service."""
+    settings = replace(load_settings({}).text, **limits)  # type: ignore[arg-type]
+
+    async def load(descriptor: ModelDescriptor, runtime: Runtime) -> TextResident:
+        worker: Any = service.start()
+        template = TemplateProcess(MODEL, settings.queue_limit)
+        model = LoadedTextModel(MODEL, descriptor.architecture, worker, ready, settings, template)
+        await model.open()
+        return model
+
+    store: ModelStore = ModelStore("me")
+    store.put(registered())
+    manager = ModelManager(load)
+    models = TextModels(store, manager)
+    chat, server = Chat(models), grpc.aio.server()
+    responses = Responses(chat, None)
+    facade = TextFacade(chat, Completions(models), Embeddings(models))
+    chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatServicer(chat), server)
+    text_service_pb2_grpc.add_TextServiceServicer_to_server(facade, server)
+    responses_service_pb2_grpc.add_ResponsesServiceServicer_to_server(ResponsesFacade(responses), server)
+    server.add_insecure_port(address := f"unix:{folder}/text")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            service = PuppetService(channel)
+            yield service
+    finally:
+        await server.stop(0)
+        await responses.close()
+        await manager.close()
