@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
+from case import case
 
 from services.rpc.errors import BY_CODE, AllmError
 
@@ -49,25 +49,26 @@ def test_every_code_has_a_section() -> None:
     assert all("**What to do:**" in text for text in sections().values())
 
 
-@pytest.mark.parametrize("code", BY_CODE)
-def test_the_rest_example_is_real(code: str) -> None:
-    line, headers, told = rest(code)
-    error = raised(code, told, headers)
-    status = error.http_status
-    assert (
-        line == f"HTTP/1.1 {status} {'Client Closed Request' if status == HANG_UP else http.HTTPStatus(status).phrase}"
-    )
-    assert told == error.openai_object()
-    assert headers == {"content-type": "application/json", **error.headers()}
+def test_the_rest_example_is_real() -> None:
+    for code in BY_CODE:
+        with case(code=code):
+            line, headers, told = rest(code)
+            error = raised(code, told, headers)
+            status = error.http_status
+            phrase = "Client Closed Request" if status == HANG_UP else http.HTTPStatus(status).phrase
+            assert line == f"HTTP/1.1 {status} {phrase}"
+            assert told == error.openai_object()
+            assert headers == {"content-type": "application/json", **error.headers()}
 
 
-@pytest.mark.parametrize("code", BY_CODE)
-def test_the_grpc_example_is_real_and_of_the_same_error(code: str) -> None:
-    _, headers, told = rest(code)
-    error = raised(code, told, headers)
-    example = dict(line.split(": ", 1) for line in block(code, "yaml").splitlines())
-    assert example["status"] == error.grpc_status.name
-    assert json.loads(example["message"]) == error.message
-    info = dict(field.split(": ") for field in example["google.rpc.ErrorInfo"].strip("{}").split(", "))
-    assert (info["reason"], info["domain"], info.get("param")) == (code, "allm", error.param)
-    assert info["request_id"]
+def test_the_grpc_example_is_real_and_of_the_same_error() -> None:
+    for code in BY_CODE:
+        with case(code=code):
+            _, headers, told = rest(code)
+            error = raised(code, told, headers)
+            example = dict(line.split(": ", 1) for line in block(code, "yaml").splitlines())
+            assert example["status"] == error.grpc_status.name
+            assert json.loads(example["message"]) == error.message
+            info = dict(field.split(": ") for field in example["google.rpc.ErrorInfo"].strip("{}").split(", "))
+            assert (info["reason"], info["domain"], info.get("param")) == (code, "allm", error.param)
+            assert info["request_id"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from case import case
 
 from bench.chat import Answer
 from bench.level import Level, Spread, percentile, summarise
@@ -12,9 +13,8 @@ from bench.noise import Noise, NoiseMeter
 from bench.prompts import PromptSet
 
 
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [
+def test_percentile() -> None:
+    for values, percent, expected in [
         ([3.0], 50, 3.0),
         ([1.0, 2.0], 50, 1.5),
         ([4.0, 1.0, 3.0, 2.0], 50, 2.5),
@@ -22,10 +22,9 @@ from bench.prompts import PromptSet
         ([float(n) for n in range(101)], 95, 95.0),
         ([5.0, 1.0], 0, 1.0),
         ([5.0, 1.0], 100, 5.0),
-    ],
-)
-def test_percentile(values: list[float], percent: float, expected: float) -> None:
-    assert percentile(values, percent) == pytest.approx(expected)
+    ]:
+        with case(values=values, percent=percent, expected=expected):
+            assert percentile(values, percent) == pytest.approx(expected)
 
 
 def test_percentile_of_nothing() -> None:

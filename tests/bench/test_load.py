@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from case import case
 from scripted import END, HEAD, Script, answer, chunk, event, serving, text, usage
 
 from bench.level import Level, LevelResult
@@ -83,9 +84,8 @@ async def test_comments_and_foreign_fields_are_skipped() -> None:
     assert result.errors == {}
 
 
-@pytest.mark.parametrize(
-    ("pieces", "reason"),
-    [
+async def test_whatever_goes_wrong_is_an_error() -> None:
+    for pieces, reason in [
         ([HEAD, text("a"), event({"error": {"message": "out of paper"}}), END], "error in the stream: out of paper"),
         ([HEAD, text("a"), event({"error": "plain"}), usage(TOKENS), chunk(b"data: [DONE]\n\n"), END], "plain"),
         ([answer(TOKENS - 1)], "3 output tokens instead of 4"),
@@ -103,14 +103,13 @@ async def test_comments_and_foreign_fields_are_skipped() -> None:
             "HTTP 429: queue full",
         ),
         ([b"HTTP/1.1 502 Bad\r\n\r\nno upstream"], "HTTP 502: no upstream"),
-    ],
-)
-async def test_whatever_goes_wrong_is_an_error(pieces: list[bytes], reason: str) -> None:
-    result = await load(lambda _: pieces)
-    ((told, count),) = result.errors.items()
-    assert reason in told
-    assert count == 2
-    assert (result.output_tokens, result.tokens_per_s) == (0, 0)
+    ]:
+        with case(pieces=pieces, reason=reason):
+            result = await load(lambda _, pieces=pieces: pieces)
+            ((told, count),) = result.errors.items()
+            assert reason in told
+            assert count == 2
+            assert (result.output_tokens, result.tokens_per_s) == (0, 0)
 
 
 async def test_good_answers_count_beside_bad_ones() -> None:

@@ -7,9 +7,9 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from case import case
 
 from services.catalog.api_keys import KEPT_SECONDS, MAX_KEYS, ApiKeys, NewKey
 from services.catalog.database import Database
@@ -19,7 +19,7 @@ from services.rpc.api_key import PREFIX, is_key_id, key_hash
 from services.rpc.errors import InvalidRequest, KeyNotFound, Overloaded
 
 NOW = 1_800_000_000
-PATIENCE = 20.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 class Clock:
@@ -101,9 +101,8 @@ async def test_revoking(tmp_path: Path) -> None:
             assert raised.value.param == "id"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+async def test_what_is_wrong_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for field, value in [
         ("name", ""),
         ("name", "x" * 129),
         ("name", "a\nb"),
@@ -123,15 +122,15 @@ async def test_revoking(tmp_path: Path) -> None:
         ("tokens_per_minute", 2**53),
         ("expires", NOW),
         ("expires", 1),
-    ],
-)
-async def test_what_is_wrong_is_refused_by_name(tmp_path: Path, field: str, value: Any) -> None:
-    async with opened(tmp_path) as keys:
-        with pytest.raises(InvalidRequest) as raised:
-            await keys.create(NewKey(**({"name": "a"} | {field: value})))
-        assert raised.value.param == ("expire_time" if field == "expires" else field)
-        assert raised.value.param in raised.value.message
-        assert keys.all() == []
+    ]:
+        with case(field=field, value=value):
+            tmp_path = tmp_path_factory.mktemp("case")
+            async with opened(tmp_path) as keys:
+                with pytest.raises(InvalidRequest) as raised:
+                    await keys.create(NewKey(**({"name": "a"} | {field: value})))
+                assert raised.value.param == ("expire_time" if field == "expires" else field)
+                assert raised.value.param in raised.value.message
+                assert keys.all() == []
 
 
 @pytest.mark.parametrize("models", [("m",), ("*",), ("org/llama-3:8b@q4+x",), ("llama*", "llama*"), ("m" * 31,) * 64])

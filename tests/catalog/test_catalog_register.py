@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
+from case import case
 from catalog_service import TEXT, UNSUPPORTED, Refusal, Service, ids, refusal, running
 from model_files import gguf, safetensors
 
@@ -70,9 +71,8 @@ async def test_a_folder_of_safetensors_next_to_a_lying_metadata_file(tmp_path: P
         assert sorted(path.name for path in folder.iterdir()) == before, "nothing is written there"
 
 
-@pytest.mark.parametrize(
-    ("request_", "param", "words"),
-    [
+async def test_what_is_wrong_with_a_request(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for request_, param, words in [
         ({"id": ""}, "id", "Missing required parameter: 'id'."),
         ({"id": "a b"}, "id", "'a b' is not allowed"),
         ({"aliases": ["ok", "m:load"]}, "aliases", "'m:load' is not allowed"),
@@ -84,16 +84,14 @@ async def test_a_folder_of_safetensors_next_to_a_lying_metadata_file(tmp_path: P
         ({"source": ""}, "source", "Missing required parameter: 'source'."),
         ({"source": "https://x/y"}, "source", "neither hf://"),
         ({"source": "file:///etc/passwd"}, "source", "is not below one of ALLM_MODEL_ROOTS"),
-    ],
-)
-async def test_what_is_wrong_with_a_request(
-    tmp_path: Path, request_: dict[str, object], param: str, words: str
-) -> None:
-    async with running(tmp_path) as service:
-        told = await refusal(service.register(**({"model_id": "new"} | {"file": "x"} | _renamed(request_))))
-        assert (told.code, told.reason, told.param) == (Code.INVALID_ARGUMENT, "INVALID_REQUEST", param)
-        assert words in told.message
-        assert await listed(service) == []
+    ]:
+        with case(request_=request_, param=param, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            async with running(tmp_path) as service:
+                told = await refusal(service.register(**({"model_id": "new"} | {"file": "x"} | _renamed(request_))))
+                assert (told.code, told.reason, told.param) == (Code.INVALID_ARGUMENT, "INVALID_REQUEST", param)
+                assert words in told.message
+                assert await listed(service) == []
 
 
 def _renamed(request_: dict[str, object]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
+from case import case
 from catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, torch
 from model_files import safetensors
 
@@ -58,9 +59,8 @@ async def test_they_are_kept_shown_and_sent_to_the_services(tmp_path: Path) -> N
         assert (sent["other"].runtime, sent["other"].model.HasField("engine")) == ("", False)
 
 
-@pytest.mark.parametrize(
-    ("request_", "param", "words"),
-    [
+async def test_what_cannot_be_meant_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for request_, param, words in [
         (
             {"runtime": "vlm"},
             "runtime",
@@ -82,20 +82,18 @@ async def test_they_are_kept_shown_and_sent_to_the_services(tmp_path: Path) -> N
             "engine.pipeline_parallel",
             "is 2, and the runtime torch does not divide models into stages: vllm does",
         ),
-    ],
-)
-async def test_what_cannot_be_meant_is_refused_by_name(
-    tmp_path: Path, request_: dict[str, Any], param: str, words: str
-) -> None:
-    async with running(tmp_path) as service:
-        told = await refusal(add(service, **request_))
-        assert (told.code, told.param) == (INVALID, param)
-        assert words in told.message
-        await add(service)
-        told = await refusal(update(service, **request_))
-        assert (told.code, told.param) == (INVALID, param)
-        model = await service.get("m")
-        assert (model.generation, model.asked_runtime, model.HasField("engine")) == (1, "", False)
+    ]:
+        with case(request_=request_, param=param, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            async with running(tmp_path) as service:
+                told = await refusal(add(service, **request_))
+                assert (told.code, told.param) == (INVALID, param)
+                assert words in told.message
+                await add(service)
+                told = await refusal(update(service, **request_))
+                assert (told.code, told.param) == (INVALID, param)
+                model = await service.get("m")
+                assert (model.generation, model.asked_runtime, model.HasField("engine")) == (1, "", False)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from case import case
 
 from services.catalog.marked_yaml import MAX_DEPTH, Marked, Wrong, read_yaml
 
@@ -31,9 +33,8 @@ def test_values_are_what_their_reader_takes_them_for() -> None:
     assert value("{b: 1, c: null}").fields(("b", "c")).keys() == {"b"}, "what says nothing is not there"
 
 
-@pytest.mark.parametrize(
-    ("text", "read", "message"),
-    [
+def test_a_value_of_another_kind_is_refused_by_key_and_line() -> None:
+    for text, read, message in [
         ("[x]", Marked.text, "a must be a text"),
         ("!secret x", Marked.text, "a must be a text"),
         ("!!python/name:os.system", Marked.text, "a must be a text"),
@@ -48,10 +49,9 @@ def test_values_are_what_their_reader_takes_them_for() -> None:
         ("x", lambda value: value.items(3), "a must be a list"),
         ("[1, 2, 3, 4]", lambda value: value.items(3), "a may have 3 entries, and has 4"),
         ("[x]", lambda value: value.fields(("b",)), "a must be a mapping of keys to values"),
-    ],
-)
-def test_a_value_of_another_kind_is_refused_by_key_and_line(text: str, read: Any, message: str) -> None:
-    assert wrong(lambda: read(value(text))) == (2, "a", message)
+    ]:
+        with case(text=text, read=read, message=message):
+            assert wrong(partial(read, value(text))) == (2, "a", message)
 
 
 def test_keys_are_told_by_their_own_line() -> None:
@@ -66,9 +66,8 @@ def test_keys_are_told_by_their_own_line() -> None:
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
+def test_a_document_that_cannot_be_read() -> None:
+    for text, line, words in [
         ("", 0, "it is empty"),
         ("# nothing\n", 0, "it is empty"),
         (BOMB, 2, "aliases (*name) are not read here"),
@@ -77,12 +76,11 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a
         ("a:\n  - b\n - c\n", 3, "while parsing a block mapping, expected <block end>"),
         ("a: 1\n---\nb: 1\n", 2, "expected a single document"),
         ("a: \x01", 0, "special characters are not allowed"),
-    ],
-)
-def test_a_document_that_cannot_be_read(text: str, line: int, words: str) -> None:
-    found = wrong(lambda: read_yaml(text))
-    assert (found[0], found[1]) == (line, "")
-    assert words in found[2]
+    ]:
+        with case(text=text, line=line, words=words):
+            found = wrong(partial(read_yaml, text))
+            assert (found[0], found[1]) == (line, "")
+            assert words in found[2]
 
 
 def test_a_document_that_is_no_mapping() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from allm.models.v1 import model_service_pb2
+from case import case
 
 from services.catalog import models_file
 from services.catalog.composition import Composition, LoraChoice
@@ -105,9 +106,8 @@ def test_what_is_said_decides_and_not_where_or_how() -> None:
     assert changed.text != plain.text
 
 
-@pytest.mark.parametrize(
-    ("lines", "line", "key", "message"),
-    [
+def test_a_wrong_entry_is_told_by_line_and_key_and_the_others_count() -> None:
+    for lines, line, key, message in [
         (("format: gguf",), 5, ".source", "models[1] must have 'source'"),
         (("source: file:///x",), 5, ".format", "models[1] must have 'format'"),
         ((*GOOD, "alias: x"), 8, ".alias", "there is no key 'alias'; there are id, source,"),
@@ -125,17 +125,14 @@ def test_what_is_said_decides_and_not_where_or_how() -> None:
         (("source: hf://o/m@x", "format: gguf", "revision: y"), 8, ".revision", "the source names a revision, too"),
         (("source: hf://o/m", "format: gguf", "revision: a b"), 8, ".revision", "a branch, a tag or a commit"),
         ((*GOOD, "format: gguf"), 8, ".format", "the key 'format' is there twice"),
-    ],
-)
-def test_a_wrong_entry_is_told_by_line_and_key_and_the_others_count(
-    lines: tuple[str, ...], line: int, key: str, message: str
-) -> None:
-    found = read(file(GOOD, lines, GOOD))
-    assert [declaration.id for declaration in found.declarations] == ["m0", "m2"]
-    (problem,) = found.problems
-    assert (problem.line, problem.key, problem.model) == (line, f"models[1]{key}", "m1")
-    assert message in problem.message
-    assert (found.named, found.complete) == ({"m0", "m1", "m2"}, True)
+    ]:
+        with case(lines=lines, line=line, key=key, message=message):
+            found = read(file(GOOD, lines, GOOD))
+            assert [declaration.id for declaration in found.declarations] == ["m0", "m2"]
+            (problem,) = found.problems
+            assert (problem.line, problem.key, problem.model) == (line, f"models[1]{key}", "m1")
+            assert message in problem.message
+            assert (found.named, found.complete) == ({"m0", "m1", "m2"}, True)
 
 
 def test_an_id_that_is_there_twice_counts_once() -> None:
@@ -174,9 +171,8 @@ def test_where_a_refusal_of_the_catalog_stands() -> None:
     assert found.problem("whatever", "no").key == "models[0]"
 
 
-@pytest.mark.parametrize(
-    ("data", "line", "message"),
-    [
+def test_a_file_that_declares_nothing_by_mistake() -> None:
+    for data, line, message in [
         (b"", 0, "it is empty"),
         (b"models:\n", 1, "`models: []` declares none"),
         (b"{}", 1, "`models: []` declares none"),
@@ -184,13 +180,12 @@ def test_where_a_refusal_of_the_catalog_stands() -> None:
         (b"models: {}", 1, "models must be a list"),
         (b"models: []\n# \xff", 2, "it is not UTF-8"),
         (b"models: [" + b"x, " * 1000 + b"x]", 1, "models may have 1000 entries, and has 1001"),
-    ],
-)
-def test_a_file_that_declares_nothing_by_mistake(data: bytes, line: int, message: str) -> None:
-    with pytest.raises(Wrong) as caught:
-        read_models(data)
-    assert caught.value.line == line
-    assert message in caught.value.message
+    ]:
+        with case(data=data, line=line, message=message):
+            with pytest.raises(Wrong) as caught:
+                read_models(data)
+            assert caught.value.line == line
+            assert message in caught.value.message
 
 
 def test_a_file_that_declares_nothing_on_purpose() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
+from case import case
 from catalog_service import (
     AUDIO,
     DOWNLOADING,
@@ -177,9 +178,8 @@ async def test_everything_a_replica_says_comes_through(tmp_path: Path) -> None:
         assert (len(found.reason), len(found.next.reason)) == (1000, 1000)
 
 
-@pytest.mark.parametrize(
-    ("report", "param"),
-    [
+async def test_reports_that_cannot_be(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for report, param in [
         ({"replica": ""}, "replica"),
         ({"replica": "x" * 129}, "replica"),
         ({"replica": "a\nb"}, "replica"),
@@ -193,12 +193,12 @@ async def test_everything_a_replica_says_comes_through(tmp_path: Path) -> None:
         ({"statuses": [status("m", 0)]}, "statuses"),
         ({"statuses": [status("m", 99)]}, "statuses"),
         ({"statuses": [status("m")] * 10_001}, "statuses"),
-    ],
-)
-async def test_reports_that_cannot_be(tmp_path: Path, report: dict[str, Any], param: str) -> None:
-    async with running(tmp_path) as service:
-        told = await refusal(service.report(**({"replica": "text-1"} | report)))
-        assert (told.code, told.param) == (Code.INVALID_ARGUMENT, param)
+    ]:
+        with case(report=report, param=param):
+            tmp_path = tmp_path_factory.mktemp("case")
+            async with running(tmp_path) as service:
+                told = await refusal(service.report(**({"replica": "text-1"} | report)))
+                assert (told.code, told.param) == (Code.INVALID_ARGUMENT, param)
 
 
 async def test_a_runtime_may_be_offered_in_parts(tmp_path: Path) -> None:
@@ -241,17 +241,25 @@ async def test_the_list_is_by_id_and_kept_in_step(tmp_path: Path) -> None:
         assert await listed() == [await service.get("a"), await service.get("c")]
 
 
-@pytest.mark.parametrize(
-    "rpc", ["GetModel", "UpdateModel", "DeleteModel", "LoadModel", "UnloadModel", "ExplainModel", "RecordBenchmark"]
-)
-async def test_a_name_that_is_missing_or_unknown(tmp_path: Path, rpc: str) -> None:
-    async with running(tmp_path) as service:
-        request = getattr(model_service_pb2, f"{rpc}Request")
-        told = await refusal(getattr(service.models, rpc)(request()))
-        assert (told.code, told.param) == (Code.INVALID_ARGUMENT, "id")
-        told = await refusal(getattr(service.models, rpc)(request(id="org/none")))
-        assert (told.code, told.reason) == (Code.NOT_FOUND, "MODEL_NOT_FOUND")
-        assert "`org/none`" in told.message
+async def test_a_name_that_is_missing_or_unknown(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for rpc in [
+        "GetModel",
+        "UpdateModel",
+        "DeleteModel",
+        "LoadModel",
+        "UnloadModel",
+        "ExplainModel",
+        "RecordBenchmark",
+    ]:
+        with case(rpc=rpc):
+            tmp_path = tmp_path_factory.mktemp("case")
+            async with running(tmp_path) as service:
+                request = getattr(model_service_pb2, f"{rpc}Request")
+                told = await refusal(getattr(service.models, rpc)(request()))
+                assert (told.code, told.param) == (Code.INVALID_ARGUMENT, "id")
+                told = await refusal(getattr(service.models, rpc)(request(id="org/none")))
+                assert (told.code, told.reason) == (Code.NOT_FOUND, "MODEL_NOT_FOUND")
+                assert "`org/none`" in told.message
 
 
 async def test_delete_takes_an_alias_too_and_leaves_local_files(tmp_path: Path) -> None:
@@ -356,9 +364,8 @@ async def test_a_measurement_is_kept_and_decides(tmp_path: Path) -> None:
         assert list(await explained(service, "m")) == [], "nobody is running"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+async def test_measurements_that_cannot_be(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for wrong in [
         {"runtime": ""},
         {"device": ""},
         {"runtime": "x" * 65},
@@ -369,11 +376,11 @@ async def test_a_measurement_is_kept_and_decides(tmp_path: Path) -> None:
         {"first_token_seconds": 0.0},
         {"first_token_seconds": math.nan},
         {"peak_memory_bytes": -1},
-    ],
-)
-async def test_measurements_that_cannot_be(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    async with running(tmp_path) as service:
-        await service.register("m")
-        told = await refusal(record(service, "m", **wrong))
-        assert (told.code, told.param) == (Code.INVALID_ARGUMENT, f"benchmark.{next(iter(wrong))}")
-        assert list((await service.get("m")).benchmarks) == []
+    ]:
+        with case(wrong=wrong):
+            tmp_path = tmp_path_factory.mktemp("case")
+            async with running(tmp_path) as service:
+                await service.register("m")
+                told = await refusal(record(service, "m", **wrong))
+                assert (told.code, told.param) == (Code.INVALID_ARGUMENT, f"benchmark.{next(iter(wrong))}")
+                assert list((await service.get("m")).benchmarks) == []

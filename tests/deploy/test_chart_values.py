@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from case import case
 from renderings import chart, containers, pod_templates
 
 from deploy.manifests import CHART, COMPONENTS, helm_template
@@ -34,9 +35,8 @@ def machines(
     }
 
 
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
+def test_a_wrong_value_is_refused_by_name() -> None:
+    for values, told in [
         ({"texts": {}}, "Additional property texts is not allowed"),
         ({"text": {"replica": 2}}, "text: Additional property replica is not allowed"),
         ({"text": {"replicas": "two"}}, "text.replicas: Invalid type"),
@@ -80,12 +80,11 @@ def machines(
             "models: big is computed by textGroups.huge, on 2 machines of 8 GPUs: it needs runtime: vllm",
         ),
         (machines(model={"runtime": "vllm", "engine": {"tensor_parallel": 8}}), "tensor_parallel times .* is 16"),
-    ],
-)
-def test_a_wrong_value_is_refused_by_name(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(RuntimeError) as refused:
-        helm_template([values])
-    assert re.search(told, str(refused.value)), refused.value
+    ]:
+        with case(values=values, told=told):
+            with pytest.raises(RuntimeError) as refused:
+                helm_template([values])
+            assert re.search(told, str(refused.value)), refused.value
 
 
 def test_the_schema_knows_every_value_of_the_chart_and_no_other() -> None:

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from case import case
 from container_replay import context, empty_root, replay
 from dockerfile import CONTAINERS, IMAGES, exec_form, expand, instructions, read
 from known_settings import FOREIGN, settings_names
@@ -48,57 +49,64 @@ def test_hadolint_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(("image", "variant"), VARIANTS)
-def test_commands_settings_and_ports_exist(image: str, variant: str) -> None:
-    file = read(image, {"VARIANT": variant})
-    environ = file.environment()
-    assert set(environ) - PYTHON - (NVIDIA if variant == "cuda" else set()) - FOREIGN <= settings_names()
-    settings = load_settings({name: value for name, value in environ.items() if name.startswith("ALLM_")})
-    opened = {settings.service.metrics_port}
-    if image == "gateway":
-        opened = {settings.gateway.port, settings.gateway.stats_port}
-    else:
-        opened |= {int(each.rpartition(":")[2]) for each in (settings.service.listen, settings.service.health_listen)}
-    assert set(map(int, file.last("EXPOSE").split())) == opened
-    for command in (file.command(), file.health()):
-        assert command[0] == "allm" or (command[:2] == ["python", "-m"] and importlib.util.find_spec(command[2]))
+def test_commands_settings_and_ports_exist() -> None:
+    for image, variant in VARIANTS:
+        with case(image=image, variant=variant):
+            file = read(image, {"VARIANT": variant})
+            environ = file.environment()
+            assert set(environ) - PYTHON - (NVIDIA if variant == "cuda" else set()) - FOREIGN <= settings_names()
+            settings = load_settings({name: value for name, value in environ.items() if name.startswith("ALLM_")})
+            opened = {settings.service.metrics_port}
+            if image == "gateway":
+                opened = {settings.gateway.port, settings.gateway.stats_port}
+            else:
+                opened |= {
+                    int(each.rpartition(":")[2]) for each in (settings.service.listen, settings.service.health_listen)
+                }
+            assert set(map(int, file.last("EXPOSE").split())) == opened
+            for command in (file.command(), file.health()):
+                assert command[0] == "allm" or (
+                    command[:2] == ["python", "-m"] and importlib.util.find_spec(command[2])
+                )
 
 
-@pytest.mark.parametrize(("image", "variant"), VARIANTS)
-def test_containers_run_as_the_user_that_owns_their_folders(image: str, variant: str) -> None:
-    file = read(image, {"VARIANT": variant})
-    assert (file.last("USER"), file.last("STOPSIGNAL")) == ("10001:10001", "SIGTERM")
-    names = [name for name, _ in file.stages[-1].steps]
-    assert "RUN" not in names[names.index("USER") :], "what comes after runs as that user"
-    made = next(rest for name, rest in file.stages[-1].steps if name == "RUN" and "useradd" in rest).split()
-    environ = file.environment()
-    for name in ("ALLM_HOME", "ALLM_MODELS_DIR", "ALLM_IMAGE_FOLDER"):
-        assert environ.get(name, "/var/lib/allm") in made
-    # The same identities as in the manifests, so that volumes fit.
-    for _, template in pod_templates(rendering("kustomize: base")):
-        for container in template["spec"]["containers"]:
-            if container["name"] == image:
-                assert template["spec"]["securityContext"]["runAsUser"] == 10001
-                assert container["command"] == file.command()
+def test_containers_run_as_the_user_that_owns_their_folders() -> None:
+    for image, variant in VARIANTS:
+        with case(image=image, variant=variant):
+            file = read(image, {"VARIANT": variant})
+            assert (file.last("USER"), file.last("STOPSIGNAL")) == ("10001:10001", "SIGTERM")
+            names = [name for name, _ in file.stages[-1].steps]
+            assert "RUN" not in names[names.index("USER") :], "what comes after runs as that user"
+            made = next(rest for name, rest in file.stages[-1].steps if name == "RUN" and "useradd" in rest).split()
+            environ = file.environment()
+            for name in ("ALLM_HOME", "ALLM_MODELS_DIR", "ALLM_IMAGE_FOLDER"):
+                assert environ.get(name, "/var/lib/allm") in made
+            # The same identities as in the manifests, so that volumes fit.
+            for _, template in pod_templates(rendering("kustomize: base")):
+                for container in template["spec"]["containers"]:
+                    if container["name"] == image:
+                        assert template["spec"]["securityContext"]["runAsUser"] == 10001
+                        assert container["command"] == file.command()
 
 
-@pytest.mark.parametrize(("image", "variant"), VARIANTS)
-def test_only_extras_that_exist_are_installed(image: str, variant: str) -> None:
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    file = read(image, {"VARIANT": variant})
-    values = {**file.arguments}
-    extras: list[str] = []
-    for stage in file.needed():
-        for name, rest in stage.steps:
-            if name in ("ENV", "ARG") and rest.startswith("EXTRAS="):
-                values["EXTRAS"] = rest.partition("=")[2]
-            if name == "RUN" and '".[' in rest:
-                extras = expand(rest, values).partition('".[')[2].partition("]")[0].split(",")
-    assert extras
-    assert set(extras) <= set(known)
-    text = {"text", "torch"} if variant == "cuda" else {"text"}
-    own = {"catalog": set(), "text": text, "text-vllm": {"text"}}.get(image, {image})
-    assert set(extras) - {"redis", "traces"} == own
+def test_only_extras_that_exist_are_installed() -> None:
+    for image, variant in VARIANTS:
+        with case(image=image, variant=variant):
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            file = read(image, {"VARIANT": variant})
+            values = {**file.arguments}
+            extras: list[str] = []
+            for stage in file.needed():
+                for name, rest in stage.steps:
+                    if name in ("ENV", "ARG") and rest.startswith("EXTRAS="):
+                        values["EXTRAS"] = rest.partition("=")[2]
+                    if name == "RUN" and '".[' in rest:
+                        extras = expand(rest, values).partition('".[')[2].partition("]")[0].split(",")
+            assert extras
+            assert set(extras) <= set(known)
+            text = {"text", "torch"} if variant == "cuda" else {"text"}
+            own = {"catalog": set(), "text": text, "text-vllm": {"text"}}.get(image, {image})
+            assert set(extras) - {"redis", "traces"} == own
 
 
 def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:

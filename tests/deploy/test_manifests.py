@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case import case
 from renderings import ALL, KUSTOMIZATIONS, chart, containers, kustomize, kustomized, pod_templates
 
 from deploy.manifests import KUBERNETES, MERGE_KEYS, difference, helm_template, identity, render
@@ -36,13 +37,14 @@ def unordered(value: Any, key: str = "") -> Any:
     return [unordered(each) for each in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("name", KUSTOMIZATIONS)
-def test_kustomize_and_the_chart_give_the_same(name: str) -> None:
-    ours = {identity(found): unordered(found) for found in kustomized(name)}
-    theirs = {identity(found): unordered(found) for found in chart("defaults" if name == "base" else name)}
-    assert ours.keys() == theirs.keys()
-    for which, found in theirs.items():
-        assert ours[which] == found, which
+def test_kustomize_and_the_chart_give_the_same() -> None:
+    for name in KUSTOMIZATIONS:
+        with case(name=name):
+            ours = {identity(found): unordered(found) for found in kustomized(name)}
+            theirs = {identity(found): unordered(found) for found in chart("defaults" if name == "base" else name)}
+            assert ours.keys() == theirs.keys()
+            for which, found in theirs.items():
+                assert ours[which] == found, which
 
 
 @pytest.mark.parametrize("name", ["base", ALL])

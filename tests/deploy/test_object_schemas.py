@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from case import case
 from kubernetes_validate.utils import all_versions, schema_contents
 from referencing import Registry, Resource
 from renderings import RENDERINGS, kustomize, pod_templates, rendering
@@ -90,9 +90,8 @@ def test_what_is_wrong_would_be_seen() -> None:
     assert "cooldown" in problem(NEWEST, json.dumps({**scaled, "spec": {**scaled["spec"], "cooldown": 1}}))
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
+def test_a_wrong_leader_worker_set_would_be_seen() -> None:
+    for change, told in [
         (lambda spec: spec["leaderWorkerTemplate"].update(size=0), "size: 0 is less than the minimum"),
         (lambda spec: spec["leaderWorkerTemplate"].update(restartPolicy="Always"), "'Always' is not one of"),
         (lambda spec: spec["leaderWorkerTemplate"].pop("workerTemplate"), "'workerTemplate' is a required property"),
@@ -108,13 +107,12 @@ def test_what_is_wrong_would_be_seen() -> None:
             lambda spec: spec["rolloutStrategy"]["rollingUpdateConfiguration"].update(maxUnavailable="110%"),
             "is not valid under any",
         ),
-    ],
-)
-def test_a_wrong_leader_worker_set_would_be_seen(change: Callable[[Any], object], told: str) -> None:
-    found = next(each for each in rendering("chart: multi-node") if each["kind"] == "LeaderWorkerSet")
-    broken = json.loads(json.dumps(found))
-    change(broken["spec"])
-    assert told in problem(NEWEST, json.dumps(broken))
+    ]:
+        with case(change=change, told=told):
+            found = next(each for each in rendering("chart: multi-node") if each["kind"] == "LeaderWorkerSet")
+            broken = json.loads(json.dumps(found))
+            change(broken["spec"])
+            assert told in problem(NEWEST, json.dumps(broken))
 
 
 def test_the_chart_wants_the_oldest_version_that_was_tried() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from case import case
 from renderings import RENDERINGS, containers, pod_templates, rendering
 
 from deploy.manifests import Object
@@ -62,17 +62,20 @@ def surplus(template: Object) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_the_restricted_profile_holds(name: str) -> None:
-    seen = 0
-    for which, template in pod_templates(rendering(name)):
-        seen += 1
-        expected = ["volume model-qwen: image"] if name == "chart: model-images" and "redis" not in which else []
-        if "gateway" in which:
-            expected = []
-        assert breaches(template) == expected, which
-        assert surplus(template) == [], which
-    assert seen >= 3
+def test_the_restricted_profile_holds() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            seen = 0
+            for which, template in pod_templates(rendering(name)):
+                seen += 1
+                expected = (
+                    ["volume model-qwen: image"] if name == "chart: model-images" and "redis" not in which else []
+                )
+                if "gateway" in which:
+                    expected = []
+                assert breaches(template) == expected, which
+                assert surplus(template) == [], which
+            assert seen >= 3
 
 
 def test_what_breaks_it_would_be_seen() -> None:

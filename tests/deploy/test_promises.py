@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
+from case import case
 from known_settings import CERTIFICATES, FOREIGN, settings_names
 from prometheus_client import REGISTRY
 from renderings import RENDERINGS, containers, environment, pod_templates, rendering
@@ -40,79 +40,94 @@ def commands(container: Object) -> Iterator[list[str]]:
             yield container[probe]["exec"]["command"]
 
 
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_commands_exist(name: str) -> None:
-    subcommands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    for which, _, container in ours(name):
-        for command in commands(container):
-            if command[:2] == ["python", "-m"]:
-                spec = importlib.util.find_spec(command[2])
-                assert spec and spec.origin, which
-                path = Path(spec.origin)
-                runnable = path.with_name("__main__.py") if path.name == "__init__.py" else path
-                assert '__name__ == "__main__"' in runnable.read_text(), which
-            else:
-                assert command[0] == "allm" and command[1] in subcommands, which
+def test_commands_exist() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            subcommands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+            for which, _, container in ours(name):
+                for command in commands(container):
+                    if command[:2] == ["python", "-m"]:
+                        spec = importlib.util.find_spec(command[2])
+                        assert spec and spec.origin, which
+                        path = Path(spec.origin)
+                        runnable = path.with_name("__main__.py") if path.name == "__init__.py" else path
+                        assert '__name__ == "__main__"' in runnable.read_text(), which
+                    else:
+                        assert command[0] == "allm" and command[1] in subcommands, which
 
 
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_settings_exist_and_take_their_values(name: str) -> None:
-    for which, _, container in ours(name):
-        names = [item["name"] for item in container["env"]]
-        assert len(set(names)) == len(names), which
-        assert set(names) - FOREIGN <= settings_names(), which
-        taken = {key: value for key, value in environment(container).items() if not key.startswith(CERTIFICATES)}
-        load_settings(taken)
+def test_settings_exist_and_take_their_values() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            for which, _, container in ours(name):
+                names = [item["name"] for item in container["env"]]
+                assert len(set(names)) == len(names), which
+                assert set(names) - FOREIGN <= settings_names(), which
+                taken = {
+                    key: value for key, value in environment(container).items() if not key.startswith(CERTIFICATES)
+                }
+                load_settings(taken)
 
 
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_ports_are_those_that_the_settings_open(name: str) -> None:
-    for which, _, container in ours(name):
-        settings = load_settings({k: v for k, v in environment(container).items() if not k.startswith(CERTIFICATES)})
-        opened = {settings.service.metrics_port}
-        if container["name"] == "gateway":
-            opened = {settings.gateway.port, settings.gateway.stats_port}
-        else:
-            listens = (settings.service.listen, settings.service.health_listen)
-            opened |= {int(listen.rpartition(":")[2]) for listen in listens if not listen.startswith("unix:")}
-        assert {port["containerPort"] for port in container["ports"]} == opened, which
+def test_ports_are_those_that_the_settings_open() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            for which, _, container in ours(name):
+                settings = load_settings(
+                    {k: v for k, v in environment(container).items() if not k.startswith(CERTIFICATES)}
+                )
+                opened = {settings.service.metrics_port}
+                if container["name"] == "gateway":
+                    opened = {settings.gateway.port, settings.gateway.stats_port}
+                else:
+                    listens = (settings.service.listen, settings.service.health_listen)
+                    opened |= {int(listen.rpartition(":")[2]) for listen in listens if not listen.startswith("unix:")}
+                assert {port["containerPort"] for port in container["ports"]} == opened, which
 
 
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_probes_ask_for_what_is_there(name: str) -> None:
-    names = {probes.STARTUP, probes.READINESS, probes.LIVENESS}
-    for which, _, container in ours(name):
-        settings = load_settings({k: v for k, v in environment(container).items() if not k.startswith(CERTIFICATES)})
-        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-            if kind == "readinessProbe" and container["name"] == "authorizer":
-                continue  # a sidecar's readiness would be its Pod's, whose gateway says that itself
-            probe = container[kind]
-            if "grpc" in probe:
-                assert probe["grpc"]["service"] in names, which
-                assert settings.service.health_listen.endswith(f":{probe['grpc']['port']}"), which
-                assert kind.startswith(probe["grpc"]["service"].removesuffix("ness").removesuffix("up")[:4]), which
-            elif "httpGet" in probe:
-                assert f"exact: {probe['httpGet']['path']} " in TEMPLATE, which
-                assert probe["httpGet"]["port"] in {port["name"] for port in container["ports"]}, which
-                tls = "ALLM_TLS_CERT" in environment(container)
-                assert probe["httpGet"]["scheme"] == ("HTTPS" if tls else "HTTP"), which
-            elif "tcpSocket" in probe:
-                assert probe["tcpSocket"]["port"] in {port["name"] for port in container["ports"]}, which
-            else:
-                assert probe["exec"]["command"], which
-            loopback = settings.gateway.host == "127.0.0.1"
-            assert ("exec" in probe) == (container["name"] == "gateway" and loopback), which
+def test_probes_ask_for_what_is_there() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            names = {probes.STARTUP, probes.READINESS, probes.LIVENESS}
+            for which, _, container in ours(name):
+                settings = load_settings(
+                    {k: v for k, v in environment(container).items() if not k.startswith(CERTIFICATES)}
+                )
+                for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    if kind == "readinessProbe" and container["name"] == "authorizer":
+                        continue  # a sidecar's readiness would be its Pod's, whose gateway says that itself
+                    probe = container[kind]
+                    if "grpc" in probe:
+                        assert probe["grpc"]["service"] in names, which
+                        assert settings.service.health_listen.endswith(f":{probe['grpc']['port']}"), which
+                        assert kind.startswith(probe["grpc"]["service"].removesuffix("ness").removesuffix("up")[:4]), (
+                            which
+                        )
+                    elif "httpGet" in probe:
+                        assert f"exact: {probe['httpGet']['path']} " in TEMPLATE, which
+                        assert probe["httpGet"]["port"] in {port["name"] for port in container["ports"]}, which
+                        tls = "ALLM_TLS_CERT" in environment(container)
+                        assert probe["httpGet"]["scheme"] == ("HTTPS" if tls else "HTTP"), which
+                    elif "tcpSocket" in probe:
+                        assert probe["tcpSocket"]["port"] in {port["name"] for port in container["ports"]}, which
+                    else:
+                        assert probe["exec"]["command"], which
+                    loopback = settings.gateway.host == "127.0.0.1"
+                    assert ("exec" in probe) == (container["name"] == "gateway" and loopback), which
 
 
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_there_is_time_to_drain(name: str) -> None:
-    for which, template, container in ours(name):
-        if container["name"] == "authorizer":
-            continue
-        settings = load_settings({k: v for k, v in environment(container).items() if not k.startswith(CERTIFICATES)})
-        needs = settings.service.drain_delay_seconds + settings.service.drain_seconds
-        needs += container["lifecycle"]["preStop"]["sleep"]["seconds"]
-        assert template["spec"]["terminationGracePeriodSeconds"] >= needs + 15, which
+def test_there_is_time_to_drain() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            for which, template, container in ours(name):
+                if container["name"] == "authorizer":
+                    continue
+                settings = load_settings(
+                    {k: v for k, v in environment(container).items() if not k.startswith(CERTIFICATES)}
+                )
+                needs = settings.service.drain_delay_seconds + settings.service.drain_seconds
+                needs += container["lifecycle"]["preStop"]["sleep"]["seconds"]
+                assert template["spec"]["terminationGracePeriodSeconds"] >= needs + 15, which
 
 
 def selects(selector: Object, labels: Object) -> bool:
@@ -120,85 +135,103 @@ def selects(selector: Object, labels: Object) -> bool:
     return (selector.get("matchLabels", selector)).items() <= labels.items()
 
 
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_objects_refer_to_others_that_are_there(name: str) -> None:
-    objects = rendering(name)
-    there = {(found["kind"], found["metadata"]["name"]) for found in objects}
-    templates = dict(pod_templates(objects))
-    assert len(there) == len(objects)
-    for found in objects:
-        spec, which = found.get("spec", {}), f"{found['kind']}/{found['metadata']['name']}"
-        match found["kind"]:
-            case "Service":
-                chosen = [each for each in templates.values() if selects(spec["selector"], each["metadata"]["labels"])]
-                assert len(chosen) == 1, which
-                ports = [port for each in containers(chosen[0]) for port in each["ports"]]
-                known = {port["name"] for port in ports}
-                keys = any(each["name"] == "authorizer" for each in containers(chosen[0]))
-                # Without an authorizer its port is nobody's, and Kubernetes leaves it out.
-                absent = {"auth-metrics"} if which == "Service/allm-gateway-metrics" and not keys else set()
-                assert {port["targetPort"] for port in spec["ports"]} - known == absent, which
-            case "PodDisruptionBudget":
-                chosen = [
-                    name for name, each in templates.items() if selects(spec["selector"], each["metadata"]["labels"])
+def test_objects_refer_to_others_that_are_there() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            objects = rendering(name)
+            there = {(found["kind"], found["metadata"]["name"]) for found in objects}
+            templates = dict(pod_templates(objects))
+            assert len(there) == len(objects)
+            for found in objects:
+                spec, which = found.get("spec", {}), f"{found['kind']}/{found['metadata']['name']}"
+                match found["kind"]:
+                    case "Service":
+                        chosen = [
+                            each for each in templates.values() if selects(spec["selector"], each["metadata"]["labels"])
+                        ]
+                        assert len(chosen) == 1, which
+                        ports = [port for each in containers(chosen[0]) for port in each["ports"]]
+                        known = {port["name"] for port in ports}
+                        keys = any(each["name"] == "authorizer" for each in containers(chosen[0]))
+                        # Without an authorizer its port is nobody's, and Kubernetes leaves it out.
+                        absent = {"auth-metrics"} if which == "Service/allm-gateway-metrics" and not keys else set()
+                        assert {port["targetPort"] for port in spec["ports"]} - known == absent, which
+                    case "PodDisruptionBudget":
+                        chosen = [
+                            name
+                            for name, each in templates.items()
+                            if selects(spec["selector"], each["metadata"]["labels"])
+                        ]
+                        assert len(chosen) == 1 or [name.partition(" ")[2] for name in chosen] == [
+                            "leader",
+                            "worker",
+                        ], which
+                    case "ScaledObject" | "HorizontalPodAutoscaler":
+                        target = (spec["scaleTargetRef"].get("kind", "Deployment"), spec["scaleTargetRef"]["name"])
+                        assert target in there, which
+                        (scaled,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == target]
+                        assert "replicas" not in scaled["spec"], "the autoscaler's number would be overwritten"
+                    case "Ingress":
+                        for rule in spec["rules"]:
+                            assert ("Service", rule["http"]["paths"][0]["backend"]["service"]["name"]) in there, which
+                    case "ServiceMonitor":
+                        ports = {
+                            port["name"]
+                            for each in objects
+                            if each["kind"] == "Service"
+                            for port in each["spec"]["ports"]
+                        }
+                        assert {endpoint["port"] for endpoint in spec["endpoints"]} <= ports, which
+                        paths = {endpoint["port"]: endpoint["path"] for endpoint in spec["endpoints"]}
+                        assert paths == {"metrics": "/metrics", "auth-metrics": "/metrics", "envoy-metrics": stats.PATH}
+
+
+def test_mounts_have_volumes_and_volumes_have_sources() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            objects = rendering(name)
+            there = {(found["kind"], found["metadata"]["name"]) for found in objects}
+            claims = {
+                claim["metadata"]["name"]: found["metadata"]["name"]
+                for found in objects
+                for claim in found.get("spec", {}).get("volumeClaimTemplates", [])
+            }
+            for which, template in pod_templates(objects):
+                volumes = {volume["name"] for volume in template["spec"].get("volumes", [])}
+                mounted = {mount["name"] for each in containers(template) for mount in each["volumeMounts"]}
+                assert mounted - volumes <= claims.keys(), which
+                assert volumes <= mounted, f"{which}: a volume that nobody mounts"
+                for volume in template["spec"].get("volumes", []):
+                    if claim := volume.get("persistentVolumeClaim", {}).get("claimName"):
+                        assert ("PersistentVolumeClaim", claim) in there or claim == "weights", which
+                    if config := volume.get("configMap", {}).get("name"):
+                        assert ("ConfigMap", config) in there, which
+
+
+def test_addresses_lead_to_services_of_the_same_rendering() -> None:
+    for name in RENDERINGS:
+        with case(name=name):
+            objects = rendering(name)
+            services = {
+                (found["metadata"]["name"], port["port"])
+                for found in objects
+                if found["kind"] == "Service"
+                for port in found["spec"]["ports"]
+            }
+            for which, _, container in ours(name):
+                values = environment(container)
+                settings = load_settings({k: v for k, v in values.items() if not k.startswith(CERTIFICATES)})
+                addresses = [
+                    settings.model.catalog,
+                    *settings.cluster.text,
+                    *settings.cluster.audio,
+                    *settings.cluster.image,
                 ]
-                assert len(chosen) == 1 or [name.partition(" ")[2] for name in chosen] == ["leader", "worker"], which
-            case "ScaledObject" | "HorizontalPodAutoscaler":
-                target = (spec["scaleTargetRef"].get("kind", "Deployment"), spec["scaleTargetRef"]["name"])
-                assert target in there, which
-                (scaled,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == target]
-                assert "replicas" not in scaled["spec"], "the autoscaler's number would be overwritten"
-            case "Ingress":
-                for rule in spec["rules"]:
-                    assert ("Service", rule["http"]["paths"][0]["backend"]["service"]["name"]) in there, which
-            case "ServiceMonitor":
-                ports = {
-                    port["name"] for each in objects if each["kind"] == "Service" for port in each["spec"]["ports"]
-                }
-                assert {endpoint["port"] for endpoint in spec["endpoints"]} <= ports, which
-                paths = {endpoint["port"]: endpoint["path"] for endpoint in spec["endpoints"]}
-                assert paths == {"metrics": "/metrics", "auth-metrics": "/metrics", "envoy-metrics": stats.PATH}
-
-
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_mounts_have_volumes_and_volumes_have_sources(name: str) -> None:
-    objects = rendering(name)
-    there = {(found["kind"], found["metadata"]["name"]) for found in objects}
-    claims = {
-        claim["metadata"]["name"]: found["metadata"]["name"]
-        for found in objects
-        for claim in found.get("spec", {}).get("volumeClaimTemplates", [])
-    }
-    for which, template in pod_templates(objects):
-        volumes = {volume["name"] for volume in template["spec"].get("volumes", [])}
-        mounted = {mount["name"] for each in containers(template) for mount in each["volumeMounts"]}
-        assert mounted - volumes <= claims.keys(), which
-        assert volumes <= mounted, f"{which}: a volume that nobody mounts"
-        for volume in template["spec"].get("volumes", []):
-            if claim := volume.get("persistentVolumeClaim", {}).get("claimName"):
-                assert ("PersistentVolumeClaim", claim) in there or claim == "weights", which
-            if config := volume.get("configMap", {}).get("name"):
-                assert ("ConfigMap", config) in there, which
-
-
-@pytest.mark.parametrize("name", RENDERINGS)
-def test_addresses_lead_to_services_of_the_same_rendering(name: str) -> None:
-    objects = rendering(name)
-    services = {
-        (found["metadata"]["name"], port["port"])
-        for found in objects
-        if found["kind"] == "Service"
-        for port in found["spec"]["ports"]
-    }
-    for which, _, container in ours(name):
-        values = environment(container)
-        settings = load_settings({k: v for k, v in values.items() if not k.startswith(CERTIFICATES)})
-        addresses = [settings.model.catalog, *settings.cluster.text, *settings.cluster.audio, *settings.cluster.image]
-        addresses += [address for _, group in settings.cluster.groups for address in group]
-        addresses += re.findall(r"redis://([^/]+)/", values.get("ALLM_REDIS_URL", ""))
-        for address in addresses:
-            host, _, port = address.rpartition(":")
-            assert host == "127.0.0.1" or (host, int(port)) in services, f"{which}: {address}"
+                addresses += [address for _, group in settings.cluster.groups for address in group]
+                addresses += re.findall(r"redis://([^/]+)/", values.get("ALLM_REDIS_URL", ""))
+                for address in addresses:
+                    host, _, port = address.rpartition(":")
+                    assert host == "127.0.0.1" or (host, int(port)) in services, f"{which}: {address}"
 
 
 def test_groups_are_the_same_for_the_gateway_and_all_text_services() -> None:

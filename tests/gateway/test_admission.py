@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from case import case
 from envoy_process import EVERYWHERE, gateway_settings
 
 from gateway.admission import host_pattern, listed_origins_pattern
@@ -17,10 +18,11 @@ def lets_in(host: str, bound_to: str = "127.0.0.1", allowed: tuple[str, ...] = (
     return re.fullmatch(pattern, host) is not None
 
 
-@pytest.mark.parametrize("bound_to", ["127.0.0.1", "localhost", "::1", "127.0.0.2", EVERYWHERE, "::", "192.168.1.2"])
-def test_loopback_names_always_pass(bound_to: str) -> None:
-    for host in ("localhost", "localhost:1", "127.0.0.1:8080", "127.9.9.9", "[::1]", "[::1]:8080", "LocalHost"):
-        assert lets_in(host, bound_to), host
+def test_loopback_names_always_pass() -> None:
+    for bound_to in ["127.0.0.1", "localhost", "::1", "127.0.0.2", EVERYWHERE, "::", "192.168.1.2"]:
+        with case(bound_to=bound_to):
+            for host in ("localhost", "localhost:1", "127.0.0.1:8080", "127.9.9.9", "[::1]", "[::1]:8080", "LocalHost"):
+                assert lets_in(host, bound_to), host
 
 
 @pytest.mark.parametrize("host", LITERALS)

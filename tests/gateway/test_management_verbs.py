@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+from case import case
 from envoy_process import RunningGateway
 from google.rpc import error_details_pb2, status_pb2
 from scripted_catalog import ScriptedCatalog
@@ -72,10 +73,9 @@ async def test_an_answer_with_nothing_in_it(gateway: RunningGateway, catalog: Sc
     assert (await send(gateway.port, "POST", MODELS, JSON, b"{}")).json == {"model": {}}
 
 
-@pytest.mark.parametrize("verb", ["load", "unload", "update"])
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
+async def test_ids_in_paths(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
+    kinds = {"load": "LoadModelRequest", "unload": "UnloadModelRequest", "update": "UpdateModelRequest"}
+    for path, name in [
         ("m", "m"),
         ("llama3:8b", "llama3:8b"),
         ("org/name", "org/name"),
@@ -84,23 +84,23 @@ async def test_an_answer_with_nothing_in_it(gateway: RunningGateway, catalog: Sc
         ("org/llama3%3A8b", "org/llama3:8b"),
         ("a@b+c", "a@b+c"),
         ("m%3Aload", "m:load"),
-    ],
-)
-async def test_ids_in_paths(gateway: RunningGateway, catalog: ScriptedCatalog, path: str, name: str, verb: str) -> None:
-    reply = await send(gateway.port, "POST", f"{MODELS}/{path}:{verb}", JSON, b"{}")
-    assert (reply.status, reply.json["model"]["id"]) == (200, name)
-    kinds = {"load": "LoadModelRequest", "unload": "UnloadModelRequest", "update": "UpdateModelRequest"}
-    assert [type(request).__name__ for request in catalog.requests] == [kinds[verb]]
+    ]:
+        for verb, kind in kinds.items():
+            with case(path=path, verb=verb):
+                catalog.forget()
+                reply = await send(gateway.port, "POST", f"{MODELS}/{path}:{verb}", JSON, b"{}")
+                assert (reply.status, reply.json["model"]["id"]) == (200, name)
+                assert [type(request).__name__ for request in catalog.requests] == [kind]
 
 
-@pytest.mark.parametrize("headers", [{}, JSON, {"content-type": "application/x-www-form-urlencoded"}])
-@pytest.mark.parametrize("body", [None, b"", b"{}"])
-async def test_a_body_is_not_needed(
-    gateway: RunningGateway, catalog: ScriptedCatalog, headers: dict[str, str], body: bytes | None
-) -> None:
-    reply = await send(gateway.port, "POST", f"{MODELS}/m:load", headers, body)
-    assert reply.status == 200
-    assert catalog.requests == [model_service_pb2.LoadModelRequest(id="m")]
+async def test_a_body_is_not_needed(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
+    for headers in [{}, JSON, {"content-type": "application/x-www-form-urlencoded"}]:
+        for body in [None, b"", b"{}"]:
+            with case(headers=headers, body=body):
+                catalog.forget()
+                reply = await send(gateway.port, "POST", f"{MODELS}/m:load", headers, body)
+                assert reply.status == 200
+                assert catalog.requests == [model_service_pb2.LoadModelRequest(id="m")]
 
 
 async def test_a_body_is_read(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
@@ -115,9 +115,8 @@ async def test_a_body_is_read(gateway: RunningGateway, catalog: ScriptedCatalog)
     assert not leave.HasField("aliases")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "named"),
-    [
+async def test_a_wrong_body_is_refused_by_name(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
+    for path, body, named in [
         (MODELS, b'{"id": 3}', "id: invalid value 3"),
         (MODELS, b'{"id": {"a": 1}}', "for type id"),
         (MODELS, b'{"id": ["a"]}', "not repeating"),
@@ -133,17 +132,18 @@ async def test_a_body_is_read(gateway: RunningGateway, catalog: ScriptedCatalog)
         (MODELS, b'{"x":' * 200, "too deep"),
         (f"{MODELS}/m:load", b'{"id": "other"}', '"m" of the field id is conflicting with the value "other"'),
         (f"{MODELS}/m:load", b"x", "Unexpected token"),
-    ],
-)
-async def test_a_wrong_body_is_refused_by_name(
-    gateway: RunningGateway, catalog: ScriptedCatalog, path: str, body: bytes, named: str
-) -> None:
-    reply = await send(gateway.port, "POST", path, JSON, body)
-    assert reply.status == 400
-    assert (reply.error["type"], reply.error["param"], reply.error["code"]) == ("invalid_request_error", None, None)
-    assert reply.error["message"].startswith("The request body is not what this URL takes: ")
-    assert named in reply.error["message"]
-    assert not catalog.requests
+    ]:
+        with case(path=path, body=body, named=named):
+            reply = await send(gateway.port, "POST", path, JSON, body)
+            assert reply.status == 400
+            assert (reply.error["type"], reply.error["param"], reply.error["code"]) == (
+                "invalid_request_error",
+                None,
+                None,
+            )
+            assert reply.error["message"].startswith("The request body is not what this URL takes: ")
+            assert named in reply.error["message"]
+            assert not catalog.requests
 
 
 async def test_a_wrong_body_is_not_logged(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
@@ -158,9 +158,8 @@ async def test_one_value_passes_for_a_list_of_one(gateway: RunningGateway, catal
     assert catalog.requests == [model_service_pb2.RegisterModelRequest(aliases=["x"])]
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
+async def test_nothing_else_is_reachable_by_rest(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
+    for method, path in [
         ("POST", f"{MODELS}/m"),
         ("POST", f"{MODELS}/m:delete"),
         ("POST", f"{MODELS}/m%3Aload"),
@@ -172,15 +171,12 @@ async def test_one_value_passes_for_a_list_of_one(gateway: RunningGateway, catal
             ("POST", f"/allm.models.v1.ModelService/{rpc}")
             for rpc in ("RegisterModel", "DeleteModel", "ReportModelStatus", "RecordBenchmark", "WatchModels")
         ),
-    ],
-)
-async def test_nothing_else_is_reachable_by_rest(
-    gateway: RunningGateway, catalog: ScriptedCatalog, method: str, path: str
-) -> None:
-    body = b'{"id": "m"}' if method in ("POST", "PUT", "PATCH") else None
-    reply = await send(gateway.port, method, path, JSON, body)
-    assert (reply.status, reply.error["message"]) == (404, f"Invalid URL ({method} {path})")
-    assert not catalog.metadata
+    ]:
+        with case(method=method, path=path):
+            body = b'{"id": "m"}' if method in ("POST", "PUT", "PATCH") else None
+            reply = await send(gateway.port, method, path, JSON, body)
+            assert (reply.status, reply.error["message"]) == (404, f"Invalid URL ({method} {path})")
+            assert not catalog.metadata
 
 
 @pytest.mark.parametrize(

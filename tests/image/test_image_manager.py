@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 from pathlib import Path
 
-import diffusers
 import pytest
 
 from services.image.engine.__main__ import RUNTIMES
@@ -18,6 +17,9 @@ from services.models.registry import EngineRegistry
 from services.rpc.errors import Unsupported
 from tests.image.drawing import stored
 from tests.image.engine.tiny_pipelines import saved
+from tests.late import late
+
+diffusers = late("diffusers")
 
 
 def test_the_worker_has_exactly_the_image_runtimes_of_the_registry() -> None:

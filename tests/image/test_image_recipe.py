@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from case import case
 
 from services.image.engine.messages import GuidanceRange, Ready, Sizes
 from services.image.image_request import ImageRequest
@@ -74,13 +75,12 @@ def test_what_a_request_says_is_taken() -> None:
     assert drawn.seed == 0
 
 
-@pytest.mark.parametrize(
-    ("quality", "steps"), [("low", 10), ("auto", 20), ("medium", 20), ("high", 30), ("xhigh", 40), ("max", 50)]
-)
-def test_quality_is_a_share_of_the_models_own_steps_up_to_its_most(quality: str, steps: int) -> None:
-    assert recipe(quality=quality).plain().steps == steps
-    assert recipe(quality=quality, steps=3).plain().steps == 3
-    assert recipe(replace(READY, default_steps=1), quality="low").plain().steps == 1
+def test_quality_is_a_share_of_the_models_own_steps_up_to_its_most() -> None:
+    for quality, steps in [("low", 10), ("auto", 20), ("medium", 20), ("high", 30), ("xhigh", 40), ("max", 50)]:
+        with case(quality=quality, steps=steps):
+            assert recipe(quality=quality).plain().steps == steps
+            assert recipe(quality=quality, steps=3).plain().steps == 3
+            assert recipe(replace(READY, default_steps=1), quality="low").plain().steps == 1
 
 
 @pytest.mark.parametrize("size", [(8, 64), (64, 60), (136, 16), (128, 128), (0, 0)])
@@ -90,9 +90,8 @@ def test_a_size_that_the_model_does_not_make_is_refused_with_those_that_it_does(
     assert "16 to 128, multiples of 8, and together at most 12288 pixels" in error.message
 
 
-@pytest.mark.parametrize(
-    ("changes", "param", "says"),
-    [
+def test_a_value_outside_of_the_models_limits_is_refused_with_them() -> None:
+    for changes, param, says in [
         ({"steps": 51}, "steps", "from 1 to 50, not 51"),
         ({"steps": 0}, "steps", "from 1 to 50, not 0"),
         ({"guidance": 20.5}, "guidance", "from 0 to 20, not 20.5"),
@@ -100,14 +99,11 @@ def test_a_size_that_the_model_does_not_make_is_refused_with_those_that_it_does(
         ({"guidance": float("nan")}, "guidance", "nan"),
         ({"scheduler": "magic"}, "scheduler", "one of ddim, euler, not 'magic'"),
         ({"negative_prompt": "x", "guidance": 1.0}, "negative_prompt", "more than 1"),
-    ],
-)
-def test_a_value_outside_of_the_models_limits_is_refused_with_them(
-    changes: dict[str, Any], param: str, says: str
-) -> None:
-    error = refusal(**changes)
-    assert (type(error), error.param) == (InvalidRequest, param)
-    assert says in error.message
+    ]:
+        with case(changes=changes, param=param, says=says):
+            error = refusal(**changes)
+            assert (type(error), error.param) == (InvalidRequest, param)
+            assert says in error.message
 
 
 def test_what_a_model_cannot_do_is_refused_by_name() -> None:

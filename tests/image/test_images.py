@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 import pytest_asyncio
+from case import case
 from spending import Purse
 
 from services.image.engine import messages
@@ -89,9 +90,8 @@ async def test_an_image_is_drawn_over_everywhere_or_under_a_mask(studio: Studio)
     assert (square.width, square.height) == (SIDE, SIDE)
 
 
-@pytest.mark.parametrize(
-    ("changes", "param", "says"),
-    [
+async def test_what_does_not_fit_is_refused_by_name(studio: Studio) -> None:
+    for changes, param, says in [
         ({"size": (SIDE + 1, SIDE)}, "size", "multiples of"),
         ({"steps": 100_000}, "steps", "from 1 to"),
         ({"guidance": 1000.0}, "guidance", "not 1000"),
@@ -100,14 +100,11 @@ async def test_an_image_is_drawn_over_everywhere_or_under_a_mask(studio: Studio)
         ({"task": "edit", "image": b"nothing"}, "image", "no PNG, JPEG or WebP"),
         ({"task": "edit", "image": file(halves()), "mask": file(halves(8, 8))}, "mask", "8x8.*64x32"),
         ({"task": "edit", "image": file(halves()), "strength": 0.1}, "strength", "less than one step"),
-    ],
-)
-async def test_what_does_not_fit_is_refused_by_name(
-    studio: Studio, changes: dict[str, object], param: str, says: str
-) -> None:
-    with pytest.raises(InvalidRequest, match=says) as caught:
-        await studio.drawn(**changes)
-    assert caught.value.param == param
+    ]:
+        with case(changes=changes, param=param, says=says):
+            with pytest.raises(InvalidRequest, match=says) as caught:
+                await studio.drawn(**changes)
+            assert caught.value.param == param
 
 
 async def test_an_unknown_model_is_told_by_name(studio: Studio) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case import case
 
 from services.models.artifacts import MAX_DOCUMENT_BYTES, SHIPPED, allowed, check_publishers, load_supported
 from services.models.source import HubSource
@@ -55,9 +56,8 @@ def test_the_file_that_comes_along_is_right_and_names_only_official_publishers()
         assert all(allowed(known.source.repository, publishers) for known in found.artifacts_of(source))
 
 
-@pytest.mark.parametrize(
-    ("artifact", "words"),
-    [
+def test_what_cannot_be_is_refused_and_the_place_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for artifact, words in [
         (CACHE | {"format": "pickle"}, "Invalid enum value 'pickle'"),
         (CACHE | {"devices": []}, "length >= 1"),
         (CACHE | {"devices": ["tpu"]}, "Invalid enum value 'tpu'"),
@@ -70,10 +70,10 @@ def test_the_file_that_comes_along_is_right_and_names_only_official_publishers()
         (CACHE | {"repository": "nvidia/m@v1"}, "does not have the shape"),
         (CACHE | {"repository": "nvidia/m", "revision": "a#b"}, "does not have the shape"),
         (CACHE | {"file": "a%2e.gguf"}, "does not have the shape"),
-    ],
-)
-def test_what_cannot_be_is_refused_and_the_place_is_named(tmp_path: Path, artifact: Any, words: str) -> None:
-    assert words in refusal(written(tmp_path, artifact))
+    ]:
+        with case(artifact=artifact, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            assert words in refusal(written(tmp_path, artifact))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -91,9 +91,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "'a/b' is there twice" in refusal(path)
 
 
-@pytest.mark.parametrize(
-    ("repository", "patterns", "is_allowed"),
-    [
+def test_the_allow_list_is_taken_to_the_letter() -> None:
+    for repository, patterns, is_allowed in [
         ("openai/gpt", ("openai/*", "nvidia/*"), True),
         ("nvidia/x", ("openai/*", "nvidia/*"), True),
         ("openai/gpt", ("openai/gpt",), True),
@@ -113,10 +112,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("/gpt", ("openai/*",), False),
         ("openai/*", ("openai/gpt",), False),
         ("", ("openai/*",), False),
-    ],
-)
-def test_the_allow_list_is_taken_to_the_letter(repository: str, patterns: tuple[str, ...], is_allowed: bool) -> None:
-    assert allowed(repository, patterns) is is_allowed
+    ]:
+        with case(repository=repository, patterns=patterns, is_allowed=is_allowed):
+            assert allowed(repository, patterns) is is_allowed
 
 
 def test_an_allow_list_that_means_nothing_stops_the_start() -> None:

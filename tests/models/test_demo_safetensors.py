@@ -12,15 +12,17 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.models import demo_safetensors as module
 from services.models.demo import DemoError
 from services.models.demo_safetensors import install_safetensors_demo, safetensors_demo, unpacking
 from services.models.dequantize import main
 from tests.demo_model import demo_model, demo_safetensors, models_cache
+from tests.late import late
+
+torch = late("torch")
+transformers = late("transformers")
 
 PATIENCE_SECONDS = 120
 TEXTS = [
@@ -64,7 +66,7 @@ def test_the_folder_holds_a_whole_model_in_bf16() -> None:
 
 
 def test_texts_become_the_same_tokens_as_in_llama_cpp() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(demo_safetensors())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_safetensors())
     other = llama_cpp.Llama(str(demo_model()), vocab_only=True, verbose=False)
     try:
         for text in TEXTS:
@@ -78,8 +80,10 @@ def test_texts_become_the_same_tokens_as_in_llama_cpp() -> None:
 
 def test_it_answers_and_ends_its_turn() -> None:
     folder = demo_safetensors()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
     assert not (report["missing_keys"] or report["unexpected_keys"] or report["mismatched_keys"])
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case import case
 
 from services.models.gguf import (
     BLOCK,
@@ -98,9 +99,9 @@ def test_a_header_that_says_nothing(tmp_path: Path) -> None:
     assert (found.architecture, found.context_length) == ("", 0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "tokens"),
-    [
+def test_a_context_length_that_cannot_be_counts_as_not_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Protobuf's int32 would refuse it later, in the answer to another request."""
+    for kind, content, tokens in [
         (4, 4096, 4096),
         (10, 2**31 - 1, 2**31 - 1),
         (10, 2**31, 0),
@@ -109,14 +110,11 @@ def test_a_header_that_says_nothing(tmp_path: Path) -> None:
         (4, 0, 0),
         (6, 4096.0, 0),
         (STRING, "4096", 0),
-    ],
-)
-def test_a_context_length_that_cannot_be_counts_as_not_told(
-    tmp_path: Path, kind: int, content: Any, tokens: int
-) -> None:
-    """Protobuf's int32 would refuse it later, in the answer to another request."""
-    entries = [entry("general.architecture", STRING, "llama"), entry("llama.context_length", kind, content)]
-    assert read(tmp_path, header(*entries)).context_length == tokens
+    ]:
+        with case(kind=kind, content=content, tokens=tokens):
+            tmp_path = tmp_path_factory.mktemp("case")
+            entries = [entry("general.architecture", STRING, "llama"), entry("llama.context_length", kind, content)]
+            assert read(tmp_path, header(*entries)).context_length == tokens
 
 
 def test_text_that_is_no_utf8_is_replaced(tmp_path: Path) -> None:
@@ -163,9 +161,8 @@ def test_a_header_cut_off_at_any_byte_is_told_so(tmp_path: Path) -> None:
 HUGE = 2**64 - 1
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
+def test_hostile_numbers_are_refused_without_the_memory_they_ask_for(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for data, words in [
         (header(count=HUGE), "claims"),
         (header(tensor_count=HUGE), "claims"),
         (header(count=1_000_000), "claims"),
@@ -191,15 +188,15 @@ HUGE = 2**64 - 1
         (header(text("k") + struct.pack("<I", 13)), "unknown value type 13"),
         (header(text("k") + struct.pack("<IIQ", ARRAY, ARRAY, 1)), "an array of type 9"),
         (header(text("k") + struct.pack("<IIQ", ARRAY, 77, 1)), "an array of type 77"),
-    ],
-)
-def test_hostile_numbers_are_refused_without_the_memory_they_ask_for(tmp_path: Path, data: bytes, words: str) -> None:
-    tracemalloc.start()
-    try:
-        assert words in refusal(tmp_path, data)
-        assert tracemalloc.get_traced_memory()[1] < 80 * 1024 * 1024
-    finally:
-        tracemalloc.stop()
+    ]:
+        with case(data=data, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            tracemalloc.start()
+            try:
+                assert words in refusal(tmp_path, data)
+                assert tracemalloc.get_traced_memory()[1] < 80 * 1024 * 1024
+            finally:
+                tracemalloc.stop()
 
 
 def test_random_headers_come_back_as_they_were_written(tmp_path: Path) -> None:
@@ -249,9 +246,8 @@ def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> N
 # --- the bytes that a file must have
 
 
-@pytest.mark.parametrize(
-    ("tensors", "weights"),
-    [
+def test_a_file_must_reach_to_the_end_of_its_last_tensor(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for tensors, weights in [
         ([("a", [3], 0, 0)], 12),
         ([("a", [3], 0, 0), ("b", [5], 0, 32)], 52),
         ([("b", [5], 0, 32), ("a", [3], 0, 0)], 52),
@@ -259,16 +255,14 @@ def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> N
         ([("a", [32, 3, 2], 8, 0), ("b", [1], 24, 224)], 225),
         ([("a", [], 0, 0)], 4),
         ([("a", [0, 5], 0, 0)], 0),
-    ],
-)
-def test_a_file_must_reach_to_the_end_of_its_last_tensor(
-    tmp_path: Path, tensors: list[tuple[str, list[int], int, int]], weights: int
-) -> None:
-    head = header(tensors=[tensor(*one) for one in tensors])
-    needed = len(with_weights(head, weights)) if weights else len(head)
-    assert read(tmp_path, head).needed == needed
-    whole = read(tmp_path, with_weights(head, weights))
-    assert whole.size >= whole.needed == needed
+    ]:
+        with case(tensors=tensors, weights=weights):
+            tmp_path = tmp_path_factory.mktemp("case")
+            head = header(tensors=[tensor(*one) for one in tensors])
+            needed = len(with_weights(head, weights)) if weights else len(head)
+            assert read(tmp_path, head).needed == needed
+            whole = read(tmp_path, with_weights(head, weights))
+            assert whole.size >= whole.needed == needed
 
 
 def test_the_weights_begin_where_the_alignment_says(tmp_path: Path) -> None:

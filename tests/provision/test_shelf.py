@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.manifest import Manifest, ManifestFile
 from services.provision.shelf import Shelf, safe_name
@@ -51,17 +52,18 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model_id", HOSTILE)
-def test_every_id_has_a_place_of_its_own_on_the_shelf(shelf: Shelf, model_id: str) -> None:
-    for place in (shelf.place(model_id, MANIFEST), shelf.staging(model_id, MANIFEST)):
-        assert Path(os.path.normpath(place)).is_relative_to(shelf.folder)
-        assert len(place.relative_to(shelf.folder).parts) == 2, "all of an id is one name"
-        assert max(len(os.fsencode(part)) for part in place.parts) <= 200
-        place.mkdir(parents=True)
-        assert place.resolve().is_relative_to(shelf.folder.resolve())
-    shelf.hold(model_id, MANIFEST).release()
-    assert not shelf.place(model_id, MANIFEST).parent.name.startswith(".")
-    assert {path.name for path in shelf.folder.parent.iterdir()} == {"models"}
+def test_every_id_has_a_place_of_its_own_on_the_shelf(shelf: Shelf) -> None:
+    for model_id in HOSTILE:
+        with case(model_id=model_id):
+            for place in (shelf.place(model_id, MANIFEST), shelf.staging(model_id, MANIFEST)):
+                assert Path(os.path.normpath(place)).is_relative_to(shelf.folder)
+                assert len(place.relative_to(shelf.folder).parts) == 2, "all of an id is one name"
+                assert max(len(os.fsencode(part)) for part in place.parts) <= 200
+                place.mkdir(parents=True)
+                assert place.resolve().is_relative_to(shelf.folder.resolve())
+            shelf.hold(model_id, MANIFEST).release()
+            assert not shelf.place(model_id, MANIFEST).parent.name.startswith(".")
+            assert {path.name for path in shelf.folder.parent.iterdir()} == {"models"}
 
 
 def test_no_two_ids_share_a_name() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from case import case
 
 from services.residency.capacity import Capacity, Room
 from services.residency.need import HOST
@@ -15,9 +15,8 @@ def row(reserved: dict[str, int], measured: dict[str, int] | None = None) -> Res
     return Reservation(id="1", address="", replica="", key=key, places=reserved, measured=measured or {})
 
 
-@pytest.mark.parametrize(
-    ("wanted", "room", "others", "missing"),
-    [
+def test_what_is_missing() -> None:
+    for wanted, room, others, missing in [
         (100, Room(100, 100), [], {}),
         (101, Room(100, 500), [], {HOST: 1}),
         (101, Room(500, 100), [], {HOST: 1}),
@@ -33,10 +32,9 @@ def row(reserved: dict[str, int], measured: dict[str, int] | None = None) -> Res
         (0, Room(100, -5), [], {}),
         # What others have of another place does not matter.
         (60, Room(100, 100), [row({"cuda:0": 90})], {}),
-    ],
-)
-def test_what_is_missing(wanted: int, room: Room, others: list[Reservation], missing: dict[str, int]) -> None:
-    assert Capacity({HOST: room}).missing({HOST: wanted}, others) == missing
+    ]:
+        with case(wanted=wanted, room=room, others=others, missing=missing):
+            assert Capacity({HOST: room}).missing({HOST: wanted}, others) == missing
 
 
 def test_each_place_for_itself_and_unknown_ones_take_anything() -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.rpc import errors
 from services.rpc.errors import (
@@ -44,22 +45,23 @@ def test_there_are_twelve_codes_and_each_is_documented() -> None:
     assert list(table()) == list(BY_CODE)
 
 
-@pytest.mark.parametrize("code", sorted(BY_CODE))
-def test_status_and_type_are_the_documented_ones(code: str) -> None:
-    grpc_cell, http_cell, openai_cell, _ = table()[code]
-    error = BY_CODE[code]("what is wrong")
-    assert error.grpc_status.name == re.findall(r"`(\w+)`", grpc_cell)[0]
-    assert error.http_status == int(re.findall(r"\d+", http_cell)[0])
-    headers = error.headers()
-    assert ("retry-after" in headers) == ("retry-after" in http_cell)
-    assert (headers.get("x-should-retry") == "false") == ("x-should-retry: false" in http_cell)
-    assert set(headers) <= {"retry-after", "x-should-retry"}
-    if openai_cell != "-":  # who hung up reads no answer
-        kind, names = openai_cell.split(" / ", 1)
-        name, *others = names.split(", or ")
-        assert error.openai_type == kind.strip("`")
-        assert error.openai_code == (None if name == "null" else name.strip("`"))
-        assert {f"`{kind.openai_code}`" for kind in _kinds(type(error))} >= set(others)
+def test_status_and_type_are_the_documented_ones() -> None:
+    for code in sorted(BY_CODE):
+        with case(code=code):
+            grpc_cell, http_cell, openai_cell, _ = table()[code]
+            error = BY_CODE[code]("what is wrong")
+            assert error.grpc_status.name == re.findall(r"`(\w+)`", grpc_cell)[0]
+            assert error.http_status == int(re.findall(r"\d+", http_cell)[0])
+            headers = error.headers()
+            assert ("retry-after" in headers) == ("retry-after" in http_cell)
+            assert (headers.get("x-should-retry") == "false") == ("x-should-retry: false" in http_cell)
+            assert set(headers) <= {"retry-after", "x-should-retry"}
+            if openai_cell != "-":  # who hung up reads no answer
+                kind, names = openai_cell.split(" / ", 1)
+                name, *others = names.split(", or ")
+                assert error.openai_type == kind.strip("`")
+                assert error.openai_code == (None if name == "null" else name.strip("`"))
+                assert {f"`{kind.openai_code}`" for kind in _kinds(type(error))} >= set(others)
 
 
 def _kinds(kind: type[AllmError]) -> set[type[AllmError]]:
@@ -128,12 +130,13 @@ def test_retry_after_is_whole_seconds_and_never_zero(seconds: float, header: str
     assert ModelNotReady("loading", retry_after=seconds).headers() == {"retry-after": header}
 
 
-@pytest.mark.parametrize("code", sorted(BY_CODE))
-def test_a_workers_code_becomes_its_error(code: str) -> None:
-    error = from_code(code, "said by the worker", "stop")
-    assert type(error) is BY_CODE[code]
-    assert error.message == str(error) == "said by the worker"
-    assert error.param == ("stop" if code in ("INVALID_REQUEST", "UNSUPPORTED") else None)
+def test_a_workers_code_becomes_its_error() -> None:
+    for code in sorted(BY_CODE):
+        with case(code=code):
+            error = from_code(code, "said by the worker", "stop")
+            assert type(error) is BY_CODE[code]
+            assert error.message == str(error) == "said by the worker"
+            assert error.param == ("stop" if code in ("INVALID_REQUEST", "UNSUPPORTED") else None)
 
 
 def test_a_workers_context_refusal_keeps_its_parameter() -> None:

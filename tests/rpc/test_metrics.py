@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from case import case
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.rpc import metrics
@@ -43,18 +44,19 @@ def test_what_is_counted_can_be_scraped_until_it_is_stopped() -> None:
     socket.create_server(("127.0.0.1", port)).close()  # the port is free again
 
 
-@pytest.mark.parametrize(("name", "kind"), PROMISED.items())
-def test_what_dashboards_rely_on_is_there_with_its_model(name: str, kind: str) -> None:
-    metrics.RUNNING.labels("test-names").set(1)
-    port, stop = serve_metrics("127.0.0.1", 0)
-    try:
-        families = {family.name: family for family in text_string_to_metric_families(scrape(port))}
-    finally:
-        stop()
-    assert families[name].type == kind
-    ours = [metric for metric in vars(metrics).values() if getattr(metric, "_name", None) == name]
-    assert len(ours) == 1
-    assert "model" in ours[0]._labelnames
+def test_what_dashboards_rely_on_is_there_with_its_model() -> None:
+    for name, kind in PROMISED.items():
+        with case(name=name, kind=kind):
+            metrics.RUNNING.labels("test-names").set(1)
+            port, stop = serve_metrics("127.0.0.1", 0)
+            try:
+                families = {family.name: family for family in text_string_to_metric_families(scrape(port))}
+            finally:
+                stop()
+            assert families[name].type == kind
+            ours = [metric for metric in vars(metrics).values() if getattr(metric, "_name", None) == name]
+            assert len(ours) == 1
+            assert "model" in ours[0]._labelnames
 
 
 def test_a_taken_port_is_told_with_the_settings_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from case import case
 
 from services.rpc.cluster_settings import read_cluster
 from services.rpc.model_groups import DEFAULT, GroupShare, ModelGroups, read_model_groups
@@ -16,9 +17,8 @@ def groups(models: str = MODELS) -> ModelGroups:
     return read_model_groups(SettingReader({"ALLM_TEXT_GROUP_MODELS": models}))
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
+def test_a_whole_name_beats_prefixes_and_a_longer_prefix_a_shorter_one() -> None:
+    for name, group in [
         ("org/llama-70b", "large"),
         ("gpt-4o", "large"),
         ("gpt-4o-mini", DEFAULT),
@@ -29,12 +29,11 @@ def groups(models: str = MODELS) -> ModelGroups:
         ("coder:7b", "code"),
         ("Qwen3", DEFAULT),
         ("", DEFAULT),
-    ],
-)
-def test_a_whole_name_beats_prefixes_and_a_longer_prefix_a_shorter_one(name: str, group: str) -> None:
-    assert groups().group(name) == group
-    assert groups("a=qwen*;b=qwen-coder").group("qwen-coder") == "b"
-    assert groups("a=qwen-coder;b=qwen-*").group("qwen-coder") == "a"
+    ]:
+        with case(name=name, group=group):
+            assert groups().group(name) == group
+            assert groups("a=qwen*;b=qwen-coder").group("qwen-coder") == "b"
+            assert groups("a=qwen-coder;b=qwen-*").group("qwen-coder") == "a"
 
 
 def test_without_groups_everything_is_served_everywhere() -> None:
@@ -61,9 +60,8 @@ def test_who_asks_in_the_wrong_place_is_told_where_and_how() -> None:
     assert "`my-llama`" in told and "'code'" in told and "'large'" in told and "ALLM_TEXT_GROUP_MODELS" in told
 
 
-@pytest.mark.parametrize(
-    "models",
-    [
+def test_what_is_no_list_of_groups_is_refused() -> None:
+    for models in [
         "large",
         "large=",
         "=m",
@@ -76,11 +74,9 @@ def test_who_asks_in_the_wrong_place_is_told_where_and_how() -> None:
         "a=*m",
         "-a=m",
         f"{'a' * 41}=m",
-    ],
-)
-def test_what_is_no_list_of_groups_is_refused(models: str) -> None:
-    with pytest.raises(SettingError, match="ALLM_TEXT_GROUP_MODELS"):
-        groups(models)
+    ]:
+        with case(models=models), pytest.raises(SettingError, match="ALLM_TEXT_GROUP_MODELS"):
+            groups(models)
 
 
 def test_addresses_and_the_own_group_must_be_of_groups_with_models() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.rpc.setting_reader import SettingError
 from services.rpc.settings import MIB, Settings, load_settings
@@ -270,9 +271,8 @@ def test_an_empty_variable_counts_as_unset(value: str) -> None:
     assert load_settings(dict.fromkeys(environ.asked, value)) == defaults
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "allowed"),
-    [
+def test_a_wrong_value_is_refused_with_the_variables_name_and_what_is_allowed() -> None:
+    for variable, value, allowed in [
         ("ALLM_PORT", "http", "a whole number from 0 to 65535"),
         ("ALLM_PORT", "80.0", "a whole number from 0 to 65535"),
         ("ALLM_PORT", "65536", "a whole number from 0 to 65535"),
@@ -303,14 +303,11 @@ def test_an_empty_variable_counts_as_unset(value: str) -> None:
         ("ALLM_CORS_ORIGINS", "https://app.example.org/", "a comma-separated list of origins"),
         ("ALLM_CORS_ORIGINS", "https://*.example.org", "a comma-separated list of origins"),
         ("ALLM_CORS_ORIGINS", "ftp://app.example.org", "a comma-separated list of origins"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_the_variables_name_and_what_is_allowed(
-    variable: str, value: str, allowed: str
-) -> None:
-    with pytest.raises(SettingError) as refusal:
-        load_settings({variable: value})
-    assert refusal.value.variable == variable
-    assert refusal.value.allowed.startswith(allowed)
-    assert str(refusal.value).startswith(f"{variable}=")
-    assert f"it must be {allowed}" in str(refusal.value)
+    ]:
+        with case(variable=variable, value=value, allowed=allowed):
+            with pytest.raises(SettingError) as refusal:
+                load_settings({variable: value})
+            assert refusal.value.variable == variable
+            assert refusal.value.allowed.startswith(allowed)
+            assert str(refusal.value).startswith(f"{variable}=")
+            assert f"it must be {allowed}" in str(refusal.value)

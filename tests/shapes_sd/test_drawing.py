@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import numpy
 import pytest
+from case import case
+from late import late
 
-from shapes_sd.autoencoding import tensor
 from shapes_sd.drawing import MARGIN, SIDE, coverage, draw, draw_busy
-from shapes_sd.latents import scenes
 from shapes_sd.scene import COLOURS, HELD_OUT, POSITIONS, SHAPES, SIZES, Scene, forget, random_scene
+
+autoencoding = late("shapes_sd.autoencoding")
+latents = late("shapes_sd.latents")
 
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 
@@ -30,36 +34,39 @@ def test_the_same_chance_draws_the_same_picture() -> None:
     assert (first != draw(Scene("red"), numpy.random.default_rng(5))).any()
 
 
-@every_shape
-@pytest.mark.parametrize("size", [None, *SIZES])
-@pytest.mark.parametrize("position", [None, *POSITIONS])
-def test_no_shape_touches_the_edge(shape: str, size: str | None, position: str | None) -> None:
-    rng = numpy.random.default_rng(2)
-    picture = draw(Scene("red", shape, "white", size, position), rng).astype(int)
-    far = abs(picture - picture[0, 0]).max(axis=-1) > 0
-    assert far.any()
-    rows, columns = numpy.nonzero(far)
-    for edge in (rows.min(), columns.min(), SIDE - 1 - rows.max(), SIDE - 1 - columns.max()):
-        assert edge >= MARGIN - 1
+def test_no_shape_touches_the_edge() -> None:
+    for shape in SHAPES:
+        for size in [None, *SIZES]:
+            for position in [None, *POSITIONS]:
+                with case(shape=shape, size=size, position=position):
+                    rng = numpy.random.default_rng(2)
+                    picture = draw(Scene("red", shape, "white", size, position), rng).astype(int)
+                    far = abs(picture - picture[0, 0]).max(axis=-1) > 0
+                    assert far.any()
+                    rows, columns = numpy.nonzero(far)
+                    for edge in (rows.min(), columns.min(), SIDE - 1 - rows.max(), SIDE - 1 - columns.max()):
+                        assert edge >= MARGIN - 1
 
 
-@every_shape
-def test_sizes_and_positions_are_where_they_are_said_to_be(shape: str) -> None:
-    rng = numpy.random.default_rng(3)
+def where(shape: str, rng: numpy.random.Generator, size: str | None, position: str | None) -> tuple[int, float, float]:
+    """The size of a black shape, and its middle."""
+    picture = draw(Scene("black", shape, "white", size, position), rng)[..., 0] < 128
+    rows, columns = numpy.nonzero(picture)
+    return int(picture.sum()), float(columns.mean()), float(rows.mean())
 
-    def covered(size: str | None, position: str | None) -> tuple[int, float, float]:
-        picture = draw(Scene("black", shape, "white", size, position), rng)[..., 0] < 128
-        rows, columns = numpy.nonzero(picture)
-        return int(picture.sum()), float(columns.mean()), float(rows.mean())
 
-    assert covered("small", None)[0] < covered(None, None)[0] < covered("large", None)[0]
-    assert covered("small", "on the left")[1] < 24
-    assert covered("small", "on the right")[1] > 40
-    assert covered(None, "at the top")[2] < 27
-    assert covered(None, "at the bottom")[2] > 37
-    _, x, y = covered("small", "in the top right corner")
-    assert x > 40
-    assert y < 24
+def test_sizes_and_positions_are_where_they_are_said_to_be() -> None:
+    for shape in SHAPES:
+        with case(shape=shape):
+            covered = partial(where, shape, numpy.random.default_rng(3))
+            assert covered("small", None)[0] < covered(None, None)[0] < covered("large", None)[0]
+            assert covered("small", "on the left")[1] < 24
+            assert covered("small", "on the right")[1] > 40
+            assert covered(None, "at the top")[2] < 27
+            assert covered(None, "at the bottom")[2] > 37
+            _, x, y = covered("small", "in the top right corner")
+            assert x > 40
+            assert y < 24
 
 
 def test_shapes_differ_and_one_that_is_not_known_is_refused() -> None:
@@ -72,7 +79,7 @@ def test_shapes_differ_and_one_that_is_not_known_is_refused() -> None:
 
 
 def test_busy_pictures_have_the_size_that_the_autoencoder_takes() -> None:
-    given = tensor([draw_busy(numpy.random.default_rng(seed)) for seed in range(3)])
+    given = autoencoding.tensor([draw_busy(numpy.random.default_rng(seed)) for seed in range(3)])
     assert given.shape == (3, 3, SIDE, SIDE)
     assert given.min() >= -1
     assert given.max() <= 1
@@ -86,7 +93,7 @@ def test_every_shape_and_colour_is_held_out_in_some_pair_and_learnt_in_others() 
 
 
 def test_no_held_out_pair_is_drawn_for_training() -> None:
-    trained = {(scene.colour, scene.shape) for scene in scenes()}
+    trained = {(scene.colour, scene.shape) for scene in latents.scenes()}
     assert trained == set(product(COLOURS, SHAPES)) - HELD_OUT
 
 

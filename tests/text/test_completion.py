@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from case import case
 
 from services.text.completion import Completion
 from services.text.conversation import Usage
@@ -18,22 +19,18 @@ class Counted:
         self.usage = Usage(prompt_tokens=prompt, cached_tokens=prompt // 2, completion_tokens=generated)
 
 
-@pytest.mark.parametrize(
-    ("choices", "prompts", "tokens"),
-    [
+def test_each_prompt_counts_once_and_every_token_generated() -> None:
+    for choices, prompts, tokens in [
         ([(7, 5)], 1, 12),
         ([(0, 0)], 1, 0),
         ([(7, 5), (7, 3), (7, 0)], 1, 15),
         ([(7, 5), (0, 0)], 1, 12),  # the other one has not begun
         ([(7, 5), (9, 1)], 2, 22),
         ([(7, 5), (7, 1), (9, 1), (0, 0)], 2, 23),
-    ],
-)
-def test_each_prompt_counts_once_and_every_token_generated(
-    choices: list[tuple[int, int]], prompts: int, tokens: int
-) -> None:
-    made: Any = [Counted(*each) for each in choices]
-    assert Completion("m", made, prompts=prompts).computed == tokens
+    ]:
+        with case(choices=choices, prompts=prompts, tokens=tokens):
+            made: Any = [Counted(*each) for each in choices]
+            assert Completion("m", made, prompts=prompts).computed == tokens
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from case import case
 from llguidance import LLMatcher
 
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolChoice
@@ -31,28 +31,26 @@ def test_what_asks_for_nothing_is_free() -> None:
     assert grammar(tools=strict, tool_choice=ToolChoice(mode="none")) == ""
 
 
-@pytest.mark.parametrize("reasoning_open", [False, True])
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"output": OutputFormat(kind="json_object")},
-        {"output": SCHEMA},
-        {"tools": (Tool(name="f", parameters=CITY),), "tool_choice": ToolChoice(mode="required")},
-        {"tools": (Tool(name="f"),), "tool_choice": ToolChoice(mode="required")},
-        {"tools": (Tool(name="f", parameters=CITY, strict=True),)},
-        {"tools": (Tool(name="f", parameters=CITY),), "output": SCHEMA},
-        {
-            "tools": (Tool(name="f"), Tool(name="g")),
-            "tool_choice": ToolChoice(names=frozenset({"g"})),
-            "output": SCHEMA,
-        },
-        {"tools": (Tool(name="f", parameters={"not": {}}),), "tool_choice": ToolChoice(mode="required")},
-    ],
-)
-def test_every_combination_makes_a_grammar_that_compiles(parameters: dict[str, object], reasoning_open: bool) -> None:
-    text = grammar(reasoning_open=reasoning_open, **parameters)
-    assert text
-    assert ("thought" in text) is reasoning_open
+def test_every_combination_makes_a_grammar_that_compiles() -> None:
+    for reasoning_open in [False, True]:
+        for parameters in [
+            {"output": OutputFormat(kind="json_object")},
+            {"output": SCHEMA},
+            {"tools": (Tool(name="f", parameters=CITY),), "tool_choice": ToolChoice(mode="required")},
+            {"tools": (Tool(name="f"),), "tool_choice": ToolChoice(mode="required")},
+            {"tools": (Tool(name="f", parameters=CITY, strict=True),)},
+            {"tools": (Tool(name="f", parameters=CITY),), "output": SCHEMA},
+            {
+                "tools": (Tool(name="f"), Tool(name="g")),
+                "tool_choice": ToolChoice(names=frozenset({"g"})),
+                "output": SCHEMA,
+            },
+            {"tools": (Tool(name="f", parameters={"not": {}}),), "tool_choice": ToolChoice(mode="required")},
+        ]:
+            with case(reasoning_open=reasoning_open, parameters=parameters):
+                text = grammar(reasoning_open=reasoning_open, **parameters)
+                assert text
+                assert ("thought" in text) is reasoning_open
 
 
 def test_harmony_answers_in_its_final_channel() -> None:

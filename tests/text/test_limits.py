@@ -7,6 +7,7 @@ import math
 
 import msgspec
 import pytest
+from case import case
 
 from services.rpc.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Message
@@ -39,40 +40,39 @@ def test_the_defaults_pass() -> None:
     check(request())
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("temperature", (0, 1e-9, 2)),
-        ("top_p", (1e-9, 1)),
-        ("top_k", (0, 1, MAX_TOKENS)),
-        ("min_p", (0, 1)),
-        ("presence_penalty", (-2, 2)),
-        ("frequency_penalty", (-2, 2)),
-        ("repeat_penalty", (1e-9, 100)),
-        ("seed", (None, 0, MAX_SEED)),
-        ("max_tokens", (None, 1, MAX_TOKENS)),
-        ("stop", ((), ("x",), ("x" * MAX_STOP_LENGTH,) * MAX_STOPS)),
-        ("logit_bias", ((), ((0, -100), (MAX_TOKEN_ID, 100)), tuple((at, 0) for at in range(MAX_BIASES)))),
-        ("ignore_eos", (False, True)),
-    ],
-)
-def test_what_lies_on_a_bound_passes_and_reaches_the_worker(name: str, values: tuple) -> None:
-    for value in values:
-        asked = request(**{name: value})
-        check(asked)
-        sent = msgspec.msgpack.encode(asked.sampling)
-        assert msgspec.msgpack.decode(sent, type=SamplingParams) == asked.sampling
+BOUNDS = [
+    ("temperature", (0, 1e-9, 2)),
+    ("top_p", (1e-9, 1)),
+    ("top_k", (0, 1, MAX_TOKENS)),
+    ("min_p", (0, 1)),
+    ("presence_penalty", (-2, 2)),
+    ("frequency_penalty", (-2, 2)),
+    ("repeat_penalty", (1e-9, 100)),
+    ("seed", (None, 0, MAX_SEED)),
+    ("max_tokens", (None, 1, MAX_TOKENS)),
+    ("stop", ((), ("x",), ("x" * MAX_STOP_LENGTH,) * MAX_STOPS)),
+    ("logit_bias", ((), ((0, -100), (MAX_TOKEN_ID, 100)), tuple((at, 0) for at in range(MAX_BIASES)))),
+    ("ignore_eos", (False, True)),
+]
+
+
+def test_what_lies_on_a_bound_passes_and_reaches_the_worker() -> None:
+    for name, values in BOUNDS:
+        with case(name=name, values=values):
+            for value in values:
+                asked = request(**{name: value})
+                check(asked)
+                sent = msgspec.msgpack.encode(asked.sampling)
+                assert msgspec.msgpack.decode(sent, type=SamplingParams) == asked.sampling
 
 
 def test_every_parameter_of_sampling_has_a_bound_that_passes_above() -> None:
     """A new parameter needs a bound, or a reason to have none."""
-    marks = test_what_lies_on_a_bound_passes_and_reaches_the_worker.pytestmark
-    assert {case[0] for case in marks[0].args[1]} == {field.name for field in dataclasses.fields(SamplingParams)}
+    assert {name for name, _ in BOUNDS} == {field.name for field in dataclasses.fields(SamplingParams)}
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
+def test_what_is_out_of_bounds_is_refused_by_name() -> None:
+    for name, value, words in [
         ("temperature", -0.1, "must be 0 to 2, not -0.1"),
         ("temperature", 2.0001, "must be 0 to 2, not 2.0001"),
         ("temperature", math.nan, "must be 0 to 2, not nan"),
@@ -105,12 +105,11 @@ def test_every_parameter_of_sampling_has_a_bound_that_passes_above() -> None:
         ("logit_bias", ((MAX_TOKEN_ID + 1, 1),), "names token 2147483648"),
         ("logit_bias", ((10**30, 1),), "names token 1000"),
         ("logit_bias", tuple((at, 0) for at in range(1025)), "has 1025 entries; at most 1024 are allowed"),
-    ],
-)
-def test_what_is_out_of_bounds_is_refused_by_name(name: str, value: object, words: str) -> None:
-    error = refusal(request(**{name: value}))
-    assert error.param == name
-    assert error.message.startswith(f"'{name}' {words}")
+    ]:
+        with case(name=name, value=value, words=words):
+            error = refusal(request(**{name: value}))
+            assert error.param == name
+            assert error.message.startswith(f"'{name}' {words}")
 
 
 def test_a_request_needs_a_model_and_a_message() -> None:

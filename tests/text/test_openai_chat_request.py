@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from case import case
 from google.api import httpbody_pb2
 from openai.types.chat import ChatCompletion
 from openai.types.chat.completion_create_params import (
@@ -63,9 +64,8 @@ def test_the_smallest_request() -> None:
     assert asked.stream is None
 
 
-@pytest.mark.parametrize(
-    ("parameter", "value", "field", "expected"),
-    [
+def test_every_sampling_parameter_reaches_the_model() -> None:
+    for parameter, value, field, expected in [
         ("temperature", 0, "temperature", 0.0),
         ("temperature", 1.5, "temperature", 1.5),
         ("top_p", 0.5, "top_p", 0.5),
@@ -88,11 +88,10 @@ def test_the_smallest_request() -> None:
         ("max_tokens", 5, "max_tokens", 5),
         ("max_completion_tokens", 5, "max_tokens", 5),
         ("ignore_eos", True, "ignore_eos", True),
-    ],
-)
-def test_every_sampling_parameter_reaches_the_model(parameter: str, value: Any, field: str, expected: Any) -> None:
-    plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
-    assert sampling(**{parameter: value}) == SamplingParams(**(plain | {field: expected}))
+    ]:
+        with case(parameter=parameter, value=value, field=field, expected=expected):
+            plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
+            assert sampling(**{parameter: value}) == SamplingParams(**(plain | {field: expected}))
 
 
 def test_null_means_absent_for_every_parameter_but_the_two_that_are_required() -> None:
@@ -116,9 +115,8 @@ def test_what_is_required_is_named_when_it_is_missing(missing: str) -> None:
     assert (error.param, error.message) == (missing, f"Missing required parameter: '{missing}'.")
 
 
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
+def test_a_wrong_value_is_refused_by_name() -> None:
+    for parameters, param in [
         ({"model": ""}, "model"),
         ({"model": 5}, "model"),
         ({"messages": []}, "messages"),
@@ -186,18 +184,16 @@ def test_what_is_required_is_named_when_it_is_missing(missing: str) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "maybe", "tools": [function("f")]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [function("f")]}, "tool_choice"),
-    ],
-)
-def test_a_wrong_value_is_refused_by_name(parameters: dict[str, Any], param: str) -> None:
-    error = refusal(body(**parameters))
-    assert error.param == param
-    assert f"'{param}'" in error.message
-    assert isinstance(error, InvalidRequest)
+    ]:
+        with case(parameters=parameters, param=param):
+            error = refusal(body(**parameters))
+            assert error.param == param
+            assert f"'{param}'" in error.message
+            assert isinstance(error, InvalidRequest)
 
 
-@pytest.mark.parametrize(
-    ("parameter", "asking", "neutral"),
-    [
+def test_what_cannot_be_honoured_is_refused_by_name_and_its_neutral_value_passes() -> None:
+    for parameter, asking, neutral in [
         ("functions", ([{"name": "f"}],), ([],)),
         ("function_call", ({"name": "f"},), ("none", "auto")),
         ("modalities", (["text", "audio"], ["audio"]), (["text"],)),
@@ -208,18 +204,15 @@ def test_a_wrong_value_is_refused_by_name(parameters: dict[str, Any], param: str
         ("service_tier", ("flex", "priority"), ("auto", "default")),
         ("web_search_options", ({},), ()),
         ("moderation", ({"model": "x"},), ()),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name_and_its_neutral_value_passes(
-    parameter: str, asking: tuple, neutral: tuple
-) -> None:
-    for value in asking:
-        error = refusal(body(**{parameter: value}))
-        assert isinstance(error, Unsupported), value
-        assert error.param == parameter
-        assert f"'{parameter}'" in error.message
-    for value in (None, *neutral):
-        assert read(body(**{parameter: value}))[1] == read(body())[1]
+    ]:
+        with case(parameter=parameter, asking=asking, neutral=neutral):
+            for value in asking:
+                error = refusal(body(**{parameter: value}))
+                assert isinstance(error, Unsupported), value
+                assert error.param == parameter
+                assert f"'{parameter}'" in error.message
+            for value in (None, *neutral):
+                assert read(body(**{parameter: value}))[1] == read(body())[1]
 
 
 def test_tools_are_read_with_their_schemas_as_they_came() -> None:
@@ -397,9 +390,8 @@ def test_an_empty_text_is_a_text() -> None:
     assert messages({"role": "user", "content": ""}) == (Message(role="user", content=""),)
 
 
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
+def test_a_wrong_message_is_refused_with_its_place() -> None:
+    for message, param in [
         ({"content": "x"}, "messages[0].role"),
         ({"role": "king", "content": "x"}, "messages[0].role"),
         ({"role": "function", "name": "f", "content": "x"}, "messages[0].role"),
@@ -419,13 +411,12 @@ def test_an_empty_text_is_a_text() -> None:
             "messages[0].tool_calls[0].function.arguments",
         ),
         ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
-    ],
-)
-def test_a_wrong_message_is_refused_with_its_place(message: dict[str, Any], param: str) -> None:
-    error = refusal(body(messages=[message]))
-    assert isinstance(error, InvalidRequest)
-    assert error.param == param
-    assert f"'{param}'" in error.message
+    ]:
+        with case(message=message, param=param):
+            error = refusal(body(messages=[message]))
+            assert isinstance(error, InvalidRequest)
+            assert error.param == param
+            assert f"'{param}'" in error.message
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from case import case
 from google.api import httpbody_pb2
 from openai.types import Completion
 from openai.types.completion_create_params import (
@@ -61,9 +62,8 @@ def test_every_form_of_a_prompt(prompt: Any, expected: tuple[Any, ...]) -> None:
     assert read(prompt=prompt).prompts == expected
 
 
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
+def test_what_cannot_be_is_refused_by_name() -> None:
+    for parameters, param in [
         ({"prompt": None}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
@@ -85,10 +85,9 @@ def test_every_form_of_a_prompt(prompt: Any, expected: tuple[Any, ...]) -> None:
         ({"seed": -(2**63) - 1}, "seed"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(parameters: dict[str, Any], param: str) -> None:
-    assert refusal(**parameters).param == param
+    ]:
+        with case(parameters=parameters, param=param):
+            assert refusal(**parameters).param == param
 
 
 def test_every_parameter_of_the_official_sdk_is_read_or_without_effect() -> None:

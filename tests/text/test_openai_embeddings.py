@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 import pytest
+from case import case
 from google.api import httpbody_pb2
 
 from services.rpc.errors import InvalidRequest
@@ -40,9 +41,8 @@ def test_what_changes_nothing_is_accepted() -> None:
     assert read(input="a", dimensions=7).dimensions == 7
 
 
-@pytest.mark.parametrize(
-    ("parameters", "param", "words"),
-    [
+def test_what_cannot_be_is_refused_by_name() -> None:
+    for parameters, param, words in [
         ({}, "input", "Missing required"),
         ({"input": None}, "input", "Missing required"),
         ({"input": ""}, "input", "'input' is empty"),
@@ -58,13 +58,12 @@ def test_what_changes_nothing_is_accepted() -> None:
         ({"input": "a", "dimensions": "x"}, "dimensions", "Invalid type"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "float or base64"),
         ({"input": "a", "model": ""}, "model", "Missing required"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(parameters: dict[str, Any], param: str, words: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        read(**parameters)
-    assert caught.value.param == param
-    assert words in caught.value.message
+    ]:
+        with case(parameters=parameters, param=param, words=words):
+            with pytest.raises(InvalidRequest) as caught:
+                read(**parameters)
+            assert caught.value.param == param
+            assert words in caught.value.message
 
 
 VECTORS = [struct.pack("<3f", 0.1, -2.0, 3e-8), struct.pack("<3f", 1, 2, 3)]

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from case import case
 from google.api import httpbody_pb2
 from openai.types.responses import ResponseOutputMessage
 from openai.types.responses.input_token_count_params import InputTokenCountParams
@@ -103,9 +104,8 @@ def test_what_continues_another_needs_no_input() -> None:
     assert read({"model": "m", "previous_response_id": "resp_1"}).input == ()
 
 
-@pytest.mark.parametrize(
-    ("parameter", "value", "field", "expected"),
-    [
+def test_every_sampling_parameter_reaches_the_model() -> None:
+    for parameter, value, field, expected in [
         ("temperature", 0, "temperature", 0.0),
         ("top_p", 0.5, "top_p", 0.5),
         ("max_output_tokens", 5, "max_tokens", 5),
@@ -118,16 +118,14 @@ def test_what_continues_another_needs_no_input() -> None:
         ("stop", "end", "stop", ("end",)),
         ("stop", ["a", "b"], "stop", ("a", "b")),
         ("ignore_eos", True, "ignore_eos", True),
-    ],
-)
-def test_every_sampling_parameter_reaches_the_model(parameter: str, value: Any, field: str, expected: Any) -> None:
-    plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
-    assert asked(**{parameter: value}).sampling == SamplingParams(**(plain | {field: expected}))
+    ]:
+        with case(parameter=parameter, value=value, field=field, expected=expected):
+            plain = {name: getattr(SamplingParams(), name) for name in SamplingParams.__dataclass_fields__}
+            assert asked(**{parameter: value}).sampling == SamplingParams(**(plain | {field: expected}))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "field", "expected"),
-    [
+def test_parameters_are_read() -> None:
+    for parameters, field, expected in [
         ({"instructions": "i"}, "instructions", "i"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "resp_1"),
         ({"store": False}, "store", False),
@@ -159,10 +157,9 @@ def test_every_sampling_parameter_reaches_the_model(parameter: str, value: Any, 
             "store",
             None,
         ),
-    ],
-)
-def test_parameters_are_read(parameters: dict[str, Any], field: str, expected: Any) -> None:
-    assert getattr(asked(**parameters), field) == expected
+    ]:
+        with case(parameters=parameters, field=field, expected=expected):
+            assert getattr(asked(**parameters), field) == expected
 
 
 def test_a_schema_keeps_its_order_and_its_name() -> None:
@@ -180,9 +177,8 @@ def test_functions_are_strict_unless_they_say_otherwise_or_cannot_be() -> None:
     assert [tool.strict for tool in asked(tools=tools).tools] == [True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
+def test_a_choice_of_tools_is_read() -> None:
+    for choice, expected in [
         (None, ToolChoice()),
         ("auto", ToolChoice()),
         ("none", ToolChoice(mode="none")),
@@ -192,15 +188,13 @@ def test_functions_are_strict_unless_they_say_otherwise_or_cannot_be() -> None:
             {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
             ToolChoice(names=frozenset({"f"})),
         ),
-    ],
-)
-def test_a_choice_of_tools_is_read(choice: Any, expected: ToolChoice) -> None:
-    assert asked(tools=[TOOL], tool_choice=choice).tool_choice == expected
+    ]:
+        with case(choice=choice, expected=expected):
+            assert asked(tools=[TOOL], tool_choice=choice).tool_choice == expected
 
 
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
+def test_what_cannot_be_honoured_is_refused_by_name() -> None:
+    for parameters, param in [
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
@@ -231,18 +225,16 @@ def test_a_choice_of_tools_is_read(choice: Any, expected: ToolChoice) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "computer_call"}]}, "input[0]"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name(parameters: dict[str, Any], param: str) -> None:
-    error = refusal(body(**parameters))
-    assert isinstance(error, Unsupported)
-    assert error.param == param
-    assert f"'{param}'" in error.message
+    ]:
+        with case(parameters=parameters, param=param):
+            error = refusal(body(**parameters))
+            assert isinstance(error, Unsupported)
+            assert error.param == param
+            assert f"'{param}'" in error.message
 
 
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
+def test_what_is_wrong_is_refused_with_its_place() -> None:
+    for parameters, param in [
         ({"model": 1}, "model"),
         ({"input": 1}, "input"),
         ({"input": ["x"]}, "input[0]"),
@@ -275,12 +267,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(parameters: dict[str, Any], 
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "name": "", "schema": SCHEMA}}}, "text.format.name"),
         ({"seed": 2**63}, "seed"),
-    ],
-)
-def test_what_is_wrong_is_refused_with_its_place(parameters: dict[str, Any], param: str) -> None:
-    error = refusal(body(**parameters))
-    assert isinstance(error, InvalidRequest)
-    assert error.param == param
+    ]:
+        with case(parameters=parameters, param=param):
+            error = refusal(body(**parameters))
+            assert isinstance(error, InvalidRequest)
+            assert error.param == param
 
 
 def test_the_keyword_of_a_schema_that_is_not_supported_is_named() -> None:
@@ -327,16 +318,14 @@ def test_output_can_be_sent_back_as_it_came() -> None:
     assert items(official.model_dump()) == (sent[1],)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_hostile_bodies_are_refused() -> None:
+    for data in [
         b"",
         b"[]",
         b'{"model":"m","input":"\\ud800"}',
         b'{"model":"m","input":' + b"[" * 100_000,
         b'{"model":"m","input":"x","tools":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"model":"m","input":"x","text":{"format":' + b'{"a":' * 100_000,
-    ],
-)
-def test_hostile_bodies_are_refused(data: bytes) -> None:
-    assert refusal(data).code == "INVALID_REQUEST"
+    ]:
+        with case(data=data):
+            assert refusal(data).code == "INVALID_REQUEST"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 
 import pytest
+from case import case
 
 from services.models.gguf import read_header
 from services.rpc.errors import InvalidRequest, ModelInvalid
@@ -118,11 +119,12 @@ def test_tool_calls_are_shown_with_their_arguments_as_an_object() -> None:
     ]
 
 
-@pytest.mark.parametrize("arguments", ["", "not JSON", '{"cut off', "5", "[1]", '"text"', "null", "9" * 5000])
-def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
-    call = ToolCall(id="c", name="f", arguments=arguments)
-    source = "{% set a = messages[0].tool_calls[0].function.arguments %}{{ a is string }} {{ a }}"
-    assert render(source, (Message(role="assistant", content="", tool_calls=(call,)),)) == f"True {arguments}"
+def test_arguments_that_are_no_object_stay_text() -> None:
+    for arguments in ["", "not JSON", '{"cut off', "5", "[1]", '"text"', "null", "9" * 5000]:
+        with case(arguments=arguments):
+            call = ToolCall(id="c", name="f", arguments=arguments)
+            source = "{% set a = messages[0].tool_calls[0].function.arguments %}{{ a is string }} {{ a }}"
+            assert render(source, (Message(role="assistant", content="", tool_calls=(call,)),)) == f"True {arguments}"
 
 
 def test_deeply_nested_arguments_are_refused() -> None:
@@ -183,9 +185,9 @@ def test_a_compiled_template_keeps_nothing_between_conversations() -> None:
 # --- what they may do
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_the_sandbox_gives_no_way_out() -> None:
+    """Either refused, or the sandbox prints nothing for it: what stands behind it never comes out."""
+    for source in [
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.__class__.__base__.__subclasses__() }}",
         "{{ raise_exception.__globals__ }}",
@@ -203,16 +205,14 @@ def test_a_compiled_template_keeps_nothing_between_conversations() -> None:
         "{% include '/etc/passwd' %}",
         "{% import 'os' as os %}{{ os }}",
         "{% extends 'x' %}",
-    ],
-)
-def test_the_sandbox_gives_no_way_out(source: str) -> None:
-    """Either refused, or the sandbox prints nothing for it: what stands behind it never comes out."""
-    try:
-        text = render(source)
-    except InvalidRequest as error:
-        assert "chat template fails on this conversation" in error.message
-    else:
-        assert text.strip() == ""
+    ]:
+        with case(source=source):
+            try:
+                text = render(source)
+            except InvalidRequest as error:
+                assert "chat template fails on this conversation" in error.message
+            else:
+                assert text.strip() == ""
 
 
 @pytest.mark.parametrize("count", ["100001", "10**18", "-1, 10**18"])
@@ -227,9 +227,8 @@ def test_a_template_that_calls_itself_forever_is_refused() -> None:
 # --- how they fail
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_a_template_that_does_not_compile_is_a_fault_of_the_model() -> None:
+    for source in [
         "{% if %}",
         "{{ messages",
         "{% for m in messages %}",
@@ -238,11 +237,9 @@ def test_a_template_that_calls_itself_forever_is_refused() -> None:
         "{% generation %}never ended",
         "{% for a in messages %}" * 30 + "{% endfor %}" * 30,
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
-    ],
-)
-def test_a_template_that_does_not_compile_is_a_fault_of_the_model(source: str) -> None:
-    with pytest.raises(ModelInvalid, match="chat template does not compile"):
-        template(source)
+    ]:
+        with case(source=source), pytest.raises(ModelInvalid, match="chat template does not compile"):
+            template(source)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from byte_tokens import TOKENIZER, accepts
+from case import case
 from llguidance import LLMatcher
 
 from services.rpc.errors import InvalidRequest
 from services.text.schema import MAX_BYTES, MAX_OPTIONAL, check_schema, check_size, fit, lenient
 
 
-@pytest.mark.parametrize(
-    ("schema", "word"),
-    [
+def test_a_schema_that_cannot_be_followed_is_refused_by_keyword() -> None:
+    for schema, word in [
         ({"type": "object", "not": {}}, "not"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
@@ -25,14 +25,13 @@ from services.text.schema import MAX_BYTES, MAX_OPTIONAL, check_schema, check_si
         ({"type": "string", "pattern": "^(?=x)"}, "pattern: "),
         ({"type": "object", "properties": 5}, "properties"),
         ({"type": "string", "format": "iri"}, "iri"),
-    ],
-)
-def test_a_schema_that_cannot_be_followed_is_refused_by_keyword(schema: dict[str, Any], word: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        check_schema(schema, "response_format")
-    assert word in caught.value.message
-    assert caught.value.param == "response_format"
-    assert "\n" not in caught.value.message
+    ]:
+        with case(schema=schema, word=word):
+            with pytest.raises(InvalidRequest) as caught:
+                check_schema(schema, "response_format")
+            assert word in caught.value.message
+            assert caught.value.param == "response_format"
+            assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -51,9 +50,8 @@ def test_what_says_nothing_is_left_out(schema: dict[str, Any], fitted: dict[str,
     check_schema(schema, "x")
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
+def test_what_says_something_stays() -> None:
+    for schema in [
         {"type": "string", "format": "uuid"},
         # Names of properties, which only look like keywords.
         {"properties": {"propertyNames": {"type": "string"}, "uniqueItems": False, "if": {}, "maxItems": {}}},
@@ -61,16 +59,14 @@ def test_what_says_nothing_is_left_out(schema: dict[str, Any], fitted: dict[str,
         {"const": {"format": "path", "propertyNames": {"type": "string"}}},
         {"enum": [{"format": "path"}]},
         {"type": "object", "properties": {"format": {"type": "string"}}, "required": ["format"]},
-    ],
-)
-def test_what_says_something_stays(schema: dict[str, Any]) -> None:
-    assert fit(schema) == schema
-    check_schema(schema, "x")
+    ]:
+        with case(schema=schema):
+            assert fit(schema) == schema
+            check_schema(schema, "x")
 
 
-@pytest.mark.parametrize(
-    "nothing",
-    [
+def test_keywords_that_say_nothing_are_left_out() -> None:
+    for nothing in [
         {"uniqueItems": False},
         {"unevaluatedProperties": True},
         {"unevaluatedItems": {}},
@@ -80,10 +76,9 @@ def test_what_says_something_stays(schema: dict[str, Any]) -> None:
         {"minContains": 2},
         {"not": False},
         {"dependentRequired": {}},
-    ],
-)
-def test_keywords_that_say_nothing_are_left_out(nothing: dict[str, Any]) -> None:
-    assert fit({"type": "object", "items": nothing}) == {"type": "object", "items": {}}
+    ]:
+        with case(nothing=nothing):
+            assert fit({"type": "object", "items": nothing}) == {"type": "object", "items": {}}
 
 
 def test_counts_may_be_written_as_decimals() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from case import case
 
 from services.audio.engine.lane_count import SMALL_BYTES, lane_count
 
 
-@pytest.mark.parametrize(("threads", "lanes"), [(0, 1), (1, 1), (2, 2), (4, 2), (7, 2), (8, 4), (64, 4)])
-def test_calls_of_a_small_model_share_out_the_threads(threads: int, lanes: int) -> None:
-    assert lane_count(SMALL_BYTES, threads, gpu=False) == lanes
+def test_calls_of_a_small_model_share_out_the_threads() -> None:
+    for threads, lanes in [(0, 1), (1, 1), (2, 2), (4, 2), (7, 2), (8, 4), (64, 4)]:
+        with case(threads=threads, lanes=lanes):
+            assert lane_count(SMALL_BYTES, threads, gpu=False) == lanes
 
 
 def test_a_large_model_and_a_gpu_compute_one_call_with_all_they_have() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import whisper
+from case import case
+from late import late
 from recordings import announcement, novel
 
 from services.audio.engine.mel import COLUMNS, LogMel, log_mel
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Samples
 from services.audio.engine.windows import WholeWindows
+
+whisper = late("whisper")
 
 
 def reference(samples: Samples, n_mels: int) -> Samples:
@@ -22,13 +25,14 @@ def padded(mel: Samples) -> Samples:
     return np.asarray(whisper.pad_or_trim(mel, COLUMNS))
 
 
-@pytest.mark.parametrize("n_mels", [80, 128])
-@pytest.mark.parametrize("length", [HOP, 399, 4 * 16000, 100_123, WINDOW_SAMPLES])
-def test_one_window_is_the_reference_s(n_mels: int, length: int) -> None:
-    samples = announcement()[:length]
-    mel = log_mel(samples, n_mels)
-    assert (mel.dtype, mel.shape) == (np.float32, (n_mels, COLUMNS))
-    np.testing.assert_allclose(mel, padded(reference(samples, n_mels)), atol=1e-4, rtol=0)
+def test_one_window_is_the_reference_s() -> None:
+    for n_mels in [80, 128]:
+        for length in [HOP, 399, 4 * 16000, 100_123, WINDOW_SAMPLES]:
+            with case(n_mels=n_mels, length=length):
+                samples = announcement()[:length]
+                mel = log_mel(samples, n_mels)
+                assert (mel.dtype, mel.shape) == (np.float32, (n_mels, COLUMNS))
+                np.testing.assert_allclose(mel, padded(reference(samples, n_mels)), atol=1e-4, rtol=0)
 
 
 def test_what_is_beyond_a_window_is_left_out() -> None:

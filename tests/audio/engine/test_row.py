@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from case import case
 
 from services.audio.engine.row import columns_for
 
 
-@pytest.mark.parametrize(
-    ("frames", "shortest", "others", "columns"),
-    [
+def test_columns() -> None:
+    for frames, shortest, others, columns in [
         (1, 1, (), 1500),
         (1100, 1, (), 1500),
         (1101, 1, (), 2000),
@@ -23,7 +22,6 @@ from services.audio.engine.row import columns_for
         (100, 1, {1500, 2000}, 1500),
         (100, 1, {3000}, 1500),
         (1200, 1, {2500}, 2000),  # too much more to encode
-    ],
-)
-def test_columns(frames: int, shortest: int, others: set[int], columns: int) -> None:
-    assert columns_for(frames, shortest, others) == columns
+    ]:
+        with case(frames=frames, shortest=shortest, others=others, columns=columns):
+            assert columns_for(frames, shortest, others) == columns

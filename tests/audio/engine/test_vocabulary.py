@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import random
 from pathlib import Path
 
 import pytest
-import whisper
-from whisper.tokenizer import LANGUAGES as PUBLISHED
-from whisper.tokenizer import Tokenizer
 from whisper_weights import base_ct2, tiny_en_ct2
 
 from services.audio.engine.languages import LANGUAGES
@@ -23,8 +21,11 @@ from services.audio.engine.vocabulary import (
 )
 from services.residency.messages import EngineError
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
+from tests.late import late
 
-ASSETS = Path(whisper.__file__).parent / "assets"
+whisper_tokenizer = late("whisper.tokenizer")
+
+ASSETS = Path(importlib.util.find_spec("whisper").origin).parent / "assets"
 ENGLISH, MULTILINGUAL, LARGE_V3 = 51864, 51865, 51866
 TEXTS = [
     "",
@@ -68,7 +69,7 @@ def languages(kind: str) -> int:
 
 
 @pytest.fixture
-def reference(languages: int) -> Tokenizer:
+def reference(languages: int) -> whisper_tokenizer.Tokenizer:
     return reference_tokenizer(languages)
 
 
@@ -85,7 +86,9 @@ def test_all_files_hold_the_same_tokens() -> None:
     assert len(others[2]) == len(english) + 1
 
 
-def test_markup_has_the_ids_of_the_reference(vocabulary: WhisperVocabulary, reference: Tokenizer) -> None:
+def test_markup_has_the_ids_of_the_reference(
+    vocabulary: WhisperVocabulary, reference: whisper_tokenizer.Tokenizer
+) -> None:
     names = [
         "sot",
         "eot",
@@ -106,7 +109,9 @@ def test_markup_has_the_ids_of_the_reference(vocabulary: WhisperVocabulary, refe
         assert tokens == sorted(reference.all_language_tokens)
 
 
-def test_text_becomes_the_tokens_of_the_reference_and_back(vocabulary: WhisperVocabulary, reference: Tokenizer) -> None:
+def test_text_becomes_the_tokens_of_the_reference_and_back(
+    vocabulary: WhisperVocabulary, reference: whisper_tokenizer.Tokenizer
+) -> None:
     for text in TEXTS[:-1] + random_texts():
         tokens = vocabulary.encode(text)
         assert tokens == reference.encode(text, disallowed_special=()), repr(text)
@@ -150,8 +155,8 @@ def test_special_tokens_are_no_text() -> None:
 
 
 def test_languages_are_those_that_were_published() -> None:
-    assert LANGUAGES == PUBLISHED
-    assert list(LANGUAGES) == list(PUBLISHED), "the order is that of the tokens"
+    assert LANGUAGES == whisper_tokenizer.LANGUAGES
+    assert list(LANGUAGES) == list(whisper_tokenizer.LANGUAGES), "the order is that of the tokens"
     assert converted_vocabulary(tiny_en_ct2()).languages == ["en"]
     assert len(converted_vocabulary(base_ct2()).languages) == 99
     assert package_vocabulary(ASSETS, LARGE_V3).languages[-1] == "yue"

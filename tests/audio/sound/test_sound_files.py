@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 import pytest
+from case import case
 
 from services.audio.sound.source import RawSound
 from tests.audio.sound.pool import Pool
@@ -14,25 +15,27 @@ from tests.audio.sound.sound_files import FILES, SECONDS, encoded, likeness, swe
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.mark.parametrize("name", FILES)
-async def test_what_comes_out_is_what_went_in(pool: Pool, name: str) -> None:
-    frame = FILES[name][-1]
-    sound = await pool.decode(encoded(name))
-    value, shift = likeness(sound)
-    assert value > 0.99
-    assert abs(shift) <= frame
-    assert abs(len(sound) / 32000 - SECONDS) <= 2 * frame
+async def test_what_comes_out_is_what_went_in(pool: Pool) -> None:
+    for name in FILES:
+        with case(name=name):
+            frame = FILES[name][-1]
+            sound = await pool.decode(encoded(name))
+            value, shift = likeness(sound)
+            assert value > 0.99
+            assert abs(shift) <= frame
+            assert abs(len(sound) / 32000 - SECONDS) <= 2 * frame
 
 
-@pytest.mark.parametrize("encoding", ["s16le", "f32le"])
-@pytest.mark.parametrize(("rate", "channels"), [(16000, 1), (16000, 2), (8000, 1), (44100, 3), (48000, 8)])
-async def test_raw_sound_is_what_its_caller_states(pool: Pool, rate: int, channels: int, encoding: str) -> None:
-    samples = to_int16(sweep(rate)) if encoding == "s16le" else sweep(rate).astype("<f4")
-    sound = await pool.decode(np.repeat(samples, channels).tobytes(), RawSound(rate, channels, encoding))
-    value, shift = likeness(sound)
-    assert value > 0.99
-    assert abs(shift) < 0.001
-    assert abs(len(sound) / 32000 - SECONDS) < 0.001
+async def test_raw_sound_is_what_its_caller_states(pool: Pool) -> None:
+    for encoding in ["s16le", "f32le"]:
+        for rate, channels in [(16000, 1), (16000, 2), (8000, 1), (44100, 3), (48000, 8)]:
+            with case(encoding=encoding, rate=rate, channels=channels):
+                samples = to_int16(sweep(rate)) if encoding == "s16le" else sweep(rate).astype("<f4")
+                sound = await pool.decode(np.repeat(samples, channels).tobytes(), RawSound(rate, channels, encoding))
+                value, shift = likeness(sound)
+                assert value > 0.99
+                assert abs(shift) < 0.001
+                assert abs(len(sound) / 32000 - SECONDS) < 0.001
 
 
 async def test_raw_sound_that_models_take_as_it_is_is_not_changed(pool: Pool) -> None:
@@ -98,12 +101,13 @@ async def test_what_a_file_is_called_does_not_matter(pool: Pool) -> None:
     assert likeness(await pool.decode(encoded("flac"), name="x.mp3"))[0] > 0.99
 
 
-@pytest.mark.parametrize("name", ["mp3", "aac", "ogg", "opus", "flac", "wav", "webm", "m4a-faststart"])
-async def test_a_file_that_is_cut_off_is_decoded_as_far_as_it_goes(pool: Pool, name: str) -> None:
-    data = encoded(name, 8.0)
-    sound = await pool.decode(data[: len(data) * 3 // 5])
-    assert 0.4 < len(sound) / 32000 / 8.0 < 0.8
-    assert likeness(sound, len(sound) / 32000)[0] > 0.95
+async def test_a_file_that_is_cut_off_is_decoded_as_far_as_it_goes(pool: Pool) -> None:
+    for name in ["mp3", "aac", "ogg", "opus", "flac", "wav", "webm", "m4a-faststart"]:
+        with case(name=name):
+            data = encoded(name, 8.0)
+            sound = await pool.decode(data[: len(data) * 3 // 5])
+            assert 0.4 < len(sound) / 32000 / 8.0 < 0.8
+            assert likeness(sound, len(sound) / 32000)[0] > 0.95
 
 
 async def test_an_m4a_that_lost_its_index_is_refused_as_such(pool: Pool) -> None:

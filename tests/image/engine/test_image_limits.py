@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from case import case
 from scripted_images import READY, Scripted, asked
 
 from services.image.engine.limits import check
@@ -39,9 +40,8 @@ def test_the_negative_prompt_counts_too() -> None:
     assert check(asked(prompt="a b c", negative="d e"), Scripted()) == 5
 
 
-@pytest.mark.parametrize(
-    ("changed", "param"),
-    [
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    for changed, param in [
         ({"width": 60}, "size"),
         ({"height": 8}, "size"),
         ({"width": 512}, "size"),
@@ -68,11 +68,10 @@ def test_the_negative_prompt_counts_too() -> None:
         ({"negative": "rain", "guidance": 1.0}, "negative_prompt"),
         ({"negative": "rain and so much more of it"}, "negative_prompt"),
         ({"prompt": "a b c d e f"}, "prompt"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(changed: dict, param: str) -> None:
-    refused = refusal(**changed)
-    assert (refused.code, refused.param) == ("INVALID_REQUEST", param)
+    ]:
+        with case(changed=changed, param=param):
+            refused = refusal(**changed)
+            assert (refused.code, refused.param) == ("INVALID_REQUEST", param)
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from case import case
 from scripted_images import READY, LoopOfImages, Scripted
 
+from services.image.engine import loop
 from services.image.engine.messages import Finished, Picture, Refused, Stepped, Stop
 from services.residency.messages import EngineError
 
@@ -135,19 +137,17 @@ def test_progress_is_of_all_images_of_a_request_and_never_falls() -> None:
     assert steps[-1] == 4
 
 
-@pytest.mark.parametrize(
-    ("partials", "steps", "told"),
-    [(0, 4, []), (1, 4, [2]), (2, 9, [3, 6]), (3, 4, [1, 2, 3]), (3, 2, [1]), (3, 1, [])],
-)
-def test_partials_are_spread_over_the_steps(partials: int, steps: int, told: list[int]) -> None:
-    session = LoopOfImages(Scripted())
-    session.ask(1, partials=partials, steps=steps)
-    session.ask(2, steps=steps)
-    session.work(1, 2)
-    assert [one.pixels for one in session.partials(1)] == [b"100 after %d" % step for step in told]
-    assert [one.partial for one in session.partials(1)] == list(range(len(told)))
-    assert session.partials(2) == []
-    assert session.pictures(1) == [b"100"]
+def test_partials_are_spread_over_the_steps() -> None:
+    for partials, steps, told in [(0, 4, []), (1, 4, [2]), (2, 9, [3, 6]), (3, 4, [1, 2, 3]), (3, 2, [1]), (3, 1, [])]:
+        with case(partials=partials, steps=steps, told=told):
+            session = LoopOfImages(Scripted())
+            session.ask(1, partials=partials, steps=steps)
+            session.ask(2, steps=steps)
+            session.work(1, 2)
+            assert [one.pixels for one in session.partials(1)] == [b"100 after %d" % step for step in told]
+            assert [one.partial for one in session.partials(1)] == list(range(len(told)))
+            assert session.partials(2) == []
+            assert session.pictures(1) == [b"100"]
 
 
 def test_every_image_has_its_own_partials() -> None:
@@ -260,9 +260,10 @@ def test_there_is_a_heartbeat_for_every_step_and_none_without_news() -> None:
     assert (counters[-1].running, counters[-1].waiting, counters[-1].batch) == (0, 1, 0)
 
 
-def test_what_is_late_is_never_started_and_what_runs_ends_at_the_next_step() -> None:
+def test_what_is_late_is_never_started_and_what_runs_ends_at_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now))
     session = LoopOfImages(Scripted())
-    now = time.monotonic()
     session.ask(1, deadline=now - 1)
     session.ask(2, deadline=now + 3600)
     session.work(1, 2)
@@ -272,12 +273,11 @@ def test_what_is_late_is_never_started_and_what_runs_ends_at_the_next_step() -> 
     assert session.pictures(2) == [b"200"]
 
     def wait() -> None:
-        while time.monotonic() < soon:
-            pass
+        nonlocal now
+        now += 2
 
-    soon = time.monotonic() + 0.05
     session.runtime.between[2] = wait
-    session.ask(3, count=2, deadline=soon)
+    session.ask(3, count=2, deadline=now + 1)
     session.work(3)
     assert session.of(Refused)[-1].request == 3
     assert session.runtime.ended == 1

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.inspection.checkpoint import MAX_PICKLE, read_checkpoint
 from services.rpc.errors import ModelInvalid
@@ -51,18 +52,21 @@ def test_the_size_of_the_vocabulary_tells_how_many_languages(
     assert read(tmp_path, checkpoint(checkpoint_pickle(vocabulary=vocabulary))) is multilingual
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_a_pickle_that_would_run_something_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None:
-    evidence = tmp_path / "it ran"
-    data = checkpoint(pickle.dumps({"dims": {}, "model_state_dict": Running(evidence)}, protocol))
-    said = message(tmp_path, data)
-    assert ("posix.system" in said or "nt.system" in said) if protocol < 4 else "STACK_GLOBAL" in said
-    assert not evidence.exists()
+def test_a_pickle_that_would_run_something_is_refused_and_does_not_run(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    for protocol in [0, 1, 2, 3, 4, 5]:
+        with case(protocol=protocol):
+            tmp_path = tmp_path_factory.mktemp("case")
+            evidence = tmp_path / "it ran"
+            data = checkpoint(pickle.dumps({"dims": {}, "model_state_dict": Running(evidence)}, protocol))
+            said = message(tmp_path, data)
+            assert ("posix.system" in said or "nt.system" in said) if protocol < 4 else "STACK_GLOBAL" in said
+            assert not evidence.exists()
 
 
-@pytest.mark.parametrize(
-    ("operation", "words"),
-    [
+def test_only_what_tensors_need_may_be_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for operation, words in [
         (b"cos\nsystem\n", "os.system"),
         (b"cbuiltins\neval\n", "builtins.eval"),
         (b"ctorch\nload\n", "torch.load"),
@@ -76,12 +80,12 @@ def test_a_pickle_that_would_run_something_is_refused_and_does_not_run(tmp_path:
         (b"\x83\x01\x00", "EXT2"),
         (b"\x84\x01\x00\x00\x00", "EXT4"),
         (b"(ctorch\nFloatStorage\no", "OBJ"),
-    ],
-)
-def test_only_what_tensors_need_may_be_named(tmp_path: Path, operation: bytes, words: str) -> None:
-    said = message(tmp_path, checkpoint(checkpoint_pickle(extra=operation)))
-    assert "is refused: its pickle names" in said
-    assert words in said
+    ]:
+        with case(operation=operation, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            said = message(tmp_path, checkpoint(checkpoint_pickle(extra=operation)))
+            assert "is refused: its pickle names" in said
+            assert words in said
 
 
 @pytest.mark.parametrize("kind", ["Half", "Float", "BFloat16", "Long"])
@@ -95,11 +99,11 @@ def test_another_checkpoint_is_no_whisper(tmp_path: Path) -> None:
         assert "is no Whisper checkpoint" in message(tmp_path, checkpoint(pickle.dumps(content, 2)))
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x80", b"no pickle", b"\x80\x02}", b"X\xff\xff\xff\xff", b"\x8a\xff", b"Fx\n."]
-)
-def test_a_pickle_that_is_none(tmp_path: Path, data: bytes) -> None:
-    assert "data.pkl in it is no pickle" in message(tmp_path, checkpoint(data))
+def test_a_pickle_that_is_none(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for data in [b"", b"\x80", b"no pickle", b"\x80\x02}", b"X\xff\xff\xff\xff", b"\x8a\xff", b"Fx\n."]:
+        with case(data=data):
+            tmp_path = tmp_path_factory.mktemp("case")
+            assert "data.pkl in it is no pickle" in message(tmp_path, checkpoint(data))
 
 
 # --- the archive

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case import case
 
 from services.models.inspection.inspect import inspect
 from tests.models.inspection.handmade_models import (
@@ -60,11 +61,13 @@ def test_what_it_does_not_name_is_no_part_of_it(tmp_path: Path) -> None:
     assert paths(inspect(local(tmp_path), "diffusers")) == WHOLE
 
 
-@pytest.mark.parametrize("path", [path for path in WHOLE if not path.startswith("tokenizer")])
-def test_every_file_that_is_missing_is_named(tmp_path: Path, path: str) -> None:
-    write_pipeline(tmp_path)
-    (tmp_path / path).unlink()
-    assert f"{path} is missing" in refusal(tmp_path, "diffusers")
+def test_every_file_that_is_missing_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for path in [path for path in WHOLE if not path.startswith("tokenizer")]:
+        with case(path=path):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_pipeline(tmp_path)
+            (tmp_path / path).unlink()
+            assert f"{path} is missing" in refusal(tmp_path, "diffusers")
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
@@ -156,18 +159,22 @@ def test_a_folder_without_model_index(tmp_path: Path) -> None:
     assert "model_index.json is missing" in refusal(tmp_path, "diffusers")
 
 
-@pytest.mark.parametrize("name", [None, "", 5, ["pipeline", "MyPipeline"], {}, "../x", "a b"])
-def test_a_pipeline_must_name_its_class(tmp_path: Path, name: object) -> None:
-    write_pipeline(tmp_path)
-    change(tmp_path, _class_name=name)
-    assert "_class_name in model_index.json is" in refusal(tmp_path, "diffusers")
+def test_a_pipeline_must_name_its_class(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in [None, "", 5, ["pipeline", "MyPipeline"], {}, "../x", "a b"]:
+        with case(name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_pipeline(tmp_path)
+            change(tmp_path, _class_name=name)
+            assert "_class_name in model_index.json is" in refusal(tmp_path, "diffusers")
 
 
-@pytest.mark.parametrize("value", [[None, None], [None, "X"], True, 0.5, None, "text", {"a": 1}, [9, 18, 27], []])
-def test_entries_that_are_no_components(tmp_path: Path, value: object) -> None:
-    write_pipeline(tmp_path)
-    change(tmp_path, extra=value)
-    assert paths(inspect(local(tmp_path), "diffusers")) == WHOLE
+def test_entries_that_are_no_components(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for value in [[None, None], [None, "X"], True, 0.5, None, "text", {"a": 1}, [9, 18, 27], []]:
+        with case(value=value):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_pipeline(tmp_path)
+            change(tmp_path, extra=value)
+            assert paths(inspect(local(tmp_path), "diffusers")) == WHOLE
 
 
 @pytest.mark.parametrize("value", [["diffusers"], ["diffusers", 5], ["diffusers", ""], ["a", "b", "c"], [["a"], "b"]])
@@ -177,11 +184,13 @@ def test_components_that_cannot_be(tmp_path: Path, value: object) -> None:
     assert "model_index.json names 'extra'" in refusal(tmp_path, "diffusers")
 
 
-@pytest.mark.parametrize("name", ["../vae", "/vae", "a/b", ".", "..", "", "ä", "x" * 65])
-def test_a_component_is_a_folder_of_its_own(tmp_path: Path, name: str) -> None:
-    write_pipeline(tmp_path)
-    change(tmp_path, **{name: ["diffusers", "AutoencoderKL"]})
-    assert "which is no component" in refusal(tmp_path, "diffusers")
+def test_a_component_is_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in ["../vae", "/vae", "a/b", ".", "..", "", "ä", "x" * 65]:
+        with case(name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_pipeline(tmp_path)
+            change(tmp_path, **{name: ["diffusers", "AutoencoderKL"]})
+            assert "which is no component" in refusal(tmp_path, "diffusers")
 
 
 def test_there_are_only_so_many_components(tmp_path: Path) -> None:
@@ -196,12 +205,14 @@ def test_a_pipeline_without_weights(tmp_path: Path) -> None:
     assert "names no component that has weights" in refusal(tmp_path, "diffusers")
 
 
-@pytest.mark.parametrize("path", ["model_index.json", "unet/config.json"])
-@pytest.mark.parametrize("content", ["[]", "{", '{"a":' * 100_000])
-def test_documents_that_are_no_objects(tmp_path: Path, path: str, content: str) -> None:
-    write_pipeline(tmp_path)
-    (tmp_path / path).write_text(content)
-    assert refusal(tmp_path, "diffusers").startswith(f"{path} is ")
+def test_documents_that_are_no_objects(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for path in ["model_index.json", "unet/config.json"]:
+        for content in ["[]", "{", '{"a":' * 100_000]:
+            with case(path=path, content=content):
+                tmp_path = tmp_path_factory.mktemp("case")
+                write_pipeline(tmp_path)
+                (tmp_path / path).write_text(content)
+                assert refusal(tmp_path, "diffusers").startswith(f"{path} is ")
 
 
 def test_of_a_remote_pipeline_little_is_read(tmp_path: Path) -> None:

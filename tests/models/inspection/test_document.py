@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.inspection.document import CONFIG_BYTES, read_list, read_object
 from services.rpc.errors import ModelInvalid
@@ -29,26 +30,25 @@ def test_what_published_files_hold_is_read_unless_it_must_be_clear(tmp_path: Pat
             read(tmp_path, data, strict=True)
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ("", "no valid JSON"),
-        ("{", "no valid JSON"),
-        ("{} {}", "no valid JSON"),
-        ("{'a': 1}", "no valid JSON"),
-        ("[]", "no JSON object"),
-        ('"x"', "no JSON object"),
-        ("7", "no JSON object"),
-        (b"\xff\xff", "no valid JSON"),
-        ("{}".encode("utf-16"), "no valid JSON"),
-        ('{"a":' + "[" * 200_000, "nested too deeply"),
-    ],
-)
-def test_what_is_no_object_is_refused_by_name(tmp_path: Path, strict: bool, data: str | bytes, words: str) -> None:
-    with pytest.raises(ModelInvalid, match=words) as caught:
-        read(tmp_path, data, strict=strict)
-    assert caught.value.message.startswith("x.json is ")
+def test_what_is_no_object_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for strict in [False, True]:
+        for data, words in [
+            ("", "no valid JSON"),
+            ("{", "no valid JSON"),
+            ("{} {}", "no valid JSON"),
+            ("{'a': 1}", "no valid JSON"),
+            ("[]", "no JSON object"),
+            ('"x"', "no JSON object"),
+            ("7", "no JSON object"),
+            (b"\xff\xff", "no valid JSON"),
+            ("{}".encode("utf-16"), "no valid JSON"),
+            ('{"a":' + "[" * 200_000, "nested too deeply"),
+        ]:
+            with case(strict=strict, data=data, words=words):
+                tmp_path = tmp_path_factory.mktemp("case")
+                with pytest.raises(ModelInvalid, match=words) as caught:
+                    read(tmp_path, data, strict=strict)
+                assert caught.value.message.startswith("x.json is ")
 
 
 def test_a_list_is_no_object_nor_the_other_way_round(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.inspection.inspect import inspect
 from services.rpc.errors import ModelInvalid, Unsupported
@@ -36,11 +37,13 @@ def test_steps_that_are_not_known_are_refused_by_name(tmp_path: Path, kind: str)
     assert (told.value.param, told.value.http_status) == ("source", 400)
 
 
-@pytest.mark.parametrize(("said", "tokens"), [(256, 256), (None, 512), (0, 512), (-1, 512), ("x", 512), (True, 512)])
-def test_its_makers_may_set_a_lower_limit(tmp_path: Path, said: object, tokens: int) -> None:
-    write_encoder(tmp_path, "Transformer", "Pooling")
-    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": said})
-    assert inspect(local(tmp_path), "safetensors").context_tokens == tokens
+def test_its_makers_may_set_a_lower_limit(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for said, tokens in [(256, 256), (None, 512), (0, 512), (-1, 512), ("x", 512), (True, 512)]:
+        with case(said=said, tokens=tokens):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_encoder(tmp_path, "Transformer", "Pooling")
+            write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": said})
+            assert inspect(local(tmp_path), "safetensors").context_tokens == tokens
 
 
 def test_a_limit_that_cannot_be_read_is_named(tmp_path: Path) -> None:

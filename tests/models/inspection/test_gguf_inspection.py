@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.inspection.inspect import inspect
 from tests.models.gguf_file import ARRAY, STRING, entry, header
@@ -174,9 +175,8 @@ def test_what_is_no_model_is_told_so(tmp_path: Path, kind: str, words: str) -> N
     assert f"m.gguf is {words}, not a model" in refusal(tmp_path, "gguf")
 
 
-@pytest.mark.parametrize(
-    "entries",
-    [
+def test_a_file_must_name_its_architecture(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for entries in [
         [],
         [entry("general.architecture", STRING, "")],
         [entry("general.architecture", 4, 5)],
@@ -184,13 +184,13 @@ def test_what_is_no_model_is_told_so(tmp_path: Path, kind: str, words: str) -> N
         [entry("general.architecture", STRING, "a b")],
         [entry("general.architecture", STRING, "../llama")],
         [entry("general.architecture", STRING, "x" * 5000)],
-    ],
-)
-def test_a_file_must_name_its_architecture(tmp_path: Path, entries: list[bytes]) -> None:
-    (tmp_path / "m.gguf").write_bytes(header(*entries))
-    message = refusal(tmp_path, "gguf")
-    assert "general.architecture in m.gguf is" in message
-    assert len(message) < 300
+    ]:
+        with case(entries=entries):
+            tmp_path = tmp_path_factory.mktemp("case")
+            (tmp_path / "m.gguf").write_bytes(header(*entries))
+            message = refusal(tmp_path, "gguf")
+            assert "general.architecture in m.gguf is" in message
+            assert len(message) < 300
 
 
 @pytest.mark.parametrize("data", [b"", b"GGUF", b"GGML" + bytes(100), b"<!DOCTYPE html>" + bytes(100)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.inspection.guess import guess
 from services.rpc.errors import ModelInvalid
@@ -23,9 +24,8 @@ from tests.models.inspection.handmade_models import (
 )
 
 
-@pytest.mark.parametrize(
-    ("write", "expected"),
-    [
+def test_every_format_is_known_by_its_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for write, expected in [
         (write_text_model, [("safetensors", "")]),
         (write_whisper, [("whisper", "")]),
         (write_ctranslate2, [("whisper", "")]),
@@ -33,11 +33,11 @@ from tests.models.inspection.handmade_models import (
         (write_split, [("gguf", "m-00001-of-00003.gguf")]),
         (lambda folder: write_gguf(folder / "sub/m.gguf"), [("gguf", "sub/m.gguf")]),
         (lambda folder: (folder / "tiny.pt").write_bytes(b""), [("whisper", "tiny.pt")]),
-    ],
-)
-def test_every_format_is_known_by_its_files(tmp_path: Path, write, expected) -> None:
-    write(tmp_path)
-    assert guess(local(tmp_path)) == expected
+    ]:
+        with case(write=write, expected=expected):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write(tmp_path)
+            assert guess(local(tmp_path)) == expected
 
 
 def test_nothing_that_can_be_used(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.inspection.inspect import inspect
 from services.models.inspection.original_layout import layout_of
@@ -42,9 +43,8 @@ def tensors(names: Iterable[str], **shapes: tuple[int, ...]) -> dict[str, Tensor
 PLAIN, MASKED = (320, 4, 3, 3), (320, 9, 3, 3)
 
 
-@pytest.mark.parametrize(
-    ("found", "architecture", "base"),
-    [
+def test_what_it_is() -> None:
+    for found, architecture, base in [
         (tensors(SD1, unet=PLAIN), "StableDiffusionPipeline", "stable-diffusion-v1-5/stable-diffusion-v1-5"),
         (
             tensors(SD1, unet=MASKED),
@@ -84,11 +84,10 @@ PLAIN, MASKED = (320, 4, 3, 3), (320, 9, 3, 3)
         (tensors(DEV, img_in=(3072, 64)), "FluxPipeline", "black-forest-labs/FLUX.1-dev"),
         (tensors(DEV, img_in=(3072, 384)), "FluxFillPipeline", "black-forest-labs/FLUX.1-Fill-dev"),
         (tensors(DEV, img_in=(3072, 128)), "FluxControlPipeline", "black-forest-labs/FLUX.1-Depth-dev"),
-    ],
-)
-def test_what_it_is(found: dict[str, Tensor], architecture: str, base: str) -> None:
-    layout = layout_of(found, "x.safetensors")
-    assert (layout.architecture, layout.base) == (architecture, base)
+    ]:
+        with case(found=found, architecture=architecture, base=base):
+            layout = layout_of(found, "x.safetensors")
+            assert (layout.architecture, layout.base) == (architecture, base)
 
 
 def said(found: dict[str, Tensor], kind: type[AllmError]) -> str:
@@ -111,9 +110,8 @@ def test_the_largest_encoder_of_stable_diffusion_3_may_be_missing() -> None:
     assert layout_of(whole, "x").left_out(whole) == []
 
 
-@pytest.mark.parametrize(
-    ("found", "what"),
-    [
+def test_what_is_something_else_is_refused_by_name() -> None:
+    for found, what in [
         (tensors(["control_model.input_blocks.0.0.weight", *SD1], unet=PLAIN), "is a ControlNet"),
         (tensors([*FLUX, "distilled_guidance_layer.in_proj.bias"]), "is Chroma"),
         (tensors(SD1, unet=(320, 8, 3, 3)), "takes 8 channels of latents; 4 or, for inpainting, 9 are known"),
@@ -121,10 +119,9 @@ def test_the_largest_encoder_of_stable_diffusion_3_may_be_missing() -> None:
         (tensors([VAE], unet=PLAIN), "no checkpoint in a layout that is known here"),
         (tensors(["unet.x.lora_A.weight", "unet.x.lora_B.weight"]), "a LoRA with a model that it belongs to"),
         (tensors(DEV, img_in=(3072, 7)), "no checkpoint in a layout that is known here"),
-    ],
-)
-def test_what_is_something_else_is_refused_by_name(found: dict[str, Tensor], what: str) -> None:
-    assert what in said(found, Unsupported)
+    ]:
+        with case(found=found, what=what):
+            assert what in said(found, Unsupported)
 
 
 def write_checkpoint(path: Path) -> None:

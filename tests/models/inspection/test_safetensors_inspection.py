@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.inspection.inspect import inspect
 from services.rpc.errors import InvalidRequest
@@ -104,9 +105,8 @@ def test_a_whisper_model_is_sent_to_its_own_format(tmp_path: Path) -> None:
 # --- config.json
 
 
-@pytest.mark.parametrize(
-    ("architectures", "capabilities"),
-    [
+def test_the_classes_say_what_it_can_do(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for architectures, capabilities in [
         (["LlamaForCausalLM"], {"chat"}),
         (["Gemma3ForConditionalGeneration"], {"chat"}),
         (["GPT2LMHeadModel"], {"chat"}),
@@ -116,11 +116,11 @@ def test_a_whisper_model_is_sent_to_its_own_format(tmp_path: Path) -> None:
         (None, {"chat"}),
         ("LlamaForCausalLM", {"chat"}),
         ([None, 5, ["BertModel"]], {"chat"}),
-    ],
-)
-def test_the_classes_say_what_it_can_do(tmp_path: Path, architectures: object, capabilities: set[str]) -> None:
-    write_text_model(tmp_path, architectures=architectures)
-    assert inspect(local(tmp_path), "safetensors").capabilities == capabilities
+    ]:
+        with case(architectures=architectures, capabilities=capabilities):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_text_model(tmp_path, architectures=architectures)
+            assert inspect(local(tmp_path), "safetensors").capabilities == capabilities
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,8 @@ def test_an_encoder_embeds(tmp_path: Path, architectures: list[str], capabilitie
     assert inspect(local(tmp_path), "safetensors").capabilities == capabilities
 
 
-@pytest.mark.parametrize(
-    ("config", "tokens"),
-    [
+def test_the_context_is_what_it_says_if_that_can_be(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for config, tokens in [
         ({"max_position_embeddings": 131072}, 131072),
         ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 8192}}, 8192),
         ({"max_position_embeddings": None, "n_positions": 1024}, 1024),
@@ -145,23 +144,27 @@ def test_an_encoder_embeds(tmp_path: Path, architectures: list[str], capabilitie
         ({"max_position_embeddings": 4096.0}, 0),
         ({"max_position_embeddings": float("nan")}, 0),
         ({"max_position_embeddings": None, "text_config": [4096]}, 0),
-    ],
-)
-def test_the_context_is_what_it_says_if_that_can_be(tmp_path: Path, config: dict[str, object], tokens: int) -> None:
-    write_text_model(tmp_path, **config)
-    assert inspect(local(tmp_path), "safetensors").context_tokens == tokens
+    ]:
+        with case(config=config, tokens=tokens):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_text_model(tmp_path, **config)
+            assert inspect(local(tmp_path), "safetensors").context_tokens == tokens
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "qwen3", "glm4_moe", "nemotron_h", "falcon-h1", "qwen2.5"])
-def test_the_architecture_is_the_model_type(tmp_path: Path, name: str) -> None:
-    write_text_model(tmp_path, model_type=name)
-    assert inspect(local(tmp_path), "safetensors").architecture == name
+def test_the_architecture_is_the_model_type(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in ["gpt_oss", "qwen3", "glm4_moe", "nemotron_h", "falcon-h1", "qwen2.5"]:
+        with case(name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_text_model(tmp_path, model_type=name)
+            assert inspect(local(tmp_path), "safetensors").architecture == name
 
 
-@pytest.mark.parametrize("name", [None, "", 5, [], {}, True, "a b", "../x", "x" * 101, "ä", "\ud800"])
-def test_a_model_type_that_cannot_be(tmp_path: Path, name: object) -> None:
-    write_text_model(tmp_path, model_type=name)
-    assert "model_type in config.json is" in refusal(tmp_path, "safetensors")
+def test_a_model_type_that_cannot_be(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in [None, "", 5, [], {}, True, "a b", "../x", "x" * 101, "ä", "\ud800"]:
+        with case(name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_text_model(tmp_path, model_type=name)
+            assert "model_type in config.json is" in refusal(tmp_path, "safetensors")
 
 
 @pytest.mark.parametrize("content", ["[]", "{", '"x"', '{"a":' * 100_000])
@@ -179,22 +182,21 @@ def test_a_config_has_a_largest_size(tmp_path: Path) -> None:
 AUTO = "AutoModelForCausalLM"
 
 
-@pytest.mark.parametrize(
-    "auto_map",
-    [
+def test_code_of_a_models_own_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for auto_map in [
         {AUTO: "modeling_x.XForCausalLM"},
         {AUTO: "modeling_llama.LlamaForCausalLM"},  # maybe another model under the same name
         {"AutoConfig": "configuration_x.XConfig"},
         {"AutoModel": ["modeling_x.XModel", None]},
         {AUTO: "other/repository--modeling_x.XForCausalLM"},
         "modeling_x.XForCausalLM",
-    ],
-)
-def test_code_of_a_models_own_is_refused_by_name(tmp_path: Path, auto_map: object) -> None:
-    write_text_model(tmp_path, auto_map=auto_map)
-    message = refusal(tmp_path, "safetensors")
-    assert "auto_map in config.json asks for code of the model's own, which is never run" in message
-    assert "modeling" in message or "XConfig" in message
+    ]:
+        with case(auto_map=auto_map):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_text_model(tmp_path, auto_map=auto_map)
+            message = refusal(tmp_path, "safetensors")
+            assert "auto_map in config.json asks for code of the model's own, which is never run" in message
+            assert "modeling" in message or "XConfig" in message
 
 
 @pytest.mark.parametrize("auto_map", [None, {}, {"AutoTokenizer": ["tokenization_x.XTokenizer", None]}])
@@ -215,22 +217,25 @@ def test_code_that_transformers_has_taken_over_is_not_needed(tmp_path: Path) -> 
     assert inspect(local(tmp_path), "safetensors").capabilities == {"embeddings"}
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "", 16, ["bfloat16"], {"text_config": "bfloat16"}])
-@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
-def test_a_strange_type_of_numbers_is_refused(tmp_path: Path, key: str, dtype: object) -> None:
-    write_text_model(tmp_path, **{key: dtype})
-    assert f"{key} in config.json is" in refusal(tmp_path, "safetensors")
+def test_a_strange_type_of_numbers_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for dtype in ["float8_e4m3fn", "int8", "", 16, ["bfloat16"], {"text_config": "bfloat16"}]:
+        for key in ["dtype", "torch_dtype"]:
+            with case(dtype=dtype, key=key):
+                tmp_path = tmp_path_factory.mktemp("case")
+                write_text_model(tmp_path, **{key: dtype})
+                assert f"{key} in config.json is" in refusal(tmp_path, "safetensors")
 
 
-@pytest.mark.parametrize("dtype", [None, "auto", "bfloat16", "float16", "float32", "torch.float16"])
-def test_usual_types_of_numbers_are_taken(tmp_path: Path, dtype: object) -> None:
-    write_text_model(tmp_path, torch_dtype=dtype)
-    assert inspect(local(tmp_path), "safetensors").quantization == ""
+def test_usual_types_of_numbers_are_taken(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for dtype in [None, "auto", "bfloat16", "float16", "float32", "torch.float16"]:
+        with case(dtype=dtype):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_text_model(tmp_path, torch_dtype=dtype)
+            assert inspect(local(tmp_path), "safetensors").quantization == ""
 
 
-@pytest.mark.parametrize(
-    ("config", "method"),
-    [
+def test_how_weights_are_quantised_is_what_config_json_says(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for config, method in [
         ({"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": []}}, "mxfp4"),
         ({"quantization_config": {"quant_method": "FP8", "weight_block_size": [128, 128]}}, "fp8"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
@@ -239,13 +244,11 @@ def test_usual_types_of_numbers_are_taken(tmp_path: Path, dtype: object) -> None
         ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "awq"),
         ({"quantization_config": None}, ""),
         ({"quantization_config": {}}, ""),
-    ],
-)
-def test_how_weights_are_quantised_is_what_config_json_says(
-    tmp_path: Path, config: dict[str, object], method: str
-) -> None:
-    write_text_model(tmp_path, **config)
-    assert inspect(local(tmp_path), "safetensors").quantization == method
+    ]:
+        with case(config=config, method=method):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_text_model(tmp_path, **config)
+            assert inspect(local(tmp_path), "safetensors").quantization == method
 
 
 @pytest.mark.parametrize("said", [{"bits": 4}, "fp8", [1], {"quant_method": 8}, {"quant_method": "a b"}])
@@ -324,9 +327,8 @@ def test_the_weights_of_modules_are_checked(tmp_path: Path) -> None:
     assert "2_Dense/model.safetensors is cut off" in refusal(tmp_path, "safetensors")
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [
+def test_modules_that_cannot_be(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for modules in [
         [{"path": "../1_Pooling", "type": "x.Pooling"}],
         [{"path": "/1_Pooling", "type": "x.Pooling"}],
         [{"path": "a/b", "type": "x.Pooling"}],
@@ -337,12 +339,12 @@ def test_the_weights_of_modules_are_checked(tmp_path: Path) -> None:
         [None],
         {"path": "1_Pooling"},
         [{"path": "", "type": "x"}] * 33,
-    ],
-)
-def test_modules_that_cannot_be(tmp_path: Path, modules: object) -> None:
-    write_embedder(tmp_path)
-    write_json(tmp_path / "modules.json", modules)
-    assert refusal(tmp_path, "safetensors").startswith("modules.json ")
+    ]:
+        with case(modules=modules):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_embedder(tmp_path)
+            write_json(tmp_path / "modules.json", modules)
+            assert refusal(tmp_path, "safetensors").startswith("modules.json ")
 
 
 def test_of_a_remote_model_each_file_is_opened_once(tmp_path: Path) -> None:

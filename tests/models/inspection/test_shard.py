@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case import case
 
 from services.models.inspection.shard import FIRST_READ, MAX_HEADER, Tensor, read_tensors
 from services.rpc.errors import ModelInvalid
@@ -41,16 +42,23 @@ def test_what_numbers_they_hold_and_how_many_bytes(tmp_path: Path) -> None:
     assert found == {"a": Tensor("F32", 24, (2, 3)), "b": Tensor("BF16", 10, (5,)), "c": Tensor("U8", 0, (0,))}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape", "size"),
-    [("BOOL", [3], 3), ("F8_E4M3", [3], 3), ("F4", [4], 2), ("F6_E2M3", [4], 3), ("C64", [2], 16), ("U16", [], 2)],
-)
-def test_every_kind_of_number_has_its_size(tmp_path: Path, dtype: str, shape: list[int], size: int) -> None:
-    def header(end: int) -> bytes:
-        return with_header(json.dumps({"t": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}), end)
-
-    assert read(tmp_path, header(size)) == {"t"}
-    assert f"has {size + 1} bytes, which is not what {dtype}" in message(tmp_path, header(size + 1))
+def test_every_kind_of_number_has_its_size(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for dtype, shape, size in [
+        ("BOOL", [3], 3),
+        ("F8_E4M3", [3], 3),
+        ("F4", [4], 2),
+        ("F6_E2M3", [4], 3),
+        ("C64", [2], 16),
+        ("U16", [], 2),
+    ]:
+        with case(dtype=dtype, shape=shape, size=size):
+            tmp_path = tmp_path_factory.mktemp("case")
+            right, wrong = (
+                with_header(json.dumps({"t": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}), end)
+                for end in (size, size + 1)
+            )
+            assert read(tmp_path, right) == {"t"}
+            assert f"has {size + 1} bytes, which is not what {dtype}" in message(tmp_path, wrong)
 
 
 def test_a_kind_of_number_of_the_future_is_accepted_without_its_size(tmp_path: Path) -> None:
@@ -107,9 +115,8 @@ def test_a_header_that_is_longer_than_the_file(tmp_path: Path) -> None:
     assert text in message(tmp_path, struct.pack("<Q", 5000) + bytes(100))
 
 
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
+def test_hostile_headers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for header, words in [
         ("", "no valid JSON"),
         ("{", "no valid JSON"),
         ("[]", "no JSON object"),
@@ -126,12 +133,12 @@ def test_a_header_that_is_longer_than_the_file(tmp_path: Path) -> None:
         ('{"t": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 24]}}', "has the shape [inf]"),
         ('{"t": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 24]}}' % ("9" * 5000), "no valid JSON"),
         ('{"t": {"dtype": "F32", "shape": [%s], "data_offsets": [0, 24]}}' % ("9" * 4000), "has the shape"),
-    ],
-)
-def test_hostile_headers(tmp_path: Path, header: str | bytes, words: str) -> None:
-    said = message(tmp_path, with_header(header, 24))
-    assert words in said
-    assert len(said) < 500
+    ]:
+        with case(header=header, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            said = message(tmp_path, with_header(header, 24))
+            assert words in said
+            assert len(said) < 500
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -161,16 +168,22 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("entry", "words"), WRONG)
-def test_an_entry_that_is_wrong_is_named(tmp_path: Path, entry: Any, words: str) -> None:
-    said = message(tmp_path, with_header(json.dumps({"layer.weight": entry}), 24))
-    assert words in said
-    assert "'layer.weight'" in said
+def test_an_entry_that_is_wrong_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for entry, words in WRONG:
+        with case(entry=entry, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            said = message(tmp_path, with_header(json.dumps({"layer.weight": entry}), 24))
+            assert words in said
+            assert "'layer.weight'" in said
 
 
-@pytest.mark.parametrize("metadata", [5, [], "x", {"a": 1}, {"a": None}, {"a": {"b": "c"}}])
-def test_metadata_is_an_object_of_strings(tmp_path: Path, metadata: Any) -> None:
-    assert "__metadata__" in message(tmp_path, with_header(json.dumps({"__metadata__": metadata, "t": GOOD}), 24))
+def test_metadata_is_an_object_of_strings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for metadata in [5, [], "x", {"a": 1}, {"a": None}, {"a": {"b": "c"}}]:
+        with case(metadata=metadata):
+            tmp_path = tmp_path_factory.mktemp("case")
+            assert "__metadata__" in message(
+                tmp_path, with_header(json.dumps({"__metadata__": metadata, "t": GOOD}), 24)
+            )
 
 
 @pytest.mark.parametrize(("begin", "words"), [(23, "overlaps"), (0, "overlaps"), (25, "leaves a gap")])

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from case import case
 
 from services.models.inspection.weights import MAX_INDEX, Weights, check_weights, find_weights
 from services.rpc.errors import ModelInvalid
@@ -125,9 +126,8 @@ def test_a_tensor_that_the_index_does_not_name(tmp_path: Path) -> None:
     assert f"{shards[2]} holds tensors that {INDEX} does not name: lm_head" in message(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_an_index_names_only_files_beside_it(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in [
         "../model.safetensors",
         "/etc/model.safetensors",
         "sub/model.safetensors",
@@ -141,15 +141,15 @@ def test_a_tensor_that_the_index_does_not_name(tmp_path: Path) -> None:
         5,
         ["model.safetensors"],
         {"model.safetensors": 1},
-    ],
-)
-def test_an_index_names_only_files_beside_it(tmp_path: Path, name: object) -> None:
-    write_safetensors(tmp_path / "model.safetensors", "a")
-    write_safetensors(tmp_path / "sub/model.safetensors", "a")
-    write_safetensors(tmp_path.parent / "model.safetensors", "a")
-    write_index(tmp_path, {"a": name, "b": "model.safetensors"})
-    assert f"{INDEX} names " in message(tmp_path)
-    assert "which is no safetensors file beside it" in message(tmp_path)
+    ]:
+        with case(name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_safetensors(tmp_path / "model.safetensors", "a")
+            write_safetensors(tmp_path / "sub/model.safetensors", "a")
+            write_safetensors(tmp_path.parent / "model.safetensors", "a")
+            write_index(tmp_path, {"a": name, "b": "model.safetensors"})
+            assert f"{INDEX} names " in message(tmp_path)
+            assert "which is no safetensors file beside it" in message(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', '{"weight_map": []}', '{"weight_map": "x"}'])

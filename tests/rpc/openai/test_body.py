@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from case import case
 from google.api import httpbody_pb2
 
 from services.rpc.errors import InvalidRequest
@@ -58,9 +59,8 @@ def test_no_body() -> None:
     assert error.param is None
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_what_is_no_json_is_told_so() -> None:
+    for data in [
         b" ",
         b"{",
         b'{"name"',
@@ -77,12 +77,11 @@ def test_no_body() -> None:
         b"\xef\xbb\xbf{}",
         b'\x00{"name":"a"}',
         b"name=a&x=1",
-    ],
-)
-def test_what_is_no_json_is_told_so(data: bytes) -> None:
-    error = refusal(data)
-    assert error.message.startswith("the body is not valid JSON: ")
-    assert error.param is None
+    ]:
+        with case(data=data):
+            error = refusal(data)
+            assert error.message.startswith("the body is not valid JSON: ")
+            assert error.param is None
 
 
 @pytest.mark.parametrize("data", [b'{"name":"\xff"}', b'{"name":"\xc3"}', b'{"name":"\xed\xa0\x80"}', b'{"n\xff":1}'])
@@ -102,16 +101,16 @@ def test_a_whole_surrogate_pair_is_a_character() -> None:
     assert read(b'{"name":"\\ud83d\\ude00"}').name == "😀"
 
 
-@pytest.mark.parametrize("data", [b"[]", b'"text"', b"1", b"null", b"true", b'[{"name":"a"}]'])
-def test_a_body_must_be_an_object(data: bytes) -> None:
-    error = refusal(data)
-    assert error.message.startswith("the body must be a JSON object")
-    assert error.param is None
+def test_a_body_must_be_an_object() -> None:
+    for data in [b"[]", b'"text"', b"1", b"null", b"true", b'[{"name":"a"}]']:
+        with case(data=data):
+            error = refusal(data)
+            assert error.message.startswith("the body must be a JSON object")
+            assert error.param is None
 
 
-@pytest.mark.parametrize(
-    ("data", "param", "message"),
-    [
+def test_a_wrong_parameter_is_named_with_its_path() -> None:
+    for data, param, message in [
         (b"{}", "name", "Missing required parameter: 'name'."),
         (
             b'{"name":"a","items":[{"kind":"one"},{}]}',
@@ -136,11 +135,10 @@ def test_a_body_must_be_an_object(data: bytes) -> None:
             "bias",
             "Invalid type or value for 'bias': expected `int`, got `str`.",
         ),
-    ],
-)
-def test_a_wrong_parameter_is_named_with_its_path(data: bytes, param: str, message: str) -> None:
-    error = refusal(data)
-    assert (error.param, error.message) == (param, message)
+    ]:
+        with case(data=data, param=param, message=message):
+            error = refusal(data)
+            assert (error.param, error.message) == (param, message)
 
 
 @pytest.mark.parametrize(
@@ -169,19 +167,17 @@ def test_a_number_of_too_many_digits_is_refused_by_name() -> None:
     assert refusal(data).param == "items[0].count"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_deep_nesting_is_refused_and_does_not_exhaust_the_stack() -> None:
+    for data in [
         b"[" * 100_000,
         b'{"a":' * 100_000,
         b'{"name":"a","items":' + b"[" * 100_000,
         b'{"name":"a","anything":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"name":"a","unknown":' + b'{"a":' * 100_000,
         b'{"name":"a","unknown":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    ],
-)
-def test_deep_nesting_is_refused_and_does_not_exhaust_the_stack(data: bytes) -> None:
-    assert refusal(data).code == "INVALID_REQUEST"
+    ]:
+        with case(data=data):
+            assert refusal(data).code == "INVALID_REQUEST"
 
 
 def test_moderate_nesting_passes() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from case import case
 
 from services.rpc.errors import InvalidRequest
 from services.rpc.openai.form_fields import FormFields
@@ -46,9 +47,10 @@ def test_numbers(value: str, number: float) -> None:
     assert one(value).number("a") == number
 
 
-@pytest.mark.parametrize("value", ["x", "nan", "inf", "-inf", "1e999", "1,5", "1_0", "true"])
-def test_what_is_no_number(value: str) -> None:
-    assert "must be a number" in refused(one(value).number)
+def test_what_is_no_number() -> None:
+    for value in ["x", "nan", "inf", "-inf", "1e999", "1,5", "1_0", "true"]:
+        with case(value=value):
+            assert "must be a number" in refused(one(value).number)
 
 
 @pytest.mark.parametrize(("value", "number"), [("5", 5), ("5.0", 5), ("-3", -3)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from case import case
 from test_embedding_loop import CountingEncoder
 
 from services.residency.messages import Refused
@@ -30,9 +31,8 @@ def test_texts_and_tokens_are_taken_side_by_side() -> None:
     assert accepted == Accepted(5, 7)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "param", "code", "named", "words"),
-    [
+def test_what_does_not_fit_is_refused_by_its_place() -> None:
+    for inputs, param, code, named, words in [
         (["a", "x" * 1001], "input[]", "CONTEXT_LENGTH_EXCEEDED", "input[1]", ["1001", "1000"]),
         (["x" * 1001], "input", "CONTEXT_LENGTH_EXCEEDED", "input", ["1001", "1000"]),
         ([[1] * 2000], "inputs[]", "CONTEXT_LENGTH_EXCEEDED", "inputs[0]", ["2000", "1000"]),
@@ -40,17 +40,14 @@ def test_texts_and_tokens_are_taken_side_by_side() -> None:
         ([[-1]], "input[]", "INVALID_REQUEST", "input[0]", ["token -1"]),
         (["a", ""], "input[]", "INVALID_REQUEST", "input[1]", ["no tokens"]),
         (["x" * 1000] * 301, "input[]", "INVALID_REQUEST", "input", [str(MAX_REQUEST_TOKENS)]),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_its_place(
-    inputs: list[str | list[int]], param: str, code: str, named: str, words: list[str]
-) -> None:
-    arrival, refused = asked(inputs, param)
-    assert arrival is None
-    assert isinstance(refused, Refused)
-    assert (refused.request, refused.code, refused.param) == (5, code, named)
-    for word in (f"'{named}'", *words):
-        assert word in refused.message
+    ]:
+        with case(inputs=inputs, param=param, code=code, named=named, words=words):
+            arrival, refused = asked(inputs, param)
+            assert arrival is None
+            assert isinstance(refused, Refused)
+            assert (refused.request, refused.code, refused.param) == (5, code, named)
+            for word in (f"'{named}'", *words):
+                assert word in refused.message
 
 
 def test_exactly_as_much_as_is_allowed_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

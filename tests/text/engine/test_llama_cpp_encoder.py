@@ -11,9 +11,11 @@ from session import options
 from services.residency.messages import EngineError
 from services.text.engine.encoder import Vectors
 from services.text.engine.runtimes.llama_cpp_encoder import BATCH_INPUTS, LlamaEncoder
-from services.text.engine.runtimes.torch.encoder import TorchEncoder
 from tests.demo_model import demo_model
+from tests.late import late
 from tests.minilm import SIZE, minilm, write_gguf
+
+torch_encoder = late("services.text.engine.runtimes.torch.encoder")
 
 TEXTS = [
     "A man is eating food.",
@@ -38,7 +40,7 @@ def encoder(path: Path) -> LlamaEncoder:
     return load(path)
 
 
-def encoded(encoder: LlamaEncoder | TorchEncoder, texts: list[str]) -> Vectors:
+def encoded(encoder: LlamaEncoder | torch_encoder.TorchEncoder, texts: list[str]) -> Vectors:
     vectors = encoder.encode([encoder.tokenize(text) for text in texts])
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
@@ -54,7 +56,7 @@ def test_it_is_what_its_header_says(encoder: LlamaEncoder) -> None:
 
 
 def test_it_agrees_with_the_same_model_as_safetensors(encoder: LlamaEncoder) -> None:
-    safetensors = TorchEncoder(options(minilm(), threads=1), lambda _: None)
+    safetensors = torch_encoder.TorchEncoder(options(minilm(), threads=1), lambda _: None)
     for text in TEXTS:
         assert encoder.tokenize(text).tolist() == safetensors.tokenize(text).tolist()
     ours, theirs = encoded(encoder, TEXTS), encoded(safetensors, TEXTS)

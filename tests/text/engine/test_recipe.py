@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from case import case
 from tiny_encoders import write_steps
 
 from services.residency.messages import EngineError
@@ -31,9 +32,8 @@ def test_an_encoder_that_says_nothing_takes_the_mean_and_a_decoder_is_refused(tm
     assert "modules.json is missing" in error.message
 
 
-@pytest.mark.parametrize(
-    ("config", "pooling"),
-    [
+def test_poolings_by_all_their_names(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for config, pooling in [
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False, "include_prompt": True}, "cls"),
         ({"pooling_mode_mean_tokens": True}, "mean"),
         ({"pooling_mode_max_tokens": True}, "max"),
@@ -42,12 +42,12 @@ def test_an_encoder_that_says_nothing_takes_the_mean_and_a_decoder_is_refused(tm
         ({"pooling_mode_lasttoken": True}, "last"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({"pooling_mode": ["mean"]}, "mean"),
-    ],
-)
-def test_poolings_by_all_their_names(tmp_path: Path, config: dict[str, Any], pooling: str) -> None:
-    write_steps(tmp_path, pooling=config)
-    recipe = read_recipe(tmp_path, decoder=True)
-    assert recipe == Recipe(pooling=pooling, normalised=False)
+    ]:
+        with case(config=config, pooling=pooling):
+            tmp_path = tmp_path_factory.mktemp("case")
+            write_steps(tmp_path, pooling=config)
+            recipe = read_recipe(tmp_path, decoder=True)
+            assert recipe == Recipe(pooling=pooling, normalised=False)
 
 
 @pytest.mark.parametrize(

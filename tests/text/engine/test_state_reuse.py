@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-import pytest
+from case import case
 
 from services.text.engine.cells import BLOCK
 from services.text.engine.runtime import LEAST_STATES, MOST_STATES, kept_states
@@ -215,36 +215,37 @@ def test_requests_that_start_over_lose_nothing() -> None:
         assert loop.text[request] == expected(prompt(request, 20), 100)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_histories(seed: int) -> None:
+def test_random_histories() -> None:
     """Chats that go on, part, are sent again and cancelled, in little memory: every answer is as it would be alone."""
-    rng = random.Random(seed)  # noqa: S311
-    loop = states(cells=rng.choice((900, 4000)), batch=64, chunk=32, cached=rng.choice((300, 900)))
-    talks = [prompt(at, rng.choice((20, 150, 300))) for at in range(4)]
-    asked: dict[int, list[int]] = {}
-    gone = 0
-    for request in range(60):
-        at = rng.randrange(4)
-        asked[request] = list(talks[at])
-        loop.ask(request, list(talks[at]), f"client {at // 2}", cache_key=rng.choice(("", f"{at}")))
-        if len(talks[at]) < 500:
-            cut = rng.choice((0, 0, 3))
-            talks[at] = answered(talks[at], 5)[: len(talks[at]) + 5 - cut] + prompt(rng.randrange(99), 20)
-        for _ in range(rng.randrange(12)):
-            if len(loop.ended) < len(asked):
-                loop.turn()
-        if request not in loop.ended and rng.random() < 0.2:
-            loop.cancel(request)
-            del asked[request]
-            gone += 1
-    loop.until_done(len(asked))
-    assert gone
-    assert not loop.refused
-    for request, tokens in asked.items():
-        assert loop.text[request] == expected(tokens, 5), request
-    assert sum(piece.cached_tokens for piece in loop.ended.values()) > 0
-    assert loop.counters.active_cells == loop.runtime.samplers == 0
-    assert loop.runtime.used() <= loop.counters.cached_cells
+    for seed in range(6):
+        with case(seed=seed):
+            rng = random.Random(seed)  # noqa: S311
+            loop = states(cells=rng.choice((900, 4000)), batch=64, chunk=32, cached=rng.choice((300, 900)))
+            talks = [prompt(at, rng.choice((20, 150, 300))) for at in range(4)]
+            asked: dict[int, list[int]] = {}
+            gone = 0
+            for request in range(60):
+                at = rng.randrange(4)
+                asked[request] = list(talks[at])
+                loop.ask(request, list(talks[at]), f"client {at // 2}", cache_key=rng.choice(("", f"{at}")))
+                if len(talks[at]) < 500:
+                    cut = rng.choice((0, 0, 3))
+                    talks[at] = answered(talks[at], 5)[: len(talks[at]) + 5 - cut] + prompt(rng.randrange(99), 20)
+                for _ in range(rng.randrange(12)):
+                    if len(loop.ended) < len(asked):
+                        loop.turn()
+                if request not in loop.ended and rng.random() < 0.2:
+                    loop.cancel(request)
+                    del asked[request]
+                    gone += 1
+            loop.until_done(len(asked))
+            assert gone
+            assert not loop.refused
+            for request, tokens in asked.items():
+                assert loop.text[request] == expected(tokens, 5), request
+            assert sum(piece.cached_tokens for piece in loop.ended.values()) > 0
+            assert loop.counters.active_cells == loop.runtime.samplers == 0
+            assert loop.runtime.used() <= loop.counters.cached_cells
 
 
 def test_half_as_many_states_are_kept_as_requests_may_run() -> None:

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from tiny_encoders import PLACES, options, write_model, write_steps
-from transformers import AutoModel, AutoTokenizer
 
 from services.models.registry import RUNTIMES
 from services.residency.messages import EngineError
 from services.text.engine.encoder import Vectors
-from services.text.engine.runtimes.torch.encoder import TorchEncoder
-from services.text.engine.runtimes.torch.pooling import POOLS
 from services.text.engine.runtimes.torch.recipe import POOLINGS
+from tests.late import late
 from tests.minilm import LIMIT, SIZE, minilm
+
+safetensors_torch = late("safetensors.torch")
+torch = late("torch")
+torch_encoder = late("services.text.engine.runtimes.torch.encoder")
+torch_pooling = late("services.text.engine.runtimes.torch.pooling")
+transformers = late("transformers")
 
 (EMBEDS,) = [runtime.architectures["embeddings"] for runtime in RUNTIMES if runtime.name == "torch"]
 DECODERS = {"gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"}
@@ -35,18 +37,18 @@ LETTERS = ["abc", "a", "hello world", "the quick brown fox jumps over", "ba"]
 
 
 @pytest.fixture(scope="module")
-def encoder() -> TorchEncoder:
+def encoder() -> torch_encoder.TorchEncoder:
     fractions: list[float] = []
-    loaded = TorchEncoder(options(minilm()), fractions.append)
+    loaded = torch_encoder.TorchEncoder(options(minilm()), fractions.append)
     assert fractions[-1] == 1.0
     return loaded
 
 
-def encoded(encoder: TorchEncoder, texts: list[str]) -> Vectors:
+def encoded(encoder: torch_encoder.TorchEncoder, texts: list[str]) -> Vectors:
     return encoder.encode([encoder.tokenize(text) for text in texts])
 
 
-def one_by_one(encoder: TorchEncoder, texts: list[str]) -> Vectors:
+def one_by_one(encoder: torch_encoder.TorchEncoder, texts: list[str]) -> Vectors:
     return np.concatenate([encoded(encoder, [text]) for text in texts])
 
 
@@ -56,49 +58,52 @@ def unit(vectors: Vectors) -> Vectors:
 
 def refusal(folder: Path) -> EngineError:
     with pytest.raises(EngineError) as caught:
-        TorchEncoder(options(folder), lambda _: None)
+        torch_encoder.TorchEncoder(options(folder), lambda _: None)
     return caught.value
 
 
 # --- real weights
 
 
-def test_it_is_what_its_files_say(encoder: TorchEncoder) -> None:
+def test_it_is_what_its_files_say(encoder: torch_encoder.TorchEncoder) -> None:
     ready = encoder.ready
     assert (ready.context_tokens, ready.dimensions, ready.vocabulary) == (LIMIT, SIZE, 30522)
     assert encoder.normalised
 
 
-@torch.inference_mode()
-def test_vectors_are_those_of_the_published_algorithm(encoder: TorchEncoder) -> None:
+def test_vectors_are_those_of_the_published_algorithm(encoder: torch_encoder.TorchEncoder) -> None:
     """Padded together, mean over an input's own tokens, then of length one: as the model's card spells it out."""
-    tokenizer, model = AutoTokenizer.from_pretrained(minilm()), AutoModel.from_pretrained(minilm())
-    inputs = tokenizer(TEXTS, padding=True, truncation=False, return_tensors="pt")
-    hidden = model(**inputs)[0]
-    mask = inputs["attention_mask"].unsqueeze(-1).expand(hidden.size()).float()
-    pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-    expected = torch.nn.functional.normalize(pooled, p=2, dim=1).numpy()
-    assert unit(encoded(encoder, TEXTS)) == pytest.approx(expected, abs=1e-5)
+    with torch.inference_mode():
+        tokenizer, model = (
+            transformers.AutoTokenizer.from_pretrained(minilm()),
+            transformers.AutoModel.from_pretrained(minilm()),
+        )
+        inputs = tokenizer(TEXTS, padding=True, truncation=False, return_tensors="pt")
+        hidden = model(**inputs)[0]
+        mask = inputs["attention_mask"].unsqueeze(-1).expand(hidden.size()).float()
+        pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+        expected = torch.nn.functional.normalize(pooled, p=2, dim=1).numpy()
+        assert unit(encoded(encoder, TEXTS)) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_batch_is_what_its_inputs_are_one_by_one(encoder: TorchEncoder) -> None:
+def test_a_batch_is_what_its_inputs_are_one_by_one(encoder: torch_encoder.TorchEncoder) -> None:
     many = [" ".join(TEXTS[at % 3].split()[: 1 + at % 5]) for at in range(40)] + TEXTS
     assert encoded(encoder, many) == pytest.approx(one_by_one(encoder, many), abs=1e-5)
 
 
-def test_what_means_the_same_is_near(encoder: TorchEncoder) -> None:
+def test_what_means_the_same_is_near(encoder: torch_encoder.TorchEncoder) -> None:
     vectors = unit(encoded(encoder, TEXTS[:3]))
     alike, strange = vectors[0] @ vectors[1], max(vectors[0] @ vectors[2], vectors[1] @ vectors[2])
     assert alike > 0.6
     assert strange < 0.2
 
 
-def test_texts_are_never_cut_off(encoder: TorchEncoder) -> None:
+def test_texts_are_never_cut_off(encoder: torch_encoder.TorchEncoder) -> None:
     assert len(encoder.tokenize("word " * 1000)) == 1002, "the tokenizer's own file asks for 128"
 
 
 def test_an_operator_may_set_a_lower_limit() -> None:
-    assert TorchEncoder(options(minilm(), context_tokens=100), lambda _: None).ready.context_tokens == 100
+    assert torch_encoder.TorchEncoder(options(minilm(), context_tokens=100), lambda _: None).ready.context_tokens == 100
 
 
 # --- every architecture that the registry promises
@@ -109,7 +114,7 @@ def test_an_architecture_embeds_a_batch_as_its_inputs_alone(tmp_path: Path, arch
     decoder = architecture in DECODERS
     write_model(tmp_path, architecture, decoder=decoder)
     write_steps(tmp_path, ("Normalize", {}), pooling={"pooling_mode_lasttoken": True} if decoder else "mean")
-    encoder = TorchEncoder(options(tmp_path), lambda _: None)
+    encoder = torch_encoder.TorchEncoder(options(tmp_path), lambda _: None)
     assert encoder.ready.dimensions == 32
     assert PLACES - 2 <= encoder.ready.context_tokens <= PLACES
     alone = one_by_one(encoder, LETTERS)
@@ -128,7 +133,7 @@ def test_a_decoder_looks_back_only_unless_it_was_made_to_look_both_ways(
 ) -> None:
     write_model(tmp_path, architecture, decoder=True, **both_ways)
     write_steps(tmp_path, pooling={"pooling_mode_cls_token": True})
-    encoder = TorchEncoder(options(tmp_path), lambda _: None)
+    encoder = torch_encoder.TorchEncoder(options(tmp_path), lambda _: None)
     first, second = one_by_one(encoder, ["abc", "abx"])
     assert (np.abs(first - second).max() > 1e-4) == bool(both_ways)
     assert encoded(encoder, ["abc", "a"])[0] == pytest.approx(first, abs=1e-5)
@@ -139,7 +144,7 @@ def test_a_decoder_looks_back_only_unless_it_was_made_to_look_both_ways(
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_poolings_look_at_an_inputs_own_tokens_only(pooling: str) -> None:
-    assert set(POOLS) == set(POOLINGS)
+    assert set(torch_pooling.POOLS) == set(POOLINGS)
     hidden = torch.tensor([[[1.0, 8.0], [3.0, 2.0], [50.0, 50.0]], [[4.0, 4.0], [2.0, 6.0], [6.0, 2.0]]])
     expected = {
         "mean": [[2, 5], [4, 4]],
@@ -149,20 +154,20 @@ def test_poolings_look_at_an_inputs_own_tokens_only(pooling: str) -> None:
         "mean_sqrt_len": [[4 / 2**0.5, 10 / 2**0.5], [12 / 3**0.5, 12 / 3**0.5]],
         "weightedmean": [[7 / 3, 4], [26 / 6, 22 / 6]],
     }
-    pooled = POOLS[pooling](hidden, torch.tensor([2, 3]))
+    pooled = torch_pooling.POOLS[pooling](hidden, torch.tensor([2, 3]))
     assert pooled.numpy() == pytest.approx(np.array(expected[pooling], np.float32), abs=1e-5)
 
 
 def test_layers_after_pooling_are_applied_in_their_order(tmp_path: Path) -> None:
     write_model(tmp_path, "bert")
     write_steps(tmp_path)
-    plain = encoded(TorchEncoder(options(tmp_path), lambda _: None), LETTERS)
+    plain = encoded(torch_encoder.TorchEncoder(options(tmp_path), lambda _: None), LETTERS)
     identity = "torch.nn.modules.linear.Identity"
     write_steps(tmp_path, ("Dense", {"activation_function": identity}), ("Dense", {}), ("Normalize", {}))
     first, second, bias = torch.randn(8, 32), torch.randn(4, 8), torch.randn(4)
-    save_file({"linear.weight": first}, tmp_path / "2_Dense/model.safetensors")
-    save_file({"linear.weight": second, "linear.bias": bias}, tmp_path / "3_Dense/model.safetensors")
-    encoder = TorchEncoder(options(tmp_path), lambda _: None)
+    safetensors_torch.save_file({"linear.weight": first}, tmp_path / "2_Dense/model.safetensors")
+    safetensors_torch.save_file({"linear.weight": second, "linear.bias": bias}, tmp_path / "3_Dense/model.safetensors")
+    encoder = torch_encoder.TorchEncoder(options(tmp_path), lambda _: None)
     assert encoder.ready.dimensions == 4
     expected = np.tanh(plain @ first.numpy().T @ second.numpy().T + bias.numpy())
     assert encoded(encoder, LETTERS) == pytest.approx(expected, abs=1e-4)
@@ -192,10 +197,10 @@ def test_a_models_own_code_is_never_run(tmp_path: Path) -> None:
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
     write_model(tmp_path, "bert")
-    weights = load_file(tmp_path / "model.safetensors")
+    weights = safetensors_torch.load_file(tmp_path / "model.safetensors")
     gone = "encoder.layer.1.output.dense.weight"
     del weights[gone]
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    safetensors_torch.save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     error = refusal(tmp_path)
     assert error.code == "MODEL_INVALID"
     assert gone in error.message

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
+from tests.late import late
 from tests.text.families.parity import Reference, Told, agree, distance
 from tests.text.families.torch_session import LIMITS, TOKENS, TorchSession, alone, ends_of, load
+
+torch = late("torch")
 
 EXACT = 1e-4  # nats that two ways to compute in float32 may differ by
 # In bfloat16 a number has 8 significant bits, so each rounding is off by up to 0.4%, 0.2% in the mean. A logit lies

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
-
+from tests.late import late
 from tests.text.families.packed_experts import pack
 from tests.text.families.small_tokenizer import write_tokenizer
+
+safetensors_torch = late("safetensors.torch")
+torch = late("torch")
+transformers = late("transformers")
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -38,7 +39,7 @@ def write_model(folder: Path, config: Mapping[str, Any], *, seed: int = 0, alike
     """Writes a whole model in bfloat16. With `alike`, choosing another expert makes a small difference only."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    save_file(draw_weights(folder, seed, alike), folder / WHOLE, {"format": "pt"})
+    safetensors_torch.save_file(draw_weights(folder, seed, alike), folder / WHOLE, {"format": "pt"})
     write_tokenizer(folder)
     return folder
 
@@ -51,7 +52,7 @@ def write_variant(
     Tensors whose names end as in `without` are left out; `weights` sets those that end so to one number.
     """
     folder.mkdir(parents=True)
-    tensors = load_file(source / WHOLE)
+    tensors = safetensors_torch.load_file(source / WHOLE)
     for name, tensor in list(tensors.items()):
         for end, value in weights.items():
             if name.endswith(end):
@@ -60,31 +61,31 @@ def write_variant(
             del tensors[name]
     copy_words(folder, source)
     write_json(folder / "config.json", config)
-    save_file(tensors, folder / WHOLE, {"format": "pt"})
+    safetensors_torch.save_file(tensors, folder / WHOLE, {"format": "pt"})
     return folder
 
 
 def write_packed(folder: Path, plain: Path, added: Mapping[str, Any]) -> Path:
     """Writes `plain`, a gpt-oss, with its experts packed in MXFP4, and `plain` anew with what is left of them then."""
-    tensors = load_file(plain / WHOLE)
+    tensors = safetensors_torch.load_file(plain / WHOLE)
     packed: dict[str, torch.Tensor] = {}
     for name, tensor in list(tensors.items()):
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             packed[f"{name}_blocks"], packed[f"{name}_scales"], tensors[name] = pack(tensor)
         else:
             packed[name] = tensor
-    save_file(tensors, plain / WHOLE, {"format": "pt"})
+    safetensors_torch.save_file(tensors, plain / WHOLE, {"format": "pt"})
     folder.mkdir(parents=True)
     copy_words(folder, plain)
     write_json(folder / "config.json", json.loads((plain / "config.json").read_text()) | dict(added))
-    save_file(packed, folder / WHOLE, {"format": "pt"})
+    safetensors_torch.save_file(packed, folder / WHOLE, {"format": "pt"})
     return folder
 
 
 def draw_weights(folder: Path, seed: int, alike: bool) -> dict[str, torch.Tensor]:
     """Weights for the config.json in `folder`, under the names of published checkpoints."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
     config = model.config
     drawn: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
@@ -142,11 +143,11 @@ def shard(folder: Path, source: Path) -> tuple[str, str]:
     """Writes the model of `source` in two shards with an index; their names. Tensors alternate between them."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    tensors = load_file(source / WHOLE)
+    tensors = safetensors_torch.load_file(source / WHOLE)
     weight_map = {tensor: names[number % 2] for number, tensor in enumerate(sorted(tensors))}
     for file in names:
         held = {tensor: tensors[tensor] for tensor, place in weight_map.items() if place == file}
-        save_file(held, folder / file, {"format": "pt"})
+        safetensors_torch.save_file(held, folder / file, {"format": "pt"})
     total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
     copy_words(folder, source)

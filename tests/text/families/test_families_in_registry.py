@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry
 from services.models.wire import desired_message, model_message, read_desired
 from services.rpc.errors import Unsupported
 from tests.catalog.desired_model import ARTIFACT, desired
+from tests.late import late
+
+modeling_auto = late("transformers.models.auto.modeling_auto")
 
 (TORCH,) = [runtime for runtime in RUNTIMES if runtime.name == "torch"]
 MODEL = ModelFacts(
@@ -51,7 +53,7 @@ def test_the_families_run_on_torch(architecture: str, device: str) -> None:
 
 @pytest.mark.parametrize("architecture", sorted(TORCH.architectures["chat"]))
 def test_transformers_has_every_architecture_of_the_table(architecture: str) -> None:
-    assert architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    assert architecture in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 @pytest.mark.parametrize("architecture", ["gpt-oss", "qwen2_vl", "mllama", "gemma3", "mamba", "t5", "bert", "nonsense"])

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from services.residency.messages import EngineError
+from tests.late import late
 from tests.text.families.family_checks import (
     EXACT,
     check_bfloat16,
@@ -23,6 +23,8 @@ from tests.text.families.parity import agree
 from tests.text.families.published_configs import GPT_OSS, MXFP4, changed
 from tests.text.families.random_models import write_model, write_packed, write_variant
 from tests.text.families.torch_session import alone, load
+
+torch = late("torch")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def test_packed_experts_are_the_plain_ones(packed: Path, plain: Path, dtype: str
 
 def test_packing_is_exact_for_what_it_can_hold() -> None:
     random = torch.Generator().manual_seed(0)
-    values = VALUES[torch.randint(0, 16, (2, 64, 8), generator=random)]
+    values = torch.tensor(VALUES)[torch.randint(0, 16, (2, 64, 8), generator=random)]
     values[:, ::32] = 6.0  # so that every block's scale is 1
     blocks, scales, meant = pack(values)
     assert (blocks.shape, scales.shape) == ((2, 8, 2, 16), (2, 8, 2))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from transformers import AutoTokenizer
 
 from services.text.conversation import Message
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from services.text.parsers.dialect import HERMES, choose
 from services.text.prompt import ChatTemplate
+from tests.late import late
 from tests.text.families.family_checks import check_bfloat16, check_float32, check_mixed_batch, check_shows
 from tests.text.families.published_configs import QWEN3, QWEN3_MOE, QWEN25, changed
 from tests.text.families.published_words import published_tokenizer, write_qwen3
 from tests.text.families.random_models import write_model, write_variant
 from tests.text.families.torch_session import load
+
+if TYPE_CHECKING:
+    from services.text.engine.runtimes.torch.engine import SafetensorsEngine
+
+transformers = late("transformers")
 
 SHAPES = {"qwen2.5": QWEN25, "qwen3": QWEN3, "qwen3-moe": QWEN3_MOE}
 
@@ -68,8 +73,9 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> SafetensorsEngine:
     return load(write_qwen3(tmp_path_factory.mktemp("qwen3") / "words"))
 
 
+@pytest.mark.slow
 def test_qwen3_texts_are_tokenized_as_by_transformers(words: SafetensorsEngine) -> None:
-    theirs = AutoTokenizer.from_pretrained(published_tokenizer("qwen3"))
+    theirs = transformers.AutoTokenizer.from_pretrained(published_tokenizer("qwen3"))
     for text in ("<|im_start|>user\nnaïve 東京 🙂🎉 it's  12345.6789\n\n\tx<|im_end|>\n<think>\n</think>", ""):
         ours = words.tokenize(text)
         assert ours == theirs(text, add_special_tokens=False)["input_ids"]
@@ -79,6 +85,7 @@ def test_qwen3_texts_are_tokenized_as_by_transformers(words: SafetensorsEngine) 
         assert words.is_end(token) is ends, name
 
 
+@pytest.mark.slow
 def test_qwen3_thinks_and_calls_by_its_own_template(words: SafetensorsEngine) -> None:
     ready = words.ready
     template = ChatTemplate(ready.chat_template, bos=ready.bos, eos=ready.eos, add_bos=ready.add_bos)

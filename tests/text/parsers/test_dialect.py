@@ -8,6 +8,7 @@ import random
 import pytest
 from answers import CALLS, NOW, PARIS, TOOLS, WEATHER, call, merged, read, splits
 from byte_tokens import accepts
+from case import case
 
 from services.text.parsers import dialect as dialects
 from services.text.parsers.dialect import Dialect, choose
@@ -314,9 +315,8 @@ def test_a_plain_model_has_no_calls() -> None:
 # --- choosing
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
+def test_the_template_tells_the_dialect() -> None:
+    for template, expected in [
         ("", dialects.HERMES_TOLD),
         ("{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}", dialects.HERMES_TOLD),
         ("{{ raise_exception('System role not supported') }}", dialects.PLAIN),
@@ -331,10 +331,9 @@ def test_a_plain_model_has_no_calls() -> None:
         ("'[TOOL_CALLS]' + name + '[ARGS]'", dialects.MISTRAL),
         ('{"name": function name, "parameters": dictionary of arguments}', dialects.LLAMA3),
         ("<|start|>assistant<|channel|>final<|message|>", dialects.HARMONY),
-    ],
-)
-def test_the_template_tells_the_dialect(template: str, expected: Dialect) -> None:
-    assert choose(template, "llama") is expected
+    ]:
+        with case(template=template, expected=expected):
+            assert choose(template, "llama") is expected
 
 
 def test_gpt_oss_speaks_harmony_whatever_its_template() -> None:

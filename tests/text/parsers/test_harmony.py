@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from answers import call, read, splits
+from case import case
 
 from services.text.parsers.dialect import HARMONY
 from services.text.parsers.events import Content, Reasoning
@@ -13,9 +13,8 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
 BODY = '<|message|>{"a": 1}<|call|>'
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
+def test_a_recipient_may_stand_anywhere_in_the_header() -> None:
+    for header in [
         "<|channel|>commentary to=functions.now <|constrain|>json",
         "<|channel|>commentary to=functions.now<|constrain|>json",
         "<|channel|>commentary to=functions.now json",
@@ -27,11 +26,10 @@ BODY = '<|message|>{"a": 1}<|call|>'
         "to=functions.now<|channel|>commentary <|constrain|>json",
         "<|start|>assistant to=functions.now<|channel|>commentary json",
         "<|constrain|>json to=functions.now",
-    ],
-)
-def test_a_recipient_may_stand_anywhere_in_the_header(header: str) -> None:
-    for pieces in splits(header + BODY, seed=1, count=10):
-        assert read(HARMONY, pieces) == CALL
+    ]:
+        with case(header=header):
+            for pieces in splits(header + BODY, seed=1, count=10):
+                assert read(HARMONY, pieces) == CALL
 
 
 def test_channels_are_told_apart() -> None:
@@ -46,9 +44,8 @@ def test_channels_are_told_apart() -> None:
         assert read(HARMONY, pieces) == [Reasoning("Hm."), Content("{} ")]
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
+def test_malformed_headers_are_no_trouble() -> None:
+    for text, content in [
         ("Hello.", "Hello."),
         ("Hello.<|end|>", "Hello."),
         ("<|message|>Hello.<|return|>", "Hello."),
@@ -61,16 +58,15 @@ def test_channels_are_told_apart() -> None:
         ("<|channel|>" * 5 + "<|message|>x", None),
         ("<|channel|>" + "x" * 200 + "<|message|>y", None),
         ("<|channel|>commentary to=browser.open<|message|>{}<|call|>", None),
-    ],
-)
-def test_malformed_headers_are_no_trouble(text: str, content: str | None) -> None:
-    found = read(HARMONY, [text])
-    for pieces in splits(text, seed=4, count=10):
-        assert read(HARMONY, pieces) == found
-    if content is not None:
-        assert found == [Content(content)]
-    else:
-        assert "".join(event.text for event in found if isinstance(event, Content)) != ""
+    ]:
+        with case(text=text, content=content):
+            found = read(HARMONY, [text])
+            for pieces in splits(text, seed=4, count=10):
+                assert read(HARMONY, pieces) == found
+            if content is not None:
+                assert found == [Content(content)]
+            else:
+                assert "".join(event.text for event in found if isinstance(event, Content)) != ""
 
 
 def test_a_call_of_a_tool_that_is_not_ours_is_content_to_the_letter() -> None:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import pytest
 from answers import call, read, splits
+from case import case
 
 from services.text.parsers.dialect import MISTRAL
 from services.text.parsers.events import CallEnded, CallStarted, Content
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_all_forms_are_read() -> None:
+    for text in [
         '[TOOL_CALLS]now[ARGS]{"a": 1}',
         '[TOOL_CALLS] now [ARGS] {"a": 1}\n',
         '[TOOL_CALLS]now{"a": 1}',
         '[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{"a": 1}',
         '[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}, "id": "123456789"}]',
         '[TOOL_CALLS] {"name": "now", "arguments": {"a": 1}}',
-    ],
-)
-def test_all_forms_are_read(text: str) -> None:
-    for pieces in splits(text, seed=1, count=10):
-        assert read(MISTRAL, pieces) == call(0, "now", '{"a": 1}')
+    ]:
+        with case(text=text):
+            for pieces in splits(text, seed=1, count=10):
+                assert read(MISTRAL, pieces) == call(0, "now", '{"a": 1}')
 
 
 @pytest.mark.parametrize("text", ["[TOOL_CALLS]", "[TOOL_CALLS][1]", "[TOOL_CALLS]later[ARGS]{}", "[ARGS]{}"])

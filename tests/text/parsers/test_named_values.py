@@ -6,6 +6,7 @@ import json
 
 import pytest
 from answers import merged
+from case import case
 
 from services.text.parsers.dialect import GLM, QWEN_XML, Dialect
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event
@@ -26,9 +27,8 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("text", "allowed", "expected"),
-    [
+def test_values_become_json() -> None:
+    for text, allowed, expected in [
         ("3", {"integer"}, "3"),
         (" 3.50\n", {"number"}, "3.50"),
         ("3", {"number"}, "3"),
@@ -48,10 +48,9 @@ SCHEMA = {
         ("{'a': 1}", {"object"}, "\"{'a': 1}\""),
         ("3", {"string", "integer"}, "3"),
         ("3.0", {"string", "integer"}, "3.0"),
-    ],
-)
-def test_values_become_json(text: str, allowed: set[str], expected: str) -> None:
-    assert as_json(text, frozenset(allowed)) == expected
+    ]:
+        with case(text=text, allowed=allowed, expected=expected):
+            assert as_json(text, frozenset(allowed)) == expected
 
 
 def read(dialect: Dialect, text: str, cut: int) -> list[Event]:
@@ -117,9 +116,8 @@ def test_texts_of_strings_come_as_they_are_written() -> None:
     assert merged(parser.push("graph>")) == [CallArguments(0, "\\n</paragraph>")]
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments", "rest"),
-    [
+def test_tags_may_be_missing() -> None:
+    for text, arguments, rest in [
         ("<function=f>\n</function>", "{}", ""),
         ("<function=f></tool_call>", "{}", ""),
         ("<tool_call><function=f><parameter=number>4</parameter></tool_call>", '{"number": 4}', ""),
@@ -127,9 +125,8 @@ def test_texts_of_strings_come_as_they_are_written() -> None:
         ("<function=f><parameter=number>4", '{"number": 4', ""),
         ("<function=f><parameter=text>\nab", '{"text": "ab', ""),
         ("<function=f>\n</function>\n</tool_call>\nSo.", "{}", "So."),
-    ],
-)
-def test_tags_may_be_missing(text: str, arguments: str, rest: str) -> None:
-    for cut in range(len(text) + 1):
-        expected = [CallStarted(0, "f"), CallArguments(0, arguments), CallEnded(0)]
-        assert read(QWEN_XML, text, cut) == expected + ([Content(rest)] if rest else [])
+    ]:
+        with case(text=text, arguments=arguments, rest=rest):
+            for cut in range(len(text) + 1):
+                expected = [CallStarted(0, "f"), CallArguments(0, arguments), CallEnded(0)]
+                assert read(QWEN_XML, text, cut) == expected + ([Content(rest)] if rest else [])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 from answers import read, splits
+from case import case
 
 from services.text.parsers.dialect import PLAIN
-from services.text.parsers.events import Content, Event, Reasoning
+from services.text.parsers.events import Content, Reasoning
 
 
-@pytest.mark.parametrize(
-    ("text", "is_open", "expected"),
-    [
+def test_thoughts_are_told_apart() -> None:
+    for text, is_open, expected in [
         ("<think>a</think>b", False, [Reasoning("a"), Content("b")]),
         ("\n <think> a </think> b ", False, [Reasoning("a"), Content("b ")]),
         ("a</think>b", True, [Reasoning("a"), Content("b")]),
@@ -26,8 +25,7 @@ from services.text.parsers.events import Content, Event, Reasoning
         ("<thi", False, [Content("<thi")]),
         (" \n", False, [Content(" \n")]),
         ("", True, []),
-    ],
-)
-def test_thoughts_are_told_apart(text: str, is_open: bool, expected: list[Event]) -> None:
-    for pieces in splits(text, seed=1, count=10):
-        assert read(PLAIN, pieces, reasoning_open=is_open) == expected
+    ]:
+        with case(text=text, is_open=is_open, expected=expected):
+            for pieces in splits(text, seed=1, count=10):
+                assert read(PLAIN, pieces, reasoning_open=is_open) == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from case import case
 
 from services.text.parsers.schema_types import ANY, properties, required, types
 
@@ -13,9 +13,8 @@ ROOT: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
+def test_types_are_found() -> None:
+    for schema, expected in [
         ({"type": "string"}, {"string"}),
         ({"type": ["string", "null"]}, {"string", "null"}),
         ({"enum": ["a", 1, None, True, 1.5, [], {}]}, ANY),
@@ -32,10 +31,9 @@ ROOT: dict[str, Any] = {
         (None, ANY),
         ({"type": 3}, ANY),
         ({"anyOf": "x"}, ANY),
-    ],
-)
-def test_types_are_found(schema: Any, expected: set[str]) -> None:
-    assert types(schema, ROOT) == expected
+    ]:
+        with case(schema=schema, expected=expected):
+            assert types(schema, ROOT) == expected
 
 
 def test_schemas_that_never_end_are_left_alone() -> None:

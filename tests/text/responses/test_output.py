@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import pytest
+from case import case
 
 from services.text.choice import CallBegun, CallDelta, ChoiceEvent, Finished, ReasoningDelta, TextDelta
 from services.text.engine.messages import TokenLogprob
@@ -109,27 +109,28 @@ def answer(chance: random.Random) -> list[ChoiceEvent]:
     return [*events, chance.choice([STOP, LENGTH])]
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_the_events_of_any_answer_agree_with_its_items(seed: int) -> None:
-    asked = answer(random.Random(seed))  # noqa: S311 (no secret)
-    events, items = told(*asked)
-    assert [event.item for event in events if isinstance(event, ItemDone)] == items
-    for index, item in enumerate(items):
-        own = [event for event in events if getattr(event, "index", None) == index]
-        added, *middle, done = own
-        assert isinstance(added, ItemAdded)
-        assert isinstance(done, ItemDone)
-        assert added.item.id == done.item.id == item.id
-        deltas = [event for event in middle if isinstance(event, Delta)]
-        (whole,) = [event for event in middle if isinstance(event, DeltaDone)]
-        assert "".join(event.text for event in deltas) == whole.text == text_of(item)
-        assert {event.item for event in deltas} <= {item.id}
-        parts = [type(event) for event in middle if isinstance(event, PartAdded | PartDone)]
-        assert parts == ([] if isinstance(item, FunctionCallItem) else [PartAdded, PartDone])
-    assert len({item.id for item in items}) == len(items)
-    # Nothing but white space is ever left out.
-    spoken = "".join(event.text for event in asked if isinstance(event, TextDelta))
-    kept = "".join(text_of(item) for item in items if isinstance(item, MessageItem))
-    assert "".join(kept.split()) == "".join(spoken.split())
-    thoughts = "".join(event.text for event in asked if isinstance(event, ReasoningDelta))
-    assert "".join(text_of(item) for item in items if isinstance(item, ReasoningItem)) == thoughts
+def test_the_events_of_any_answer_agree_with_its_items() -> None:
+    for seed in range(300):
+        with case(seed=seed):
+            asked = answer(random.Random(seed))  # noqa: S311 (no secret)
+            events, items = told(*asked)
+            assert [event.item for event in events if isinstance(event, ItemDone)] == items
+            for index, item in enumerate(items):
+                own = [event for event in events if getattr(event, "index", None) == index]
+                added, *middle, done = own
+                assert isinstance(added, ItemAdded)
+                assert isinstance(done, ItemDone)
+                assert added.item.id == done.item.id == item.id
+                deltas = [event for event in middle if isinstance(event, Delta)]
+                (whole,) = [event for event in middle if isinstance(event, DeltaDone)]
+                assert "".join(event.text for event in deltas) == whole.text == text_of(item)
+                assert {event.item for event in deltas} <= {item.id}
+                parts = [type(event) for event in middle if isinstance(event, PartAdded | PartDone)]
+                assert parts == ([] if isinstance(item, FunctionCallItem) else [PartAdded, PartDone])
+            assert len({item.id for item in items}) == len(items)
+            # Nothing but white space is ever left out.
+            spoken = "".join(event.text for event in asked if isinstance(event, TextDelta))
+            kept = "".join(text_of(item) for item in items if isinstance(item, MessageItem))
+            assert "".join(kept.split()) == "".join(spoken.split())
+            thoughts = "".join(event.text for event in asked if isinstance(event, ReasoningDelta))
+            assert "".join(text_of(item) for item in items if isinstance(item, ReasoningItem)) == thoughts

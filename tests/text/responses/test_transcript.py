@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from case import case
 from scripted_chat import said
 
 from services.rpc.errors import InvalidRequest
@@ -93,31 +94,32 @@ def test_the_last_turn_stays_whole() -> None:
     assert list(shortened(messages_of((said("u"), said("a", "assistant"), call("c"), output("c")), "s"))) == []
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_any_conversation_keeps_its_order_and_its_calls_before_their_outputs(seed: int) -> None:
-    chance = random.Random(seed)  # noqa: S311 (no secret)
-    items: list[Item] = []
-    texts: list[str] = []
-    for number in range(chance.randint(1, 30)):
-        kind = chance.choice(["user", "assistant", "call", "thought", "output"])
-        called = [item.call_id for item in items if isinstance(item, FunctionCallItem)]
-        if kind in ("user", "assistant"):
-            items.append(said(f"t{number}", kind))
-            texts.append(f"t{number}")
-        elif kind == "thought":
-            items.append(thought(f"t{number}"))
-        elif kind == "call" or not called:
-            items.append(call(f"c{number}"))
-        else:
-            items.append(output(chance.choice(called), f"t{number}"))
-            texts.append(f"t{number}")
-    messages = messages_of(items, None)
-    assert [message.content for message in messages if message.content] == texts
-    calls = [one.id for message in messages for one in message.tool_calls]
-    assert calls == [item.call_id for item in items if isinstance(item, FunctionCallItem)]
-    for at, message in enumerate(messages):
-        if message.role == "tool":
-            assert message.tool_call_id in [one.id for earlier in messages[:at] for one in earlier.tool_calls]
-    for shorter in shortened(messages):
-        assert messages[-len(shorter) :] == shorter
-        assert shorter[0].role == "user"
+def test_any_conversation_keeps_its_order_and_its_calls_before_their_outputs() -> None:
+    for seed in range(200):
+        with case(seed=seed):
+            chance = random.Random(seed)  # noqa: S311 (no secret)
+            items: list[Item] = []
+            texts: list[str] = []
+            for number in range(chance.randint(1, 30)):
+                kind = chance.choice(["user", "assistant", "call", "thought", "output"])
+                called = [item.call_id for item in items if isinstance(item, FunctionCallItem)]
+                if kind in ("user", "assistant"):
+                    items.append(said(f"t{number}", kind))
+                    texts.append(f"t{number}")
+                elif kind == "thought":
+                    items.append(thought(f"t{number}"))
+                elif kind == "call" or not called:
+                    items.append(call(f"c{number}"))
+                else:
+                    items.append(output(chance.choice(called), f"t{number}"))
+                    texts.append(f"t{number}")
+            messages = messages_of(items, None)
+            assert [message.content for message in messages if message.content] == texts
+            calls = [one.id for message in messages for one in message.tool_calls]
+            assert calls == [item.call_id for item in items if isinstance(item, FunctionCallItem)]
+            for at, message in enumerate(messages):
+                if message.role == "tool":
+                    assert message.tool_call_id in [one.id for earlier in messages[:at] for one in earlier.tool_calls]
+            for shorter in shortened(messages):
+                assert messages[-len(shorter) :] == shorter
+                assert shorter[0].role == "user"

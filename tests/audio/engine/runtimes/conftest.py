@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-import whisper
 from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
-from services.audio.engine.runtimes.whisper import OpenAIWhisper
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.audio.engine.runtimes.spoken import options
+from tests.late import late
+
+torch = late("torch")
+whisper = late("whisper")
+whisper_runtime = late("services.audio.engine.runtimes.whisper")
 
 
 @pytest.fixture(scope="package")
-def openai_whisper() -> OpenAIWhisper:
+def openai_whisper() -> whisper_runtime.OpenAIWhisper:
     fractions: list[float] = []
-    loaded = OpenAIWhisper(options(tiny_en_pt()), fractions.append)
+    loaded = whisper_runtime.OpenAIWhisper(options(tiny_en_pt()), fractions.append)
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     return loaded

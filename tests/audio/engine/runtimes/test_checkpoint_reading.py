@@ -8,69 +8,71 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from whisper_weights import tiny_en_ct2, tiny_en_pt
 
-from services.audio.engine.runtimes.checkpoint import Checkpoint, read_checkpoint
-from services.audio.engine.runtimes.whisper import OpenAIWhisper
 from services.residency.messages import EngineError
 from tests.audio.engine.runtimes.hub_folder import write_hub_folder
 from tests.audio.engine.runtimes.spoken import encoded, mels, options, same, step
+from tests.late import late
+
+checkpoint = late("services.audio.engine.runtimes.checkpoint")
+safetensors_torch = late("safetensors.torch")
+torch = late("torch")
+whisper_runtime = late("services.audio.engine.runtimes.whisper")
 
 
 @pytest.fixture(scope="module")
-def stored() -> Checkpoint:
-    return read_checkpoint(tiny_en_pt())
+def stored() -> checkpoint.Checkpoint:
+    return checkpoint.read_checkpoint(tiny_en_pt())
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, stored: Checkpoint) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, stored: checkpoint.Checkpoint) -> Path:
     """As transformers stores it, in two files."""
     return write_hub_folder(tmp_path_factory.mktemp("hub"), stored, tiny_en_ct2() / "tokenizer.json", shards=2)
 
 
-def same_tensors(one: Checkpoint, other: Checkpoint) -> bool:
+def same_tensors(one: checkpoint.Checkpoint, other: checkpoint.Checkpoint) -> bool:
     return one.tensors.keys() == other.tensors.keys() and all(
         torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items()
     )
 
 
-def test_a_transformers_folder_holds_the_same_model(stored: Checkpoint, folder: Path) -> None:
-    found = read_checkpoint(folder)
+def test_a_transformers_folder_holds_the_same_model(stored: checkpoint.Checkpoint, folder: Path) -> None:
+    found = checkpoint.read_checkpoint(folder)
     assert found.dimensions == stored.dimensions
     assert same_tensors(found, stored)
     assert found.alignment_heads == stored.alignment_heads
     assert [found.vocabulary.piece(token) for token in range(100)] == [stored.vocabulary.piece(t) for t in range(100)]
 
 
-def test_both_are_loaded(folder: Path, openai_whisper: OpenAIWhisper) -> None:
-    loaded = OpenAIWhisper(options(folder), lambda _: None)
+def test_both_are_loaded(folder: Path, openai_whisper: whisper_runtime.OpenAIWhisper) -> None:
+    loaded = whisper_runtime.OpenAIWhisper(options(folder), lambda _: None)
     start = loaded.vocabulary.start("en", "transcribe")
     (found,) = loaded.decode(loaded.encode(mels()[:1]), [start], step(max_tokens=8))
     (wanted,) = openai_whisper.decode(encoded(openai_whisper)[:1], [start], step(max_tokens=8))
     assert same(found, wanted)
 
 
-def test_a_folder_with_one_checkpoint_is_that_checkpoint(tmp_path: Path, stored: Checkpoint) -> None:
+def test_a_folder_with_one_checkpoint_is_that_checkpoint(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:
     (tmp_path / "mine.pt").symlink_to(tiny_en_pt())
-    found = read_checkpoint(tmp_path)
+    found = checkpoint.read_checkpoint(tmp_path)
     assert same_tensors(found, stored)
     assert found.alignment_heads == stored.alignment_heads, "its size says which model it is"
 
 
-def test_heads_that_nobody_measured_are_the_upper_half(tmp_path: Path, stored: Checkpoint) -> None:
+def test_heads_that_nobody_measured_are_the_upper_half(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:
     size = vars(stored.dimensions) | {"n_text_layer": 2}
     kept = {name: tensor for name, tensor in stored.tensors.items() if not name.startswith("decoder.blocks.2")}
     torch.save({"dims": size, "model_state_dict": kept}, tmp_path / "distilled.pt")
-    assert read_checkpoint(tmp_path / "distilled.pt").alignment_heads == [(1, head) for head in range(6)]
+    assert checkpoint.read_checkpoint(tmp_path / "distilled.pt").alignment_heads == [(1, head) for head in range(6)]
 
 
 class Unwanted:
     """What a checkpoint must not hold."""
 
 
-def test_damaged_and_hostile_checkpoints_are_named(tmp_path: Path, stored: Checkpoint) -> None:
+def test_damaged_and_hostile_checkpoints_are_named(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:
     path = tmp_path / "cut.pt"
     path.write_bytes(tiny_en_pt().read_bytes()[:10_000_000])
     _refused(path, r"cut\.pt is no Whisper checkpoint")
@@ -84,7 +86,7 @@ def test_damaged_and_hostile_checkpoints_are_named(tmp_path: Path, stored: Check
     _refused(path, "no vocabulary of a Whisper model of 5000")
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path: Path, stored: Checkpoint) -> None:
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:
     tensors = dict(stored.tensors)
     path = tmp_path / "wrong.pt"
     del tensors["decoder.ln.weight"]
@@ -113,7 +115,7 @@ def test_wrong_folders_are_named(tmp_path: Path, folder: Path) -> None:
     _refused(wrong, r"config\.json does not say d_model")
     _with_config(wrong, config | {"activation_function": "relu"})
     _refused(wrong, "gelu", code="UNSUPPORTED")
-    save_file({"x": torch.zeros(1)}, wrong / "model.safetensors")
+    safetensors_torch.save_file({"x": torch.zeros(1)}, wrong / "model.safetensors")
     shutil.copy(folder / "tokenizer.json", wrong)
     _with_config(wrong, config)
     _not_loaded(wrong, "are not those of its dimensions")
@@ -125,11 +127,11 @@ def _with_config(folder: Path, config: dict[str, Any]) -> None:
 
 def _refused(path: Path, words: str, code: str = "MODEL_INVALID") -> None:
     with pytest.raises(EngineError, match=words) as caught:
-        read_checkpoint(path)
+        checkpoint.read_checkpoint(path)
     assert caught.value.code == code
 
 
 def _not_loaded(path: Path, words: str) -> None:
     with pytest.raises(EngineError, match=words) as caught:
-        OpenAIWhisper(options(path), lambda _: None)
+        whisper_runtime.OpenAIWhisper(options(path), lambda _: None)
     assert caught.value.code == "MODEL_INVALID"

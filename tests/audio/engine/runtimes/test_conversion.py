@@ -8,11 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from whisper_weights import tiny_en_ct2, tiny_en_pt
 
-from services.audio.engine.runtimes.checkpoint import read_checkpoint
-from services.audio.engine.runtimes.conversion import convert
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from services.audio.engine.vocabulary import converted_vocabulary
 from services.provision.volume_lock import VolumeLock
@@ -20,11 +17,18 @@ from services.residency.messages import EngineError
 from tests.audio.engine.runtimes.ctranslate2_file import variables
 from tests.audio.engine.runtimes.hub_folder import write_hub_folder
 from tests.audio.engine.runtimes.spoken import encoded, mels, options, same, step
+from tests.late import late
+
+checkpoint = late("services.audio.engine.runtimes.checkpoint")
+conversion = late("services.audio.engine.runtimes.conversion")
+torch = late("torch")
 
 CONVERT = """
 import sys
 from pathlib import Path
 from services.audio.engine.runtimes.conversion import convert
+
+pytestmark = pytest.mark.slow
 print(convert(Path(sys.argv[1]), sys.argv[2], lambda fraction: None))
 """
 
@@ -37,7 +41,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def converted(cache: Path) -> Path:
     fractions: list[float] = []
-    folder = convert(tiny_en_pt(), str(cache), fractions.append)
+    folder = conversion.convert(tiny_en_pt(), str(cache), fractions.append)
     assert fractions == sorted(fractions)
     assert fractions
     return folder
@@ -72,9 +76,9 @@ def test_the_runtime_converts_by_itself_and_once(converted: Path, cache: Path) -
 def test_a_transformers_folder_makes_the_same(tmp_path: Path, converted: Path) -> None:
     source = tmp_path / "hub"
     source.mkdir()
-    write_hub_folder(source, read_checkpoint(tiny_en_pt()), tiny_en_ct2() / "tokenizer.json", shards=1)
+    write_hub_folder(source, checkpoint.read_checkpoint(tiny_en_pt()), tiny_en_ct2() / "tokenizer.json", shards=1)
     (source / "model-1.safetensors").rename(source / "model.safetensors")
-    folder = convert(source, str(tmp_path / "cache"), lambda _: None)
+    folder = conversion.convert(source, str(tmp_path / "cache"), lambda _: None)
     assert (folder / "model.bin").read_bytes() == (converted / "model.bin").read_bytes()
     assert (folder / "vocabulary.json").read_bytes() == (converted / "vocabulary.json").read_bytes()
 
@@ -104,12 +108,12 @@ def test_it_waits_for_whoever_is_at_it(tmp_path: Path, converted: Path) -> None:
             (tmp_path / converted.name).mkdir()
             lock.release()
 
-    assert convert(tiny_en_pt(), str(tmp_path), progress) == tmp_path / converted.name
+    assert conversion.convert(tiny_en_pt(), str(tmp_path), progress) == tmp_path / converted.name
     assert len(seen) == 3
 
 
 def test_wrong_weights_leave_nothing_behind(tmp_path: Path) -> None:
-    stored = read_checkpoint(tiny_en_pt())
+    stored = checkpoint.read_checkpoint(tiny_en_pt())
     source, cache = tmp_path / "wrong.pt", tmp_path / "cache"
     tensors = dict(stored.tensors)
     for change, words in (
@@ -118,13 +122,13 @@ def test_wrong_weights_leave_nothing_behind(tmp_path: Path) -> None:
     ):
         torch.save({"dims": vars(stored.dimensions), "model_state_dict": tensors | change}, source)
         with pytest.raises(EngineError, match=words) as caught:
-            convert(source, str(cache), lambda _: None)
+            conversion.convert(source, str(cache), lambda _: None)
         assert caught.value.code == "MODEL_INVALID"
         assert not [path for path in cache.iterdir() if path.is_dir()]
     del tensors["encoder.conv1.bias"]
     torch.save({"dims": vars(stored.dimensions), "model_state_dict": tensors}, source)
     with pytest.raises(EngineError, match=r"wrong\.pt has no tensor encoder\.conv1\.bias"):
-        convert(source, str(cache), lambda _: None)
+        conversion.convert(source, str(cache), lambda _: None)
 
 
 def test_there_must_be_somewhere_to_put_it(tmp_path: Path) -> None:
@@ -133,6 +137,6 @@ def test_there_must_be_somewhere_to_put_it(tmp_path: Path) -> None:
     assert caught.value.code == "UNSUPPORTED"
     (tmp_path / "file").write_text("")
     with pytest.raises(EngineError, match="cannot be kept in"):
-        convert(tiny_en_pt(), str(tmp_path / "file"), lambda _: None)
+        conversion.convert(tiny_en_pt(), str(tmp_path / "file"), lambda _: None)
     with pytest.raises(EngineError, match=r"nothing\.pt"):
-        convert(tmp_path / "nothing.pt", str(tmp_path), lambda _: None)
+        conversion.convert(tmp_path / "nothing.pt", str(tmp_path), lambda _: None)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
-from whisper.decoding import ApplyTimestampRules, SuppressBlank, SuppressTokens
 from whisper_weights import tiny_en_ct2
 
-from services.audio.engine.runtimes.token_rules import TokenRules
 from services.audio.engine.vocabulary import WhisperVocabulary, converted_vocabulary
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.audio.engine.runtimes.spoken import step
+from tests.late import late
+
+token_rules = late("services.audio.engine.runtimes.token_rules")
+torch = late("torch")
+whisper_decoding = late("whisper.decoding")
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +45,10 @@ def test_the_same_tokens_are_forbidden(vocabulary: WhisperVocabulary, length: in
     logits[::3, vocabulary.timestamp_begin :] += 3  # where timestamps are likely, no text may follow
     wanted = logits.clone()
     tokenizer = reference_tokenizer(0)
-    filters = [SuppressBlank(tokenizer, 0), SuppressTokens(vocabulary.suppressed)]
+    filters = [whisper_decoding.SuppressBlank(tokenizer, 0), whisper_decoding.SuppressTokens(vocabulary.suppressed)]
     if timestamps:
-        filters.append(ApplyTimestampRules(tokenizer, 0, 50))
+        filters.append(whisper_decoding.ApplyTimestampRules(tokenizer, 0, 50))
     for one in filters:
         one.apply(wanted, answers)
-    TokenRules(vocabulary, step(timestamps=timestamps), torch.device("cpu")).apply(logits, answers)
+    token_rules.TokenRules(vocabulary, step(timestamps=timestamps), torch.device("cpu")).apply(logits, answers)
     assert torch.equal(logits, wanted)

@@ -10,17 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from whisper.decoding import DecodingOptions
-from whisper.timing import find_alignment
 from whisper_weights import tiny_en_pt
 
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned
-from services.audio.engine.runtimes.whisper import OpenAIWhisper
 from services.audio.engine.vocabulary import WhisperVocabulary
 from services.residency.messages import EngineError
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, step
+from tests.late import late
+
+pytestmark = pytest.mark.slow
+
+torch = late("torch")
+whisper_decoding = late("whisper.decoding")
+whisper_runtime = late("services.audio.engine.runtimes.whisper")
+whisper_timing = late("whisper.timing")
 
 START = [50257]  # of tiny.en: the start of transcript
 searches = pytest.mark.parametrize("beams", [1, 5], ids=["greedy", "beams"])
@@ -40,14 +44,16 @@ def starts_and_ends(aligned: Aligned, groups: Sequence[Sequence[int]]) -> tuple[
     return times[places[:-1]].tolist(), times[places[1:]].tolist()
 
 
-def test_windows_are_encoded_as_the_reference_does(openai_whisper: OpenAIWhisper, reference: Any) -> None:
+def test_windows_are_encoded_as_the_reference_does(
+    openai_whisper: whisper_runtime.OpenAIWhisper, reference: Any
+) -> None:
     (window,) = openai_whisper.encode(mels()[:1])
     assert torch.allclose(window, reference.encoder(torch.from_numpy(mels()[:1]))[0], atol=1e-3)
 
 
 @searches
 def test_a_batch_of_different_prompts_is_decoded_as_the_reference_decodes_one_by_one(
-    openai_whisper: OpenAIWhisper, reference: Any, beams: int
+    openai_whisper: whisper_runtime.OpenAIWhisper, reference: Any, beams: int
 ) -> None:
     prompts = prompts_of(openai_whisper.vocabulary)
     windows = encoded(openai_whisper)
@@ -55,13 +61,17 @@ def test_a_batch_of_different_prompts_is_decoded_as_the_reference_decodes_one_by
     for row, (window, prompt) in enumerate(zip(windows, prompts, strict=True)):
         wanted = reference.decode(
             window,
-            DecodingOptions(fp16=False, language="en", beam_size=beams if beams > 1 else None, prompt=prompt[1:-1]),
+            whisper_decoding.DecodingOptions(
+                fp16=False, language="en", beam_size=beams if beams > 1 else None, prompt=prompt[1:-1]
+            ),
         )
         assert same(found[row], wanted), f"row {row}: {found[row]} is not {wanted}"
 
 
 @searches
-def test_a_window_alone_and_in_any_batch_gives_the_same(openai_whisper: OpenAIWhisper, beams: int) -> None:
+def test_a_window_alone_and_in_any_batch_gives_the_same(
+    openai_whisper: whisper_runtime.OpenAIWhisper, beams: int
+) -> None:
     windows = encoded(openai_whisper)
     prompts = prompts_of(openai_whisper.vocabulary)
     together = openai_whisper.decode(windows, prompts, step(beam_size=beams))
@@ -72,17 +82,19 @@ def test_a_window_alone_and_in_any_batch_gives_the_same(openai_whisper: OpenAIWh
     assert all(same(one, together[row]) for one, row in zip(some, order, strict=True))
 
 
-def test_without_timestamps(openai_whisper: OpenAIWhisper, reference: Any) -> None:
+def test_without_timestamps(openai_whisper: whisper_runtime.OpenAIWhisper, reference: Any) -> None:
     vocabulary = openai_whisper.vocabulary
     prompt = [*START, vocabulary.no_timestamps]
     windows = encoded(openai_whisper)[:1]
     (found,) = openai_whisper.decode(windows, [prompt], step(timestamps=False))
-    wanted = reference.decode(windows[0], DecodingOptions(fp16=False, language="en", without_timestamps=True))
+    wanted = reference.decode(
+        windows[0], whisper_decoding.DecodingOptions(fp16=False, language="en", without_timestamps=True)
+    )
     assert same(found, wanted)
     assert max(found.tokens) < vocabulary.eot
 
 
-def test_samples_are_drawn_anew_for_another_seed_only(openai_whisper: OpenAIWhisper) -> None:
+def test_samples_are_drawn_anew_for_another_seed_only(openai_whisper: whisper_runtime.OpenAIWhisper) -> None:
     windows = encoded(openai_whisper)[:2]
     drawn = [
         openai_whisper.decode(windows, [START, START], step(temperature=1.5, seed=seed, max_tokens=10))
@@ -95,7 +107,7 @@ def test_samples_are_drawn_anew_for_another_seed_only(openai_whisper: OpenAIWhis
         assert decoded.avg_logprob < 0
 
 
-def test_no_more_tokens_than_allowed(openai_whisper: OpenAIWhisper) -> None:
+def test_no_more_tokens_than_allowed(openai_whisper: whisper_runtime.OpenAIWhisper) -> None:
     windows = encoded(openai_whisper)[:2]
     for beams in (1, 3):
         for decoded in openai_whisper.decode(windows, [START, START], step(beam_size=beams, max_tokens=4)):
@@ -108,14 +120,16 @@ def test_no_more_tokens_than_allowed(openai_whisper: OpenAIWhisper) -> None:
 
 
 @pytest.mark.slow
-def test_words_are_where_the_reference_finds_them(openai_whisper: OpenAIWhisper, reference: Any) -> None:
+def test_words_are_where_the_reference_finds_them(
+    openai_whisper: whisper_runtime.OpenAIWhisper, reference: Any
+) -> None:
     vocabulary = openai_whisper.vocabulary
     windows = encoded(openai_whisper)
     decoded = openai_whisper.decode(windows, [START] * 3, step())
     texts = [[token for token in one.tokens if token < vocabulary.eot] for one in decoded]
     aligned = openai_whisper.align(windows, [START] * 3, texts, frames())
     for row in range(3):
-        wanted = find_alignment(
+        wanted = whisper_timing.find_alignment(
             reference, reference_tokenizer(0), texts[row], torch.from_numpy(mels()[row]), frames()[row]
         )
         words, groups = vocabulary.split_words([*texts[row], vocabulary.eot], "en")
@@ -128,7 +142,7 @@ def test_words_are_where_the_reference_finds_them(openai_whisper: OpenAIWhisper,
         assert means == pytest.approx([word.probability for word in wanted], abs=LOGPROB)
 
 
-def test_probabilities_of_an_alignment_are_those_of_the_decoding(openai_whisper: OpenAIWhisper) -> None:
+def test_probabilities_of_an_alignment_are_those_of_the_decoding(openai_whisper: whisper_runtime.OpenAIWhisper) -> None:
     vocabulary = openai_whisper.vocabulary
     windows = encoded(openai_whisper)[:1]
     prompt = [*START, vocabulary.no_timestamps]
@@ -141,7 +155,7 @@ def test_probabilities_of_an_alignment_are_those_of_the_decoding(openai_whisper:
     )
 
 
-def test_shorter_windows_share_calls_with_whole_ones(openai_whisper: OpenAIWhisper) -> None:
+def test_shorter_windows_share_calls_with_whole_ones(openai_whisper: whisper_runtime.OpenAIWhisper) -> None:
     whole = encoded(openai_whisper)[:2]
     (short,) = openai_whisper.encode(np.ascontiguousarray(mels()[2:3, :, : frames()[2] + 1]))
     assert len(short) == (frames()[2] + 2) // 2
@@ -158,11 +172,11 @@ def test_shorter_windows_share_calls_with_whole_ones(openai_whisper: OpenAIWhisp
 
 def test_what_it_cannot_do_is_said(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot compute in int8, but in float32, float16, bfloat16") as caught:
-        OpenAIWhisper(options(tiny_en_pt(), compute_type="int8"), lambda _: None)
+        whisper_runtime.OpenAIWhisper(options(tiny_en_pt(), compute_type="int8"), lambda _: None)
     assert caught.value.code == "UNSUPPORTED"
     with pytest.raises(EngineError, match=r"nothing\.pt is missing") as caught:
-        OpenAIWhisper(options(tmp_path / "nothing.pt"), lambda _: None)
+        whisper_runtime.OpenAIWhisper(options(tmp_path / "nothing.pt"), lambda _: None)
     assert caught.value.code == "MODEL_INVALID"
     if not torch.cuda.is_available():
         with pytest.raises(EngineError, match="a GPU is asked for"):
-            OpenAIWhisper(dataclasses.replace(options(tiny_en_pt()), gpu=True), lambda _: None)
+            whisper_runtime.OpenAIWhisper(dataclasses.replace(options(tiny_en_pt()), gpu=True), lambda _: None)

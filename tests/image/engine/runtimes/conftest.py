@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from services.image.engine.messages import EngineOptions
-from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
 from tests.image.engine.tiny_pipelines import saved
+from tests.late import late
+
+diffusers_engine = late("services.image.engine.runtimes.diffusers.engine")
 
 
 @pytest.fixture(scope="package")
@@ -21,14 +23,14 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 @pytest.fixture(scope="package")
-def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], DiffusersEngine]:
+def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], diffusers_engine.DiffusersEngine]:
     """A family's loaded pipeline."""
 
     @cache
-    def load(family: str) -> DiffusersEngine:
+    def load(family: str) -> diffusers_engine.DiffusersEngine:
         fractions: list[float] = []
         options = EngineOptions(model_id=family, path=str(folder_of(family)), threads=1, gpu=False)
-        loaded = DiffusersEngine(options, fractions.append)
+        loaded = diffusers_engine.DiffusersEngine(options, fractions.append)
         assert fractions == sorted(fractions)
         assert fractions[-1] == 1.0
         return loaded

@@ -13,20 +13,22 @@ import pytest
 
 from services.image.engine.messages import EngineOptions
 from services.image.engine.runtime import Preview
-from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
 from services.residency.messages import EngineError
 from tests.image.engine.drawing_session import PROMPTS, as_array, draft, drawing, furthest, left_half, made, recipe
 from tests.image.engine.tiny_pipelines import FAMILIES, TOKENS
+from tests.late import late
 
-EngineOf = Callable[[str], DiffusersEngine]
+diffusers_engine = late("services.image.engine.runtimes.diffusers.engine")
+
+EngineOf = Callable[[str], Any]
 FAMILY = "StableDiffusionPipeline"
 NOISE = ["ddim", "ddpm", "dpmpp_2m", "euler", "euler_a", "heun", "pndm", "unipc"]
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-def load(folder: Path, **options: Any) -> DiffusersEngine:
+def load(folder: Path, **options: Any) -> diffusers_engine.DiffusersEngine:
     whole = EngineOptions(model_id="m", path=str(folder), threads=1, gpu=False)
-    return DiffusersEngine(replace(whole, **options), lambda _: None)
+    return diffusers_engine.DiffusersEngine(replace(whole, **options), lambda _: None)
 
 
 @every_family

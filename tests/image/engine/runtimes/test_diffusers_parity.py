@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import diffusers
 import numpy as np
 import pytest
-import torch
 
-from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
 from tests.image.engine.drawing_session import PROMPTS, SIDE, Pixels, draft, drawing, furthest, left_half, made, recipe
 from tests.image.engine.tiny_pipelines import FAMILIES
+from tests.late import late
+
+if TYPE_CHECKING:
+    from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
+
+diffusers = late("diffusers")
+torch = late("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

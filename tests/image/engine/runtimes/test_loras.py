@@ -6,21 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from services.image.engine.messages import EngineOptions, Lora
-from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
 from services.models.demo_shapes import WEIGHTS
 from services.residency.messages import EngineError
 from tests.image.engine.drawing_session import Pixels, draft, furthest, made, recipe
 from tests.image.engine.lora_files import write_lora
 from tests.image.engine.original_weights import write_original
 from tests.image.engine.runtimes.test_single_file import base_of
+from tests.late import late
+
+diffusers = late("diffusers")
+diffusers_engine = late("services.image.engine.runtimes.diffusers.engine")
+safetensors_torch = late("safetensors.torch")
+torch = late("torch")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
@@ -37,13 +38,13 @@ def pipeline(folder: Path, family: str = "StableDiffusionPipeline") -> Any:
     return own
 
 
-def engine(folder: Path, *loras: tuple[Path, float], base: str = "") -> DiffusersEngine:
+def engine(folder: Path, *loras: tuple[Path, float], base: str = "") -> diffusers_engine.DiffusersEngine:
     added = tuple(Lora(path=str(path), scale=scale) for path, scale in loras)
     options = EngineOptions(model_id="m", path=str(folder), base=base, threads=1, gpu=False, loras=added)
-    return DiffusersEngine(options, lambda _: None)
+    return diffusers_engine.DiffusersEngine(options, lambda _: None)
 
 
-def drawn(engine: DiffusersEngine, side: int) -> Pixels:
+def drawn(engine: diffusers_engine.DiffusersEngine, side: int) -> Pixels:
     (pixels,) = made(engine, recipe(engine, width=side, height=side, guidance=2.5), draft(7, PROMPT))
     return pixels
 
@@ -102,11 +103,11 @@ def test_transformers_take_them_too(tmp_path: Path, folder_of: Callable[[str], P
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    tensors = load_file(write_lora(pipeline(WEIGHTS), tmp_path / "l.safetensors"))
+    tensors = safetensors_torch.load_file(write_lora(pipeline(WEIGHTS), tmp_path / "l.safetensors"))
 
-    def refused(changed: dict[str, Tensor]) -> str:
+    def refused(changed: dict[str, torch.Tensor]) -> str:
         path = tmp_path / "wrong.safetensors"
-        save_file(changed, path)
+        safetensors_torch.save_file(changed, path)
         with pytest.raises(EngineError) as caught:
             engine(WEIGHTS, (path, 1.0))
         assert caught.value.code == "MODEL_INVALID"

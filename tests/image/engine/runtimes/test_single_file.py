@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
 from services.image.engine.messages import EngineOptions
-from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
 from services.models.demo_shapes import WEIGHTS
 from services.residency.messages import EngineError
 from tests.image.engine.drawing_session import Pixels, draft, made, recipe
 from tests.image.engine.original_weights import write_original
+from tests.late import late
+
+diffusers_engine = late("services.image.engine.runtimes.diffusers.engine")
+safetensors_torch = late("safetensors.torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 PROMPT = "a red circle on a blue background"
@@ -28,12 +30,12 @@ def base_of(folder: Path, target: Path) -> Path:
     return target
 
 
-def engine(path: Path, base: Path | None = None) -> DiffusersEngine:
+def engine(path: Path, base: Path | None = None) -> diffusers_engine.DiffusersEngine:
     options = EngineOptions(model_id="m", path=str(path), base=str(base or ""), threads=1, gpu=False)
-    return DiffusersEngine(options, lambda _: None)
+    return diffusers_engine.DiffusersEngine(options, lambda _: None)
 
 
-def drawn(engine: DiffusersEngine, side: int) -> Pixels:
+def drawn(engine: diffusers_engine.DiffusersEngine, side: int) -> Pixels:
     chosen = recipe(engine, width=side, height=side, guidance=2.5)
     (pixels,) = made(engine, chosen, draft(7, PROMPT))
     return pixels
@@ -52,10 +54,10 @@ def test_the_pixels_are_those_of_the_folder(
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
-    tensors = load_file(write_original(WEIGHTS, tmp_path / "one.safetensors"))
+    tensors = safetensors_torch.load_file(write_original(WEIGHTS, tmp_path / "one.safetensors"))
     absent = "model.diffusion_model.middle_block.1.transformer_blocks.0.attn2.to_q.weight"
     del tensors[absent]
-    save_file(tensors, tmp_path / "one.safetensors")
+    safetensors_torch.save_file(tensors, tmp_path / "one.safetensors")
     with pytest.raises(EngineError) as caught:
         engine(tmp_path / "one.safetensors", base_of(WEIGHTS, tmp_path / "base"))
     assert caught.value.code == "MODEL_INVALID"

@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from tests.demo_model import demo_safetensors
+from tests.late import late
 from tests.text.engine.session import options
 from tests.text.families.published_configs import GPT_OSS, LLAMA_32
 from tests.text.families.random_models import write_model
 
+torch_engine = late("services.text.engine.runtimes.torch.engine")
+
 
 @pytest.fixture(scope="package")
-def demo() -> SafetensorsEngine:
+def demo() -> torch_engine.SafetensorsEngine:
     """Real weights, in this machine's precision; on one thread, since others may use the machine."""
     fractions: list[float] = []
-    loaded = SafetensorsEngine(options(demo_safetensors(), threads=1), fractions.append)
+    loaded = torch_engine.SafetensorsEngine(options(demo_safetensors(), threads=1), fractions.append)
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     return loaded

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from services.text.engine.runtimes.torch.graphs import DecodeSteps
+from tests.late import late
 from tests.text.families.family_checks import EXACT, prompt
 from tests.text.families.parity import agree
 from tests.text.families.torch_session import TorchSession, alone, ends_of, load
+
+graphs = late("services.text.engine.runtimes.torch.graphs")
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
@@ -29,13 +31,13 @@ def test_padded_steps_answer_like_the_usual_ones(family: str, request: pytest.Fi
 
 def test_only_steps_of_single_tokens_are_fixed(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
-    run = DecodeSteps.run
+    run = graphs.DecodeSteps.run
 
-    def recorded(self: DecodeSteps, batch):
+    def recorded(self: graphs.DecodeSteps, batch):
         sizes.append((len(batch.counts), len(batch.tokens)))
         return run(self, batch)
 
-    monkeypatch.setattr(DecodeSteps, "run", recorded)
+    monkeypatch.setattr(graphs.DecodeSteps, "run", recorded)
     engine = load(llama)
     engine.executor.use_fixed_steps(2, record=False)
     session = TorchSession(engine)

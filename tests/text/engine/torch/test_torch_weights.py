@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from services.residency.messages import EngineError
 from services.text.engine.messages import EngineOptions
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
-from services.text.engine.runtimes.torch.weights import choose_dtype, read_config
+from tests.late import late
 from tests.text.families.random_models import shard, write_json
 from tests.text.families.torch_session import alone, load
+
+safetensors_torch = late("safetensors.torch")
+torch = late("torch")
+torch_engine = late("services.text.engine.runtimes.torch.engine")
+weights = late("services.text.engine.runtimes.torch.weights")
 
 WEIGHTS = "model.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -81,18 +83,18 @@ def test_a_broken_configuration_names_its_file(folder: Path, content: str) -> No
 
 
 def test_missing_tensors_are_named(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
+    tensors = safetensors_torch.load_file(folder / WEIGHTS)
     del tensors[UP]
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    safetensors_torch.save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     found = refusal(folder)
     assert found.code == "MODEL_INVALID"
     assert UP in found.message
 
 
 def test_tensors_of_the_wrong_shape_are_named(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
+    tensors = safetensors_torch.load_file(folder / WEIGHTS)
     tensors[UP] = tensors[UP][:3].clone()
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    safetensors_torch.save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     found = refusal(folder)
     assert found.code == "MODEL_INVALID"
     assert UP in found.message
@@ -108,7 +110,7 @@ def test_a_cut_file_is_named(folder: Path) -> None:
 
 
 def test_pickled_weights_are_never_read(folder: Path) -> None:
-    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    torch.save(safetensors_torch.load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
     assert refusal(folder).code == "MODEL_INVALID"
 
@@ -130,14 +132,14 @@ def test_a_cache_that_does_not_fit_is_out_of_memory(llama: Path) -> None:
 
 
 def test_the_precision_is_as_asked_or_16_bits(llama: Path) -> None:
-    config, cpu = read_config(llama), torch.device("cpu")
-    assert choose_dtype("float32", config, cpu) == torch.float32
-    assert choose_dtype("float16", config, cpu) == torch.float16
+    config, cpu = weights.read_config(llama), torch.device("cpu")
+    assert weights.choose_dtype("float32", config, cpu) == torch.float32
+    assert weights.choose_dtype("float16", config, cpu) == torch.float16
     expected = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
     config.dtype = torch.float32
-    assert choose_dtype("auto", config, cpu) == expected
+    assert weights.choose_dtype("auto", config, cpu) == expected
     config.dtype = torch.float16
-    assert choose_dtype("auto", config, torch.device("cuda")) == torch.float16
+    assert weights.choose_dtype("auto", config, torch.device("cuda")) == torch.float16
 
 
 def test_progress_reaches_the_end(llama: Path) -> None:
@@ -155,7 +157,7 @@ def test_progress_reaches_the_end(llama: Path) -> None:
         prefix_cache=True,
         dtype="float32",
     )
-    ready = SafetensorsEngine(options, seen.append).ready
+    ready = torch_engine.SafetensorsEngine(options, seen.append).ready
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
     assert len(seen) > 5
