@@ -41,7 +41,7 @@ def recordings() -> tuple[Recording, ...]:
     """Fifteen clips, 3 to 30 s; AssertionError where `make test` has not fetched them."""
     found = [
         Recording(clip.path.name, clip.path.read_bytes(), clip.seconds, clip.transcript)
-        for clip in _of_tests("speech").clips()
+        for clip in of_tests("speech").clips()
     ]
     return tuple(found)
 
@@ -84,12 +84,12 @@ def order(seed: int | str, count: int) -> list[int]:
 
 def model_folder() -> Path:
     """tiny.en for CTranslate2."""
-    return Path(_of_tests("whisper_weights").tiny_en_ct2())
+    return Path(of_tests("whisper_weights").tiny_en_ct2())
 
 
 def checkpoint() -> Path:
     """The same weights as OpenAI published them."""
-    return Path(_of_tests("whisper_weights").tiny_en_pt())
+    return Path(of_tests("whisper_weights").tiny_en_pt())
 
 
 def word_errors(pairs: Iterable[tuple[str, str]]) -> float:
@@ -112,7 +112,8 @@ def _plain(content: bytes) -> bytes:
     return plain
 
 
-def _of_tests(name: str) -> Any:
+def of_tests(name: str) -> Any:
+    """A module of the tests."""
     if str(TESTS) not in sys.path:
         sys.path.append(str(TESTS))
     return importlib.import_module(name)

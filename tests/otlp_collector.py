@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 60
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import redis
 from ports import free_port
 
-START_SECONDS = 20
+START_SECONDS = 60
 POLL_SECONDS = 0.02
 PASSWORD = "s3cr/et"
 

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 from stack import POLL_SECONDS, Stack
 
 PATIENCE_SECONDS = 120.0
@@ -47,6 +48,31 @@ class Runtime:
     def idle(self) -> bool:
         """Whether no request runs or waits."""
         return self.running == 0 and self.counter("allm_requests_waiting") == 0
+
+    @property
+    def ended(self) -> float:
+        """Requests that have ended, well or not, as the service knows."""
+        with urllib.request.urlopen(self.stack.note["metrics"][self.service], timeout=PATIENCE_SECONDS) as reply:
+            pattern = rf'^allm_requests_total{{[^}}]*model="{re.escape(self.model)}"[^}}]*}} (\S+)$'
+            return sum(map(float, re.findall(pattern, reply.read().decode(), re.MULTILINE)))
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Its service's workers do nothing until the service knows of one more request that has ended.
+
+        Who hangs up inside the block is cancelled before the next step, however busy the machine is.
+        """
+        service = psutil.Process(self.stack.note["children"][self.service])
+        workers = [each for each in service.children() if f"services.{self.service}.engine" in each.cmdline()]
+        before = self.ended
+        for worker in workers:
+            worker.suspend()
+        try:
+            yield
+            self.wait_until(lambda: self.ended > before)
+        finally:
+            for worker in workers:
+                worker.resume()
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         """Waits for something to become true."""

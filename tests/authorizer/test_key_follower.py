@@ -22,7 +22,7 @@ from services.catalog.api_keys import MAX_KEYS, ApiKeys, NewKey
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
 
-PATIENCE = 30.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ from services.catalog.registrations import Registrations
 from services.models.artifacts import load_supported
 from services.rpc.settings import Settings, load_settings
 
-PATIENCE = 30.0  # seconds
+PATIENCE = 60.0  # seconds
 READY, LOADED = model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED
 UNSUPPORTED, PENDING = model_pb2.MODEL_STATE_UNSUPPORTED, model_pb2.MODEL_STATE_PENDING
 FAILED, DOWNLOADING = model_pb2.MODEL_STATE_FAILED, model_pb2.MODEL_STATE_DOWNLOADING

@@ -24,7 +24,7 @@ from services.rpc.api_key import key_hash
 from services.rpc.call import Call
 from services.rpc.doorkeeper import Doorkeeper
 
-PATIENCE = 20.0  # seconds
+PATIENCE = 60.0  # seconds
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from services.catalog.machine import Machine, Sample
 from services.catalog.machine_watch import CaughtUp, MachineWatch, MachineWatchers, SampleHistory
 from services.rpc.errors import Overloaded
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def sample(at: float, hosts: int = 0) -> Sample:

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".venv" / "container-pip-cache"
 USER = 10001
 START_SECONDS = 120
-STOP_SECONDS = 30
+STOP_SECONDS = 60
 NOT_REPLAYED = ("apt-get", "groupadd")
 TEMPORARY = "/tmp"  # noqa: S108 (below the folder that stands for the root)
 # Folders of an image's root; here they lie below the folder that stands for it.

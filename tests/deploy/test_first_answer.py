@@ -77,7 +77,7 @@ def declare(pods: PodProcesses) -> None:
 
 
 def scraped(pods: PodProcesses, name: str, port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{pods.port(name, port)}{path}", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{pods.port(name, port)}{path}", timeout=60) as reply:
         return str(reply.read().decode())
 
 

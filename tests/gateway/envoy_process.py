@@ -19,7 +19,7 @@ from services.rpc.tls_settings import TlsSettings
 from services.rpc.trace_settings import NO_TRACES, TraceSettings
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound in the tests that use it
-START_SECONDS = 30
+START_SECONDS = 60
 NOWHERE = "unix:/nowhere/catalog.sock"  # for gateways whose catalog nobody asks
 LISTED_ORIGIN = "http://app.example:3000"
 LISTED_HOST = "allm.example.org"
@@ -50,7 +50,7 @@ class RunningGateway:
 
     async def logged(self, text: str) -> list[str]:
         """Waits until the log holds `text`; gives all its lines."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while text not in (content := self.log.read_text()):  # noqa: ASYNC110 - a file has no events
                 await asyncio.sleep(0.05)
         return content.splitlines()
@@ -58,7 +58,7 @@ class RunningGateway:
     async def finds_all_healthy(self) -> None:
         """Waits until no service counts as gone. Scripted ones answer Envoy's checks only while this loop runs: after
         many tests without it, it has given them up, and finds them again within a second."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not all(await asyncio.gather(*map(self._healthy, CLUSTERS))):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
 

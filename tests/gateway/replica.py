@@ -11,7 +11,7 @@ from pathlib import Path
 from google.api.httpbody_pb2 import HttpBody
 from upstream import Context, Upstream, event
 
-START_SECONDS = 30
+START_SECONDS = 60
 
 
 @asynccontextmanager

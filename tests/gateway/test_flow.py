@@ -56,7 +56,7 @@ async def test_a_client_that_does_not_read_stops_the_service(gateway: RunningGat
         await flood.started.wait()
         assert await flood.stalled() < MOST_BYTES
         assert not flood.cancelled.is_set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await flood.cancelled.wait()
 
 
@@ -84,7 +84,7 @@ async def test_many_such_clients_hold_up_nobody_else(gateway: RunningGateway, up
         reply = await send(gateway.port, "GET", "/v1/models")
         release.set()
     assert reply.status == 200
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         for flood in floods:
             await flood.cancelled.wait()
 
@@ -101,7 +101,7 @@ async def test_a_rest_client_that_goes_away_cancels_the_call(gateway: RunningGat
             raise
 
     upstream.chat = chat
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with posting(gateway.port, CHAT, b"{}") as reader:
             await reader.readuntil(b'data: "first"\n\n')
         await cancelled.wait()
@@ -120,7 +120,7 @@ async def test_going_away_before_the_first_byte_cancels_too(gateway: RunningGate
         yield event("never")
 
     upstream.chat = chat
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with posting(gateway.port, CHAT, b"{}"):
             await running.wait()
         await cancelled.wait()
@@ -128,7 +128,7 @@ async def test_going_away_before_the_first_byte_cancels_too(gateway: RunningGate
 
 async def test_a_grpc_client_that_goes_away_cancels_the_call(gateway: RunningGateway, upstream: Upstream) -> None:
     upstream.chat = flood = Flood()
-    async with asyncio.timeout(20), grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
         call = text_service_pb2_grpc.TextServiceStub(channel).CreateChatCompletion(HttpBody(data=b"{}"))
         async for _ in call:
             break

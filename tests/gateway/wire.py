@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-SECONDS = 20
+SECONDS = 60
 
 
 @dataclass(frozen=True)

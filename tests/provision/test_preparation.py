@@ -28,7 +28,7 @@ from services.provision.supply import Supply
 from services.rpc.errors import ModelInvalid
 from services.rpc.settings import load_settings
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.02
 WEIGHTS = "m.gguf"
 

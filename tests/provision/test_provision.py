@@ -25,7 +25,7 @@ from services.residency.snapshot import Snapshot
 from services.rpc.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.rpc.settings import load_settings
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.02
 
 

@@ -22,7 +22,7 @@ from services.provision.supply import Supply
 from services.rpc.errors import Internal, ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.rpc.settings import load_settings
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.05
 
 

@@ -419,9 +419,9 @@ async def test_a_model_that_nobody_uses_can_be_evicted_and_comes_back_when_it_is
     first = await use(manager)
     changes = []
     manager.on_change = lambda: changes.append(manager.resident(key()))
-    assert await manager.evict(key(), "test") == 0, "nothing was reserved for it"
+    assert await manager.evict(key(), "gone") == 0, "nothing was reserved for it"
     assert (first.closed, manager.resident(key()), changes) == (1, None, [None])
-    assert REGISTRY.get_sample_value("allm_model_evictions_total", {"model": "m", "reason": "test"}) == 1
+    assert REGISTRY.get_sample_value("allm_model_evictions_total", {"model": "m", "reason": "gone"}) == 1
     assert await use(manager) is not first
 
 

@@ -409,7 +409,7 @@ async def test_who_could_not_be_answered_in_time_is_refused_at_once(
         monkeypatch.setattr(model._rate, "seconds_for", lambda requests: 10.0 * requests)
         due(5)
         with model.ask():  # nobody is before it
-            due(20 * MARGIN + 5)
+            due(25 * MARGIN)  # between what the second needs, and the third
             with model.ask():
                 with (
                     pytest.raises(Overloaded, match="some 30 seconds, too long for the request's deadline"),

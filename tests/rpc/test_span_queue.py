@@ -66,7 +66,7 @@ def sent() -> float:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.005)

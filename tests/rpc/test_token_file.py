@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 import sys
 import time
@@ -22,6 +21,7 @@ from services.rpc.token_file import KEPT_SECONDS, TokenFile
 from services.rpc.token_rates import Spent, TokenLedger, TokenRates
 from services.rpc.token_redis import PREFIX, TokenRedis
 
+REDIS = pytest.param("redis", marks=pytest.mark.slow)
 SLOW = 6  # tokens a minute: a tenth a second, so that little drains while a test runs
 EXCHANGES = 50
 _OTHER = """
@@ -42,14 +42,12 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    if not shutil.which("redis-server"):
-        pytest.skip("redis-server is missing")
     running = RedisServer(tmp_path_factory.mktemp("redis"))
     yield running
     running.kill()
 
 
-@pytest.fixture(params=["file", "redis"])
+@pytest.fixture(params=["file", REDIS])
 async def two(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[TokenLedger, TokenLedger]]:
     """Two replicas' ways to one ledger."""
     ledgers: list[TokenLedger]
@@ -78,7 +76,7 @@ async def test_it_drains_at_the_rate_and_never_below_nothing(two: tuple[TokenLed
     await one.exchange([Spent("ann", 60_000, 1_000_000)])  # a thousand a second
     before = (await other.exchange([Spent("ann", 60_000, 0)]))[0]
     assert 900_000 < before <= 1_000_000
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (await one.exchange([Spent("ann", 60_000, 0)]))[0] >= before:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -140,6 +138,7 @@ async def test_another_file_is_refused_and_inference_goes_on(tmp_path: Path) -> 
     await rates.close()
 
 
+@pytest.mark.slow
 async def test_what_has_drained_away_leaves_nothing_in_redis(server: RedisServer) -> None:
     ledger = TokenRedis(server.url)
     await ledger.exchange([Spent("dora", 60, 30)])
@@ -151,9 +150,8 @@ async def test_what_has_drained_away_leaves_nothing_in_redis(server: RedisServer
     await ledger.close()
 
 
+@pytest.mark.slow
 async def test_a_redis_that_goes_and_comes_back(tmp_path: Path) -> None:
-    if not shutil.which("redis-server"):
-        pytest.skip("redis-server is missing")
     server = RedisServer(tmp_path)
     url = server.url
 
@@ -165,10 +163,10 @@ async def test_a_redis_that_goes_and_comes_back(tmp_path: Path) -> None:
         await one.admit("ann", SLOW)
         server.kill()
         one.charge("ann", SLOW, 1000)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await one.admit("bob", SLOW)  # goes on
         server.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             with server.connect() as connection:
                 if connection.exists(f"{PREFIX}ann"):
@@ -181,7 +179,7 @@ async def test_a_redis_that_goes_and_comes_back(tmp_path: Path) -> None:
         server.kill()
 
 
-@pytest.mark.parametrize("where", ["file", "redis"])
+@pytest.mark.parametrize("where", ["file", REDIS])
 async def test_a_service_counts_where_its_settings_say(
     tmp_path: Path, where: str, request: pytest.FixtureRequest
 ) -> None:

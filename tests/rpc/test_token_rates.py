@@ -15,7 +15,7 @@ from services.rpc.identity import INFERENCE, Identity
 from services.rpc.token_rates import Spent, TokenRates
 
 RATE = 600  # a minute: ten a second
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Clock:

@@ -15,20 +15,22 @@ from typing import Any, TypeVar
 import faster_whisper
 import jiwer
 import pytest
-import whisper
 from engine_session import EngineSession
+from late import late
 from recordings import samples_of
 from remembered import remembered
 from speech import Clip, clips, librivox, long_prompt
-from whisper.normalizers import EnglishTextNormalizer
-from whisper.tokenizer import get_tokenizer
 from whisper_weights import TINY_EN_CT2, TINY_EN_PT, tiny_en_ct2, tiny_en_pt
 
 from services.audio.engine.messages import SAMPLE_RATE, Decoding, EngineOptions, Segment
 from services.audio.engine.runtime import Runtime
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
-from services.audio.engine.runtimes.whisper import OpenAIWhisper
 from services.audio.engine.window import Samples
+
+whisper = late("whisper")
+whisper_normalizers = late("whisper.normalizers")
+whisper_runtime = late("services.audio.engine.runtimes.whisper")
+whisper_tokenizer = late("whisper.tokenizer")
 
 POINT = 0.01  # of the word error rate
 CLOSE = 0.3  # seconds
@@ -77,7 +79,7 @@ def transcripts() -> list[str]:
 
 @cache
 def normal() -> Callable[[str], str]:
-    return quietly(EnglishTextNormalizer)
+    return quietly(whisper_normalizers.EnglishTextNormalizer)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def fast_reference_with_vad() -> list[str]:
 def slow_reference(sentences: list[Samples]) -> list[list[Spoken]]:
     def make() -> Any:
         model = quietly(lambda: whisper.load_model(str(tiny_en_pt()), device="cpu"))
-        quietly(lambda: get_tokenizer(False))
+        quietly(lambda: whisper_tokenizer.get_tokenizer(False))
         asked = {"temperature": 0.0, "beam_size": 5, "word_timestamps": True, "fp16": False}
         found = [model.transcribe(sound, **asked)["segments"] for sound in sentences]
         words = [[word for one in segments for word in one["words"]] for segments in found]
@@ -178,7 +180,7 @@ def test_faster_whisper_is_as_right_as_the_package_and_as_punctual(fast: Runtime
 def test_whisper_is_as_right_as_the_package_and_as_punctual() -> None:
     few = [index for index, sound in enumerate(sounds()) if len(sound) < SHORT * SAMPLE_RATE]
     sentences, truth = [sounds()[index] for index in few], [transcripts()[index] for index in few]
-    runtime = OpenAIWhisper(options(tiny_en_pt()), lambda _: None)
+    runtime = whisper_runtime.OpenAIWhisper(options(tiny_en_pt()), lambda _: None)
     found = EngineSession(runtime).transcribe(sentences, Decoding(vad=None, words=True, temperatures=COLD))
     wanted = slow_reference(sentences)
     for segments, sound in zip(found, sentences, strict=True):

@@ -18,6 +18,8 @@ from services.audio.engine.messages import Decoding, Detected, EngineOptions, Pa
 from services.audio.engine.runtime import Decoded, Floats, Step
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 
+pytestmark = pytest.mark.slow
+
 SECOND = 16_000
 AHEAD = 90 * SECOND  # samples that are sent before they are consumed
 SLACK = 4 * 1024 * 1024  # bytes; seven minutes of sound are 27 MB as the planners hold it

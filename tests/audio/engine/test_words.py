@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import whisper
-import whisper.timing
+from late import late
 from recordings import samples_of, silence
 from speech import librivox
 from whisper_weights import tiny_en_pt
@@ -18,6 +17,8 @@ from whisper_weights import tiny_en_pt
 from services.audio.engine.messages import Word
 from services.audio.engine.runtime import Aligned
 from services.audio.engine.words import Utterance, time_words
+
+whisper = late("whisper")
 
 EOT = 1000
 SPELLINGS = [" the", " a", "un", " word", ".", ",", "?", " (", ")", ' "', "'s", " -", " Mr", "。", " end", "!", " ¿"]

@@ -145,6 +145,7 @@ def test_a_truncated_mp3_is_transcribed_as_far_as_it_goes(client: openai.OpenAI,
     assert 0 < len(found.text.split()) < len(clip.transcript.split())
 
 
+@pytest.mark.slow  # with a recording from a Debian package
 def test_the_telephones_8_khz(client: openai.OpenAI) -> None:
     clip = prompts()[0]
     with wave.open(str(clip.path)) as file:

@@ -18,7 +18,7 @@ from services.image.api.upload_room import UploadRoom
 from services.image.images import Event
 from services.rpc.errors import Overloaded
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 60
 ROOM = 1000  # bytes
 MOST = b"x" * 600  # two of these are too many
 

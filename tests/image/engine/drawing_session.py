@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from services.image.engine.runtime import Draft, Preview, Recipe
-from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
+
+if TYPE_CHECKING:
+    from services.image.engine.runtimes.diffusers.engine import DiffusersEngine
+
 
 Pixels = npt.NDArray[np.uint8]
 SIDE = 32

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from late import late
+
+nn = late("torch.nn")
+safetensors_torch = late("safetensors.torch")
+torch = late("torch")
 
 RANK = 4
 
@@ -22,7 +24,7 @@ def write_lora(
 ) -> Path:
     """Writes a LoRA for the attention of a pipeline's denoiser and of its text encoder."""
     generator = torch.Generator().manual_seed(seed)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for component in ("unet", "transformer", "text_encoder"):
         part = getattr(pipeline, component, None)
         for name, layer in part.named_modules() if part is not None else ():
@@ -32,11 +34,11 @@ def write_lora(
                 inner = f"text_model.{name.removeprefix('text_model.')}" if component == "text_encoder" else name
                 tensors |= _named(component, inner, down, up, style)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
+    safetensors_torch.save_file(tensors, path)
     return path
 
 
-def _named(component: str, name: str, down: Tensor, up: Tensor, style: str) -> dict[str, Tensor]:
+def _named(component: str, name: str, down: torch.Tensor, up: torch.Tensor, style: str) -> dict[str, torch.Tensor]:
     if style == "diffusers":
         return {f"{component}.{name}.lora_A.weight": down, f"{component}.{name}.lora_B.weight": up}
     stem = f"lora_{'te' if component == 'text_encoder' else 'unet'}_{name.replace('.', '_')}"

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from late import late
+
+safetensors_torch = late("safetensors.torch")
+torch = late("torch")
 
 _RESNET = {
     "norm1": "in_layers.0",
@@ -43,24 +44,27 @@ _ENDS = {
 
 def write_original(folder: Path, path: Path) -> Path:
     """Writes Stable Diffusion 1.x or XL, which lies in `folder` as diffusers keeps it, into one file."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     layers = json.loads((folder / "unet" / "config.json").read_text())["layers_per_block"]
-    unet = load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
+    unet = safetensors_torch.load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
     attended = {name.split(".attentions.")[0] for name in unet if ".attentions." in name}
     for name, tensor in unet.items():
         tensors[f"model.diffusion_model.{_unet(name, layers, attended)}"] = tensor
     blocks = len(json.loads((folder / "vae" / "config.json").read_text())["up_block_types"])
-    for name, tensor in load_file(folder / "vae" / "diffusion_pytorch_model.safetensors").items():
+    for name, tensor in safetensors_torch.load_file(folder / "vae" / "diffusion_pytorch_model.safetensors").items():
         kept = tensor[:, :, None, None] if ".attentions." in name and tensor.ndim == 2 else tensor  # as convolutions
         tensors[f"first_stage_model.{_vae(name, blocks)}"] = kept.contiguous()
     second = folder / "text_encoder_2" / "model.safetensors"
     first = "conditioner.embedders.0" if second.exists() else "cond_stage_model"
-    for name, tensor in load_file(folder / "text_encoder" / "model.safetensors").items():
+    for name, tensor in safetensors_torch.load_file(folder / "text_encoder" / "model.safetensors").items():
         tensors[f"{first}.transformer.text_model.{name.removeprefix('text_model.')}"] = tensor
     if second.exists():
-        tensors |= {f"conditioner.embedders.1.model.{name}": tensor for name, tensor in _open_clip(load_file(second))}
+        tensors |= {
+            f"conditioner.embedders.1.model.{name}": tensor
+            for name, tensor in _open_clip(safetensors_torch.load_file(second))
+        }
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
+    safetensors_torch.save_file(tensors, path)
     return path
 
 
@@ -110,7 +114,7 @@ def _vae(name: str, blocks: int) -> str:
     return f"{half}.{side}.{level}.{side}sample.{'.'.join(inner)}"
 
 
-def _open_clip(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _open_clip(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """The text encoder of CLIP as OpenCLIP keeps it: three matrices of attention in one."""
     for name, tensor in tensors.items():
         if name == "text_projection.weight":

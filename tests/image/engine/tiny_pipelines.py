@@ -5,29 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-    StableDiffusionPipeline,
-    StableDiffusionXLPipeline,
-    UNet2DConditionModel,
-)
+from late import late
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-    T5Config,
-    T5EncoderModel,
-    T5Tokenizer,
-)
+
+diffusers = late("diffusers")
+torch = late("torch")
+transformers = late("transformers")
 
 SIDE = 32  # pixels that the models were made for, where a family has no size of its own
 TOKENS = 40  # of CLIP's encoders, its two marks included
@@ -35,12 +18,12 @@ WIDTH = 32
 WIDER = 48  # of the second encoder of XL, which is the wider one there, too
 
 
-def clip_tokenizer() -> CLIPTokenizer:
+def clip_tokenizer() -> transformers.CLIPTokenizer:
     """A token for every byte."""
     alphabet = sorted(ByteLevel.alphabet())
     marks = ["<|startoftext|>", "<|endoftext|>"]
     tokens = [*alphabet, *(letter + "</w>" for letter in alphabet), *marks]
-    return CLIPTokenizer(
+    return transformers.CLIPTokenizer(
         vocab={token: index for index, token in enumerate(tokens)},
         merges=[],
         unk_token=marks[1],
@@ -51,8 +34,8 @@ def clip_tokenizer() -> CLIPTokenizer:
     )
 
 
-def clip(tokenizer: CLIPTokenizer, *, projection: bool, width: int = WIDTH) -> Any:
-    config = CLIPTextConfig(
+def clip(tokenizer: transformers.CLIPTokenizer, *, projection: bool, width: int = WIDTH) -> Any:
+    config = transformers.CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=width,
@@ -64,19 +47,23 @@ def clip(tokenizer: CLIPTokenizer, *, projection: bool, width: int = WIDTH) -> A
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return (CLIPTextModelWithProjection if projection else CLIPTextModel)(config)
+    return (transformers.CLIPTextModelWithProjection if projection else transformers.CLIPTextModel)(config)
 
 
-def t5(width: int) -> tuple[T5Tokenizer, T5EncoderModel]:
+def t5(width: int) -> tuple[transformers.T5Tokenizer, transformers.T5EncoderModel]:
     pieces = ["<pad>", "</s>", "<unk>", "▁", *map(chr, range(33, 127))]
-    tokenizer = T5Tokenizer(vocab=[(piece, -float(rank)) for rank, piece in enumerate(pieces)], extra_ids=0)
-    config = T5Config(vocab_size=len(tokenizer), d_model=width, d_kv=16, d_ff=WIDTH, num_layers=1, num_heads=2)
-    return tokenizer, T5EncoderModel(config)
+    tokenizer = transformers.T5Tokenizer(
+        vocab=[(piece, -float(rank)) for rank, piece in enumerate(pieces)], extra_ids=0
+    )
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer), d_model=width, d_kv=16, d_ff=WIDTH, num_layers=1, num_heads=2
+    )
+    return tokenizer, transformers.T5EncoderModel(config)
 
 
-def vae(channels: int, **more: Any) -> AutoencoderKL:
+def vae(channels: int, **more: Any) -> diffusers.AutoencoderKL:
     """Images to latents of a quarter of their side."""
-    return AutoencoderKL(
+    return diffusers.AutoencoderKL(
         block_out_channels=(8, 8, 16),
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
@@ -88,8 +75,8 @@ def vae(channels: int, **more: Any) -> AutoencoderKL:
     )
 
 
-def unet(**more: Any) -> UNet2DConditionModel:
-    return UNet2DConditionModel(
+def unet(**more: Any) -> diffusers.UNet2DConditionModel:
+    return diffusers.UNet2DConditionModel(
         sample_size=SIDE // 4,
         in_channels=4,
         out_channels=4,
@@ -103,15 +90,15 @@ def unet(**more: Any) -> UNet2DConditionModel:
     )
 
 
-def ddim() -> DDIMScheduler:
-    return DDIMScheduler(
+def ddim() -> diffusers.DDIMScheduler:
+    return diffusers.DDIMScheduler(
         beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012, clip_sample=False, steps_offset=1
     )
 
 
-def stable_diffusion() -> StableDiffusionPipeline:
+def stable_diffusion() -> diffusers.StableDiffusionPipeline:
     tokenizer = clip_tokenizer()
-    return StableDiffusionPipeline(
+    return diffusers.StableDiffusionPipeline(
         vae=vae(4),
         text_encoder=clip(tokenizer, projection=False),
         tokenizer=tokenizer,
@@ -123,9 +110,9 @@ def stable_diffusion() -> StableDiffusionPipeline:
     )
 
 
-def stable_diffusion_xl() -> StableDiffusionXLPipeline:
+def stable_diffusion_xl() -> diffusers.StableDiffusionXLPipeline:
     tokenizer = clip_tokenizer()
-    return StableDiffusionXLPipeline(
+    return diffusers.StableDiffusionXLPipeline(
         vae=vae(4),
         text_encoder=clip(tokenizer, projection=False),
         text_encoder_2=clip(tokenizer, projection=True, width=WIDER),
@@ -142,11 +129,11 @@ def stable_diffusion_xl() -> StableDiffusionXLPipeline:
     )
 
 
-def stable_diffusion_3() -> StableDiffusion3Pipeline:
+def stable_diffusion_3() -> diffusers.StableDiffusion3Pipeline:
     tokenizer = clip_tokenizer()
     third, encoder = t5(2 * WIDTH)
-    return StableDiffusion3Pipeline(
-        transformer=SD3Transformer2DModel(
+    return diffusers.StableDiffusion3Pipeline(
+        transformer=diffusers.SD3Transformer2DModel(
             sample_size=SIDE // 4,
             patch_size=2,
             in_channels=16,
@@ -159,7 +146,7 @@ def stable_diffusion_3() -> StableDiffusion3Pipeline:
             pooled_projection_dim=2 * WIDTH,
             pos_embed_max_size=32,
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=vae(16, shift_factor=0.06, use_quant_conv=False, use_post_quant_conv=False),
         text_encoder=clip(tokenizer, projection=True),
         tokenizer=tokenizer,
@@ -170,17 +157,17 @@ def stable_diffusion_3() -> StableDiffusion3Pipeline:
     )
 
 
-def flux() -> FluxPipeline:
+def flux() -> diffusers.FluxPipeline:
     tokenizer = clip_tokenizer()
     second, encoder = t5(WIDTH)
-    return FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+    return diffusers.FluxPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=vae(4, shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
         text_encoder=clip(tokenizer, projection=False),
         tokenizer=tokenizer,
         text_encoder_2=encoder,
         tokenizer_2=second,
-        transformer=FluxTransformer2DModel(
+        transformer=diffusers.FluxTransformer2DModel(
             in_channels=16,
             num_layers=1,
             num_single_layers=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from tests.image.pictures.picture_files import file, halves
 pytestmark = pytest.mark.slow
 
 PATH = "/v1/images/generations"
-FEW_STEPS = 20  # what the news of a hang-up may take through gateway and service; the whole takes some hundred
+FEW_STEPS = 20  # what a worker may take to hear of a hang-up that its service knows of; the whole takes some hundred
 
 
 @pytest.fixture
@@ -38,9 +39,11 @@ def body(**changes: Any) -> bytes:
 
 @pytest.mark.parametrize("wanted", [{}, {"stream": True, "partial_images": 0, "n": 1}])
 def test_a_caller_who_hangs_up_frees_the_worker_within_a_step(shapes: Runtime, wanted: dict[str, Any]) -> None:
-    with asked(shapes.stack, PATH, body(**wanted)):
-        shapes.wait_until(lambda: shapes.running == 1)
-        steps = shapes.steps
+    with ExitStack() as standing:  # noqa: SIM117 (the one outlasts the other)
+        with asked(shapes.stack, PATH, body(**wanted)):
+            shapes.wait_until(lambda: shapes.running == 1)
+            standing.enter_context(shapes.standing_still())
+    steps = shapes.steps
     shapes.wait_until(lambda: shapes.idle)
     assert shapes.steps - steps <= FEW_STEPS
 
@@ -55,8 +58,9 @@ def test_an_edit_that_is_cancelled_frees_the_worker_within_a_step(shapes: Runtim
     with grpc.insecure_channel(shapes.stack.grpc_address) as channel:
         events = image_service_pb2_grpc.ImageServiceStub(channel).StreamEditImage(request, timeout=PATIENCE_SECONDS)
         assert any(event.HasField("progress") for event in events)
+        with shapes.standing_still():
+            events.cancel()
         steps = shapes.steps
-        events.cancel()
         shapes.wait_until(lambda: shapes.idle)
     assert shapes.steps - steps <= FEW_STEPS
 

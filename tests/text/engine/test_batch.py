@@ -351,10 +351,10 @@ def test_what_waits_too_long_is_never_started() -> None:
 
 
 def test_what_runs_too_long_ends_before_the_next_step_and_keeps_no_cells() -> None:
-    loop = Loop(Counting(5000))
+    loop = Loop(Counting(1_000_000, context=500_000))
     deadline = time.monotonic() + 0.05
-    loop.ask(1, prompt(1, 10), max_tokens=4000, deadline=deadline)
-    loop.ask(2, prompt(2, 10), max_tokens=4000, deadline=deadline + 3600)
+    loop.ask(1, prompt(1, 10), max_tokens=400_000, deadline=deadline)
+    loop.ask(2, prompt(2, 10), max_tokens=400_000, deadline=deadline + 3600)
     while 1 not in loop.refused:
         steps = len(loop.runtime.steps)
         late = time.monotonic() >= deadline

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from services.text.manager import text_environ
 from services.text.vllm_environ import vllm_environ
 
 SECONDS = 120.0  # the machine may be busy, and a worker that says nothing for so long never will
+UNREAD_BYTES = 4096  # some ten steps
 VLLM_PYTHON = Path(".venv/vllm/bin/python").absolute()
 
 
@@ -80,6 +81,8 @@ class WorkerSession:
         self.runtime = runtime
         self.options = options = EngineOptions(**{**_options(path), **changes})
         ours, theirs = socket.socketpair()
+        # What it has told and nobody has read is little: the worker is never more than some steps ahead of its test.
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
         environ: Mapping[str, str] = {**os.environ, **text_environ(options.threads)}
         python = sys.executable
         if runtime == "vllm":
@@ -153,6 +156,15 @@ class WorkerSession:
     def hold(self, number: int, held: bool) -> None:
         """Its caller does not read, or does so again."""
         self._channel.send(Hold(number, held))
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The worker stands still: whatever is sent inside the block, it finds all at once."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def idle(self) -> Counters:
         """Waits until nothing runs and nothing waits."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors.torch import save_file
+from late import late
 
-from services.audio.engine.runtimes.checkpoint import Checkpoint
+if TYPE_CHECKING:
+    from services.audio.engine.runtimes.checkpoint import Checkpoint
+
+safetensors_torch = late("safetensors.torch")
 
 NAMES = {
     "blocks.": "layers.",
@@ -54,7 +58,7 @@ def write_hub_folder(folder: Path, stored: Checkpoint, tokenizer: Path, *, shard
     names = sorted(tensors)
     placed = {name: f"model-{index % shards + 1}.safetensors" for index, name in enumerate(names)}
     for file in set(placed.values()):
-        save_file({name: tensors[name] for name in names if placed[name] == file}, folder / file)
+        safetensors_torch.save_file({name: tensors[name] for name in names if placed[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
     return folder
 

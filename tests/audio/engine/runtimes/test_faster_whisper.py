@@ -7,7 +7,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ctranslate2
 import numpy as np
@@ -19,9 +19,12 @@ from whisper_weights import tiny_en_ct2
 from services.audio.engine.runtime import TOKEN_SECONDS, Decoded
 from services.audio.engine.runtimes.faster_whisper import ALIGNED_TOKENS, FasterWhisper, _joined
 from services.audio.engine.runtimes.groups import padded_parts
-from services.audio.engine.runtimes.whisper import OpenAIWhisper
 from services.residency.messages import EngineError
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, spoken, step, understood
+
+if TYPE_CHECKING:
+    from services.audio.engine.runtimes.whisper import OpenAIWhisper
+
 
 START = [50257]  # of tiny.en: the start of transcript
 searches = pytest.mark.parametrize("beams", [1, 5], ids=["greedy", "beams"])
@@ -109,7 +112,10 @@ def test_samples_keep_to_the_rules(faster_whisper: FasterWhisper) -> None:
 
 
 def test_words_are_where_the_library_and_the_other_runtime_find_them(
-    faster_whisper: FasterWhisper, openai_whisper: OpenAIWhisper, library: WhisperModel, library_windows: list[Any]
+    faster_whisper: FasterWhisper,
+    openai_whisper: OpenAIWhisper,
+    library: WhisperModel,
+    library_windows: list[Any],
 ) -> None:
     vocabulary = faster_whisper.vocabulary
     windows = encoded(faster_whisper)

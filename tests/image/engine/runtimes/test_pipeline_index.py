@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from late import late
 
-from services.image.engine.runtimes.diffusers.index import read_index
 from services.residency.messages import EngineError
+
+diffusers_index = late("services.image.engine.runtimes.diffusers.index")
 
 INDEX = {
     "_class_name": "StableDiffusionPipeline",
@@ -29,12 +31,12 @@ def written(folder: Path, **changed: object) -> Path:
 
 def refusal(folder: Path) -> EngineError:
     with pytest.raises(EngineError) as refused:
-        read_index(folder)
+        diffusers_index.read_index(folder)
     return refused.value
 
 
 def test_components_and_class_are_read(tmp_path: Path) -> None:
-    index = read_index(written(tmp_path))
+    index = diffusers_index.read_index(written(tmp_path))
     assert index.pipeline == "StableDiffusionPipeline"
     assert set(index.components) == {"safety_checker", "text_encoder", "unet"}
 
@@ -86,4 +88,4 @@ def test_half_precision_is_taken_where_there_is_nothing_else(
     (tmp_path / "unet").mkdir()
     for name in names:
         (tmp_path / "unet" / name).touch()
-    assert read_index(written(tmp_path)).variant == variant
+    assert diffusers_index.read_index(written(tmp_path)).variant == variant

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
+from late import late
 
 from services.image.engine.messages import EngineOptions, Sizes
-from services.image.engine.runtimes.diffusers.placement import Offload, Placement, choose_offload, dtype_of
+
+placement = late("services.image.engine.runtimes.diffusers.placement")
+torch = late("torch")
 
 GIB = 1024**3
 
@@ -14,16 +16,16 @@ GIB = 1024**3
 @pytest.mark.parametrize(
     ("room", "expected"),
     [
-        (20 * GIB, Offload.NOTHING),
-        (10 * GIB, Offload.NOTHING),
-        (10 * GIB - 1, Offload.MODELS),
-        (6 * GIB, Offload.MODELS),
-        (6 * GIB - 1, Offload.LAYERS),
-        (0, Offload.LAYERS),
+        (20 * GIB, "NOTHING"),
+        (10 * GIB, "NOTHING"),
+        (10 * GIB - 1, "MODELS"),
+        (6 * GIB, "MODELS"),
+        (6 * GIB - 1, "LAYERS"),
+        (0, "LAYERS"),
     ],
 )
-def test_no_more_leaves_the_gpu_than_must(room: int, expected: Offload) -> None:
-    assert choose_offload([5 * GIB, 3 * GIB, GIB], GIB, room) is expected
+def test_no_more_leaves_the_gpu_than_must(room: int, expected: str) -> None:
+    assert placement.choose_offload([5 * GIB, 3 * GIB, GIB], GIB, room) is placement.Offload[expected]
 
 
 def options(**changed: object) -> EngineOptions:
@@ -33,26 +35,27 @@ def options(**changed: object) -> EngineOptions:
 @pytest.mark.parametrize(
     ("gpu", "transformer", "dtype", "expected"),
     [
-        (False, False, "auto", torch.float32),
-        (False, True, "auto", torch.float32),
-        (True, False, "auto", torch.float16),
-        (True, True, "auto", torch.bfloat16),
-        (True, True, "float32", torch.float32),
+        (False, False, "auto", "float32"),
+        (False, True, "auto", "float32"),
+        (True, False, "auto", "float16"),
+        (True, True, "auto", "bfloat16"),
+        (True, True, "float32", "float32"),
     ],
 )
-def test_precision_follows_device_and_family(gpu: bool, transformer: bool, dtype: str, expected: torch.dtype) -> None:
-    assert dtype_of(options(gpu=gpu, dtype=dtype), transformer) is expected
+def test_precision_follows_device_and_family(gpu: bool, transformer: bool, dtype: str, expected: str) -> None:
+    assert placement.dtype_of(options(gpu=gpu, dtype=dtype), transformer) is getattr(torch, expected)
 
 
 class Network:
     """A pipeline, as far as it has weights."""
 
-    components = {"unet": torch.nn.Linear(4, 4), "scheduler": object()}  # noqa: RUF012
+    def __init__(self) -> None:
+        self.components = {"unet": torch.nn.Linear(4, 4), "scheduler": object()}
 
 
 def batch(side: int, wanted: int = 0) -> int:
     sizes = Sizes(width=side, height=side, multiple_of=8, min_side=8, max_side=2048, max_pixels=2048**2)
-    return Placement(Network(), torch.device("cpu"), torch.float32, sizes, wanted).batch_images
+    return placement.Placement(Network(), torch.device("cpu"), torch.float32, sizes, wanted).batch_images
 
 
 def test_on_a_cpu_large_images_are_made_one_by_one_and_small_ones_together() -> None:

@@ -1,0 +1,281 @@
+"""What models are said to need, against what their workers take under load: the demo models on the real stack.
+
+    python -m bench.needs [--rounds 3] [MODEL...]
+
+Admission reserves for a model what the formulas of `services/*/need.py` say. Here each demo model is loaded, put under
+a load that fills its batches, and unloaded, some rounds long; of the peaks of its workers the largest counts, because
+gaps of the heap make them differ by a quarter. What a worker holds that has only imported its runtime is measured
+apart. tests/memory holds the two against each other too, but only to a factor: how requests meet in a batch, and so
+the peak, is different on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import httpx
+import msgspec
+import psutil
+import typer
+from rich.console import Console
+
+from bench.audio_material import of_tests
+from bench.contender import BUILD_DIR
+from bench.process import Launch, free_port, running
+from bench.results_folder import save
+from services.audio import need as audio_need
+from services.audio.whisper_manager import WhisperManager
+from services.image import need as image_need
+from services.image.sd_manager import SDManager
+from services.models.descriptor import Format, describe
+from services.models.inspection.inspect import inspect
+from services.models.registry import EngineRegistry
+from services.models.tree import LocalTree
+from services.residency.need import Need
+from services.rpc.settings import MIB, Settings, load_settings
+from services.text import need as text_need
+from services.text.manager import TextManager
+
+T = TypeVar("T")
+
+SECONDS = 300.0
+SHAPES = Path(__file__).parents[1] / "shapes_sd" / "weights"
+ROUNDS = 3
+PROBE = """
+import importlib, re, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+if "diffusers" in sys.modules:  # imports its classes when they are first asked for
+    from diffusers import AutoencoderKL, AutoPipelineForImage2Image, AutoPipelineForInpainting
+    from diffusers import AutoPipelineForText2Image, StableDiffusionPipeline, UNet2DConditionModel
+    from transformers import CLIPTextModel, CLIPTokenizer
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A running `allm serve`."""
+
+    url: str
+    pid: int
+    environment: dict[str, str]
+
+    def post(self, path: str, **content: object) -> None:
+        """Sends a request and waits for its answer, which must be good."""
+        sent = {"data": content["form"], "files": content["files"]} if "form" in content else {"json": content}
+        httpx.post(f"{self.url}/v1/{path}", timeout=SECONDS, **sent).raise_for_status()
+
+    def workers(self) -> set[int]:
+        """Process ids of loaded models."""
+        return {
+            process.pid
+            for process in psutil.Process(self.pid).children(recursive=True)
+            if any(part.endswith(".engine") for part in process.cmdline())
+        }
+
+    def unload(self, model: str) -> None:
+        """Ends the worker of a model."""
+        command = [sys.executable, "-m", "services.cli", "models", "unload", model]
+        subprocess.run(command, env=self.environment, capture_output=True, check=True, timeout=SECONDS)
+
+
+def chat(serving: Serving, model: str) -> None:
+    """Fills a step with prompts, and decodes several requests at a time."""
+
+    def ask(number: int) -> None:
+        words = f"{number} " + "word " * 400
+        messages = [{"role": "user", "content": words}]
+        serving.post("chat/completions", model=model, messages=messages, max_tokens=4)
+
+    together(ask, range(8))
+
+
+def embed(serving: Serving, model: str) -> None:
+    """Long inputs, many at a time, of all words that the model knows: others would never be read from its file."""
+    known = json.loads((CASES()[model].path / "tokenizer.json").read_text())["model"]["vocab"]
+    words = [word for word in known if word.isalnum()]
+    inputs = [" ".join(words[first : first + 240]) for first in range(0, len(words), 240)]
+    together(lambda number: serving.post("embeddings", model=model, input=inputs[number::3]), [*range(3), *range(3)])
+
+
+def transcribe(serving: Serving, model: str) -> None:
+    """More windows than a batch has."""
+
+    def ask(path: Path) -> None:
+        form = {"model": model, "response_format": "verbose_json", "timestamp_granularities[]": "word"}
+        serving.post("audio/transcriptions", form=form, files={"file": (path.name, path.read_bytes())})
+
+    together(ask, [clip.path for clip in of_tests("speech").prompts()])
+
+
+def draw(serving: Serving, model: str) -> None:
+    """Full batches, so many that the peak grows no more: how they follow each other differs."""
+    for _ in range(3):
+        together(lambda _: serving.post("images/generations", model=model, prompt="a circle", n=8, steps=4), range(4))
+
+
+def together(ask: Callable[[T], None], each: Iterable[T]) -> None:
+    """All at the same time."""
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, each))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A demo model: what it is loaded from, under load by what, and what an idle worker of it imports."""
+
+    path: Path
+    format: Format
+    runtime: str
+    use: Callable[[Serving, str], None]
+    imports: str
+
+
+@cache
+def CASES() -> dict[str, Case]:  # noqa: N802 (as good as a constant; its weights are made when they are wanted)
+    """The demo models, by their ids."""
+    demo = of_tests("demo_model")
+    llama, torch = (f"services.text.engine.runtimes.{name}" for name in ("llama_cpp", "torch.engine"))
+    whisper = "services.audio.engine.runtimes.faster_whisper"
+    diffusers = "services.image.engine.runtimes.diffusers.engine"
+    return {
+        "gguf": Case(demo.demo_model(), "gguf", "llama_cpp", chat, llama),
+        "safetensors": Case(demo.demo_safetensors(), "safetensors", "torch", chat, torch),
+        "encoder": Case(of_tests("minilm").minilm(), "safetensors", "torch", embed, torch),
+        "whisper": Case(of_tests("whisper_weights").tiny_en_ct2(), "whisper", "faster_whisper", transcribe, whisper),
+        "shapes": Case(SHAPES, "diffusers", "diffusers", draw, diffusers),
+    }
+
+
+def models_setting() -> str:
+    """ALLM_MODELS of a stack that has them all."""
+    return ",".join(f"{name}={case.path}" for name, case in CASES().items())
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Bytes of a model."""
+
+    need: Need
+    peak: int  # the most that a worker held under load
+    idle: int  # the most that a worker held that had only imported its runtime
+
+    @property
+    def worker(self) -> int:
+        """What an idle worker is said to hold."""
+        return self.need.parts["worker"]
+
+    @property
+    def said(self) -> int:
+        """What the model is said to take above an idle worker."""
+        return self.need.total - self.worker - self.need.parts.get("templates", 0)  # a process beside the worker
+
+    @property
+    def above(self) -> int:
+        """What the model took above an idle worker."""
+        return self.peak - self.idle
+
+
+def measured(model: str, serving: Serving, rounds: int = 1) -> Figures:
+    """A demo model's need, and what its workers took."""
+    case = CASES()[model]
+    runtime = [f"{case.imports.partition('.runtimes')[0]}.__main__", case.imports]
+    need = needed(model, case, load_settings(serving.environment))
+    return Figures(need, max(_used(model, case, serving) for _ in range(rounds)), _idle(serving.environment, runtime))
+
+
+def needed(model: str, case: Case, settings: Settings) -> Need:
+    """What the service that serves it reckons."""
+    folder, file = (case.path, "") if case.path.is_dir() else (case.path.parent, case.path.name)
+    tree = LocalTree(folder, [folder])
+    finding = inspect(tree, case.format, file)
+    manifest, facts = finding.manifest(tree), finding.facts(model)
+    descriptor, runtime = describe(facts, 1, manifest, folder), EngineRegistry("cpu", forced=True).resolve(facts)
+    if runtime.name != case.runtime:
+        raise ValueError(f"{model} runs on {runtime.name}, and not on {case.runtime}")
+    if facts.modality == "text":
+        manager = TextManager(settings.text, "cpu")
+        return text_need.TextNeed(settings.text, "cpu", manager.options)(descriptor, runtime)
+    if facts.modality == "audio":
+        whisper = WhisperManager(settings.audio, "cpu")
+        return audio_need.AudioNeed(settings.audio, "cpu", whisper.options)(descriptor, runtime)
+    return image_need.ImageNeed(SDManager(settings.image, "cpu").options)(descriptor, runtime)
+
+
+def _used(model: str, case: Case, serving: Serving) -> int:
+    """The peak of a worker under load, which is then unloaded."""
+    before = serving.workers()
+    case.use(serving, model)
+    (pid,) = serving.workers() - before
+    (found,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    worker = psutil.Process(pid)
+    serving.unload(model)
+    with suppress(psutil.NoSuchProcess):
+        worker.wait(SECONDS)
+    return int(found) * 1024
+
+
+def _idle(environment: dict[str, str], modules: list[str]) -> int:
+    """Bytes of a worker that has only imported its runtime."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROBE, *modules],
+        env={**environment, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    return int(re.findall(r"\d+", done.stdout)[-1]) * 1024
+
+
+def table(figures: dict[str, Figures]) -> str:
+    """What is kept of a run, in MiB, for readers."""
+    lines = ["| model | said | took | took/said | idle worker, said | took | need |", "|---|---|---|---|---|---|---|"]
+    for model, each in figures.items():
+        numbers = [each.said / MIB, each.above / MIB, each.worker / MIB, each.idle / MIB]
+        said, took, worker, idle = (f"{number:.0f}" for number in numbers)
+        lines.append(f"| {model} | {said} | {took} | {each.above / each.said:.2f} | {worker} | {idle} | {each.need} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    models: Annotated[list[str] | None, typer.Argument(help="Demo models; all without it.")] = None,
+    rounds: Annotated[int, typer.Option(help="Workers of each model, of which the largest counts.")] = ROUNDS,
+) -> None:
+    """Measures the demo models one after another."""
+    port = free_port()
+    settings = {
+        "ALLM_PORT": str(port),
+        "ALLM_METRICS_PORT": "0",
+        "ALLM_HOME": str(BUILD_DIR / "home-needs"),
+        "ALLM_MODELS": models_setting(),
+        "ALLM_AUDIO_REPLICAS": "1",
+        "ALLM_IMAGE_REPLICAS": "1",
+    }
+    log = BUILD_DIR / "logs" / "allm-needs.log"
+    launch = Launch("allm", [sys.executable, "-m", "services.cli", "serve"], port, "/healthz", log, settings)
+    with running(launch) as started:
+        serving = Serving(started.url, started.pid, {**os.environ, **settings})
+        figures = {model: measured(model, serving, rounds) for model in models or CASES()}
+    text = table(figures)
+    Console().print(text, markup=False, soft_wrap=True)
+    if models is None:
+        save(
+            "needs", f"# Needs\n\n`python -m bench.needs`, in MiB.\n\n{text}", {"figures": msgspec.to_builtins(figures)}
+        )
+
+
+if __name__ == "__main__":
+    typer.run(main)
