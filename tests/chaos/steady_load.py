@@ -20,12 +20,13 @@ OUTCOMES = {RefusedCall: Outcome.REFUSED, CutCall: Outcome.CUT, LostAnswer: Outc
 class SteadyLoad:
     """Callers, and what became of their requests."""
 
-    def __init__(self, caller: GatewayCaller, counts: Mapping[str, int]) -> None:
-        """`counts`: callers for each kind of request."""
+    def __init__(self, caller: GatewayCaller, counts: Mapping[str, int], pause: float = 0.0) -> None:
+        """`counts`: callers for each kind of request; `pause`: seconds between an answer and the next request."""
         self.attempts: list[Attempt] = []
         self.running = 0
         self._caller = caller
         self._counts = dict(counts)
+        self._pause = pause
         self._stop = False
         self._news = asyncio.Event()
 
@@ -72,8 +73,7 @@ class SteadyLoad:
             self.running -= 1
             self.attempts.append(made)
             self._news.set()
-            if made.outcome is not Outcome.COMPLETED:
-                await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(self._pause if made.outcome is Outcome.COMPLETED else PAUSE_SECONDS)
 
 
 async def attempt(kind: str, call: Callable[[], Awaitable[None]], seconds: float = LIMIT_SECONDS) -> Attempt:
@@ -90,9 +90,11 @@ async def attempt(kind: str, call: Callable[[], Awaitable[None]], seconds: float
 
 
 @asynccontextmanager
-async def steady_load(caller: GatewayCaller, counts: Mapping[str, int]) -> AsyncIterator[SteadyLoad]:
+async def steady_load(
+    caller: GatewayCaller, counts: Mapping[str, int], pause: float = 0.0
+) -> AsyncIterator[SteadyLoad]:
     """Load for as long as the block runs; then every request that is under way may come to its end."""
-    load = SteadyLoad(caller, counts)
+    load = SteadyLoad(caller, counts, pause)
     async with asyncio.TaskGroup() as group:
         for kind, count in counts.items():
             for _ in range(count):

@@ -13,8 +13,9 @@ from tests.chaos.fault import Fault, suffer, table
 from tests.chaos.outcome import Outcome
 from tests.chaos.soak import soak
 
-STORM = 100  # requests
-SOAK_SECONDS = 20
+STORM = 60  # requests
+SOAK_SECONDS = 8
+PAUSE_SECONDS = 0.3  # of each caller between two requests: a fault needs requests that run, not a full processor
 # The long forms hold memory to 2%. So few requests do not fill all caches and arenas that a warm process keeps.
 FLAT = 0.1
 
@@ -32,7 +33,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosStack]:
 async def test_every_request_has_a_right_answer_or_a_clear_end(broken: ChaosStack, fault: Fault) -> None:
     if "disk" in fault.name and broken.disk is None:
         pytest.skip("file systems can only be mounted by the superuser")
-    found = await suffer(broken, fault)
+    found = await suffer(broken, fault, PAUSE_SECONDS)
     print(*table([found]), found.tally.reasons(Outcome.REFUSED, Outcome.CUT), sep="\n")
     tally = found.tally
     assert not tally.of(Outcome.HUNG), tally.reasons(Outcome.HUNG)

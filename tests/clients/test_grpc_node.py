@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from node import run_node_tests
 from stack import MODEL, Stack
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,6 +14,8 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 from stack import MODEL, Stack
 
+pytestmark = pytest.mark.slow
+
 QUESTION = HumanMessage("What is the weather in Paris?")
 
 

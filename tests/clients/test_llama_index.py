@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from stack import MODEL, Stack
+
+pytestmark = pytest.mark.slow
 
 CLIENTS = Path(__file__).parent
 # An environment of its own inside the other; llama-index.txt says why.
@@ -16,7 +19,7 @@ SECONDS = 150
 
 
 def test_llama_index(stack: Stack) -> None:
-    assert PYTHON.exists(), "LlamaIndex is missing: make test installs it"
+    assert PYTHON.exists(), "LlamaIndex is missing: make test-all installs it"
     done = subprocess.run(
         [str(PYTHON), "-I", str(CLIENTS / "llama_index_tests.py")],
         cwd=CLIENTS,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from node import run_node_tests
 from stack import MODEL, Stack
+
+pytestmark = pytest.mark.slow
 
 
 def test_vercel_ai_sdk(stack: Stack) -> None:

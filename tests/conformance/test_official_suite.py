@@ -1,7 +1,7 @@
 """The official Python SDK's own tests of its resources, against the real stack with the real model.
 
-They are in the SDK's source distribution, which `make test` fetches, and run in a pytest of their own, with the plugin
-official_suite.py in place of their conftest.py.
+They are in the SDK's source distribution, which `make test-all` fetches, and run in a pytest of their own, with the
+plugin official_suite.py in place of their conftest.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def embedder(stack: Stack) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def run(stack: Stack, embedder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What has become of the suite: exit status, output, and the plugin's report."""
-    assert SUITE.exists(), "the official SDK's tests are missing: make test fetches them"
+    assert SUITE.exists(), "the official SDK's tests are missing: make test-all fetches them"
     report = tmp_path_factory.mktemp("conformance") / "report.json"
     source = stack.home / "models" / "conformance.gguf"
     source.parent.mkdir(exist_ok=True)

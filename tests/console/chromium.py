@@ -258,7 +258,7 @@ Opener = Callable[..., Page]  # opens a view of a stack: `tab(stack, "chat")`
 def running_chromium(*arguments: str) -> Iterator[Browser]:
     """Runs Debian's Chromium with a profile of its own until the block ends."""
     program = shutil.which("chromium")
-    assert program, "chromium is missing: make test installs it"
+    assert program, "chromium is missing: make test-all installs it"
     read_commands, write_commands = os.pipe()
     read_answers, write_answers = os.pipe()
     # The protocol has its fixed file descriptors.

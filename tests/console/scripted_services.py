@@ -34,7 +34,7 @@ from services.rpc.settings import GatewaySettings
 
 MODEL = "scripted"
 REQUEST_ID = "00000000-0000-4000-8000-000000000000"
-START_SECONDS = 30
+START_SECONDS = 60
 # Envoy pings every ten seconds, also where nothing is going on.
 PATIENT = (("grpc.http2.max_ping_strikes", 0), ("grpc.keepalive_permit_without_calls", 1))
 SAMPLE_SECONDS = 0.5

@@ -3,7 +3,7 @@
     python -m tests.fuzz.fuzz_run SECONDS [TARGET...]
 
 Led by coverage where atheris is installed and the target's code runs in this process; else by our mutator alone. What
-is found is told and kept in the corpus, so that `make test` fails until it is repaired. Exits with the number of
+is found is told and kept in the corpus, so that `make test-all` fails until it is repaired. Exits with the number of
 targets in which something was found.
 """
 

@@ -26,7 +26,7 @@ class FuzzTarget:
     longest: int = 16 * 1024  # bytes of a case
     words: tuple[bytes, ...] = ()  # what the format is made of
     children: bool = False  # whether processes of its own do the work: slower, and with limits of their own
-    cases: int = 300  # mutations in `make test`
+    cases: int = 300  # mutations in `make test-all`
 
     @property
     def corpus(self) -> list[Path]:

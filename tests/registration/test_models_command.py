@@ -24,6 +24,8 @@ from stack import MODEL, POLL_SECONDS, environment
 
 from services.models.demo import bundled_model
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = "demo.gguf"
 HEADERS = 8 * 1024 * 1024  # bytes: what is read of a file to register it comes in smaller answers
 

@@ -84,7 +84,6 @@ def _link(source: str, target: str) -> None:
 # --- real weights
 
 
-@pytest.mark.slow
 def test_smollm2_answers_chats(client: openai.OpenAI, smollm2: str) -> None:
     asked: Any = {"model": smollm2, "messages": ASKED, "temperature": 0, "max_tokens": 24}
     whole = client.chat.completions.create(**asked)
@@ -97,6 +96,7 @@ def test_smollm2_answers_chats(client: openai.OpenAI, smollm2: str) -> None:
     assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+@pytest.mark.slow
 def test_smollm2_answers_responses(client: openai.OpenAI, smollm2: str) -> None:
     asked: Any = {"model": smollm2, "input": QUESTION, "temperature": 0, "max_output_tokens": 24, "store": False}
     whole = client.responses.create(**asked)
@@ -106,6 +106,7 @@ def test_smollm2_answers_responses(client: openai.OpenAI, smollm2: str) -> None:
     assert events[-1].type == "response.completed"
 
 
+@pytest.mark.slow
 def test_smollm2_follows_schemas_and_calls_tools(client: openai.OpenAI, smollm2: str) -> None:
     asked: Any = {"model": smollm2, "messages": ASKED, "temperature": 0, "max_tokens": 64}
     told = client.chat.completions.create(**asked, response_format=FORMAT).choices[0]
@@ -119,6 +120,7 @@ def test_smollm2_follows_schemas_and_calls_tools(client: openai.OpenAI, smollm2:
     assert set(json.loads(call.function.arguments)) == {"city", "days"}
 
 
+@pytest.mark.slow
 def test_smollm2_tells_logprobs_and_repeats_seeds(client: openai.OpenAI, smollm2: str) -> None:
     asked: Any = {"model": smollm2, "messages": ASKED, "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
     first = client.chat.completions.create(**asked, seed=5, n=2, temperature=1.0)
@@ -164,6 +166,7 @@ def test_gpt_oss_chats(client: openai.OpenAI, gpt_oss: str) -> None:
     assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+@pytest.mark.slow
 def test_gpt_oss_reasons_by_effort(operator: Operator, gpt_oss: str) -> None:
     prompts = {}
     for effort in ("low", "high", "minimal"):
@@ -176,6 +179,7 @@ def test_gpt_oss_reasons_by_effort(operator: Operator, gpt_oss: str) -> None:
     assert "always reasons" in refused.error["message"]
 
 
+@pytest.mark.slow
 def test_gpt_oss_answers_in_its_final_channel(client: openai.OpenAI, gpt_oss: str, gpt_oss_folder: Path) -> None:
     asked: Any = {"model": gpt_oss, "messages": ASKED, "max_tokens": 64, "response_format": FORMAT}
     asked["logit_bias"] = biased(gpt_oss_folder, "analysis")
@@ -186,6 +190,7 @@ def test_gpt_oss_answers_in_its_final_channel(client: openai.OpenAI, gpt_oss: st
     assert json.loads("".join(part.content or "" for part in parts))["answer"] in ("yes", "no")
 
 
+@pytest.mark.slow
 def test_gpt_oss_thinks_apart(client: openai.OpenAI, gpt_oss: str, gpt_oss_folder: Path) -> None:
     asked: Any = {"model": gpt_oss, "messages": ASKED, "max_tokens": 16, "response_format": FORMAT}
     asked["logit_bias"] = biased(gpt_oss_folder, "final")
@@ -196,6 +201,7 @@ def test_gpt_oss_thinks_apart(client: openai.OpenAI, gpt_oss: str, gpt_oss_folde
     assert (whole.usage.completion_tokens_details.reasoning_tokens or 0) > 0
 
 
+@pytest.mark.slow
 def test_gpt_oss_calls_the_tool_that_is_asked_for(client: openai.OpenAI, gpt_oss: str, gpt_oss_folder: Path) -> None:
     asked: Any = {"model": gpt_oss, "messages": ASKED, "max_tokens": 64, "tools": [TOOL], "tool_choice": FORCED}
     asked["logit_bias"] = biased(gpt_oss_folder, "analysis", marks=(MESSAGE,))
@@ -222,6 +228,7 @@ def test_gpt_oss_calls_the_tool_that_is_asked_for(client: openai.OpenAI, gpt_oss
     assert parts[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.slow
 def test_gpt_oss_responds_in_events(client: openai.OpenAI, gpt_oss: str) -> None:
     asked: Any = {"model": gpt_oss, "input": QUESTION, "max_output_tokens": 16, "store": False}
     events = list(client.responses.create(**asked, stream=True, reasoning={"effort": "high"}))
@@ -259,6 +266,7 @@ def unsupported(operator: Operator, folder: Path) -> str:
     return reason
 
 
+@pytest.mark.slow
 def test_missing_metadata_and_shards_are_named(operator: Operator, folder: Path, gpt_oss_folder: Path) -> None:
     first, second = shard(folder / "sharded", gpt_oss_folder)
     for name in ("config.json", "tokenizer.json", first, second):
@@ -271,6 +279,7 @@ def test_missing_metadata_and_shards_are_named(operator: Operator, folder: Path,
     assert first in operator.refused("m", folder / "sharded", "safetensors")
 
 
+@pytest.mark.slow
 def test_swapped_shards_are_named(operator: Operator, folder: Path, gpt_oss_folder: Path) -> None:
     first, second = shard(folder / "sharded", gpt_oss_folder)
     (folder / "sharded" / first).rename(folder / "sharded" / "x")
@@ -281,6 +290,7 @@ def test_swapped_shards_are_named(operator: Operator, folder: Path, gpt_oss_fold
     assert first in message or second in message
 
 
+@pytest.mark.slow
 def test_a_sharded_model_answers_as_the_whole_one(
     operator: Operator, folder: Path, gpt_oss_folder: Path, gpt_oss: str
 ) -> None:
@@ -292,6 +302,7 @@ def test_a_sharded_model_answers_as_the_whole_one(
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_an_unfit_machine_is_named_with_both_numbers(operator: Operator, folder: Path) -> None:
     reason = unsupported(operator, sparse(folder / "large", 4.5))
     assert "needs a GPU" in reason
@@ -299,12 +310,14 @@ def test_an_unfit_machine_is_named_with_both_numbers(operator: Operator, folder:
     assert "4 GiB are accepted" in reason
 
 
+@pytest.mark.slow
 def test_packed_weights_count_as_what_they_become(operator: Operator, folder: Path) -> None:
     quantised = {"quantization_config": {"quant_method": "mxfp4"}}
     reason = unsupported(operator, sparse(folder / "packed", 1.5, "U8", "experts.down_proj_blocks", **quantised))
     assert "6.0 GiB dequantised from mxfp4" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "bitsandbytes"])
 def test_weights_quantised_otherwise_are_unsupported_by_method(operator: Operator, folder: Path, method: str) -> None:
     path = safetensors_model(folder, "qwen3")
@@ -313,12 +326,14 @@ def test_weights_quantised_otherwise_are_unsupported_by_method(operator: Operato
     assert f"weights of qwen3 quantised with '{method}' are not supported by torch" in unsupported(operator, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["qwen2_5_vl", "gemma3", "mamba", "t5"])
 def test_other_architectures_are_unsupported_by_name(operator: Operator, folder: Path, model_type: str) -> None:
     reason = unsupported(operator, safetensors_model(folder, model_type))
     assert f"architecture {model_type!r} is not supported by torch" in reason
 
 
+@pytest.mark.slow
 def test_code_of_a_models_own_is_refused_by_name(operator: Operator, folder: Path) -> None:
     path = safetensors_model(folder, "llama")
     config = json.loads((path / "config.json").read_text())
@@ -328,6 +343,7 @@ def test_code_of_a_models_own_is_refused_by_name(operator: Operator, folder: Pat
     assert "modeling_x.XForCausalLM" in message
 
 
+@pytest.mark.slow
 def test_weights_that_lack_a_tensor_fail_by_its_name(operator: Operator, folder: Path, gpt_oss_folder: Path) -> None:
     plain = gpt_oss_folder.parent / f"{gpt_oss_folder.name}-plain"
     config = json.loads((plain / "config.json").read_text())

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from demo_model import demo_model
 from model_folders import safetensors_model
 from operator_side import Operator
 
 from services.models.vllm_models import VLLM_MISSING
+
+pytestmark = pytest.mark.slow
 
 LONG = "One two three four five six seven eight nine ten. " * 20
 

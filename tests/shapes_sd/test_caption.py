@@ -6,11 +6,13 @@ import re
 
 import numpy
 import pytest
+from late import late
 
 from shapes_sd.caption import Wording, plain_caption, worded_caption, words
-from shapes_sd.latents import scenes
-from shapes_sd.reading import WORDING
 from shapes_sd.scene import COLOURS, HELD_OUT, SHAPES, Scene
+
+latents = late("shapes_sd.latents")
+reading = late("shapes_sd.reading")
 
 PLAINLY = Wording(prefix=0, order=0, synonym=0, noise=0)
 
@@ -35,7 +37,7 @@ def test_the_plain_form(scene: Scene, caption: str) -> None:
 def test_what_is_not_said_is_not_in_the_caption() -> None:
     rng = numpy.random.default_rng(2)
     for _ in range(200):
-        caption = worded_caption(Scene(colour="red"), rng, WORDING)
+        caption = worded_caption(Scene(colour="red"), rng, reading.WORDING)
         said = set(re.findall("[a-z]+", caption))
         assert "red" in said
         assert not said & ({*COLOURS, *SHAPES, "background", "grey"} - {"red"})
@@ -45,14 +47,14 @@ def test_what_is_not_said_is_not_in_the_caption() -> None:
 def test_every_wording_names_the_colours() -> None:
     rng = numpy.random.default_rng(3)
     for _ in range(300):
-        caption = worded_caption(Scene("purple", "star", "yellow", "small", "at the top"), rng, WORDING)
+        caption = worded_caption(Scene("purple", "star", "yellow", "small", "at the top"), rng, reading.WORDING)
         assert {"purple", "star", "yellow"} <= set(re.findall("[a-z]+", caption))
 
 
 def test_no_caption_of_training_says_a_held_out_pair() -> None:
     rng = numpy.random.default_rng(4)
-    for scene in scenes()[:4_000]:
-        caption = worded_caption(scene, rng, WORDING)
+    for scene in latents.scenes()[:4_000]:
+        caption = worded_caption(scene, rng, reading.WORDING)
         for colour, shape in HELD_OUT:
             assert f"{colour} {shape}" not in caption.replace("grey", "gray")
 

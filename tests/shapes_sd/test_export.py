@@ -6,36 +6,40 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from diffusers import StableDiffusionPipeline
-from torch import nn
+from late import late
 
-from shapes_sd import latents
-from shapes_sd.architecture import autoencoder, denoiser
-from shapes_sd.autoencoding import tensor
-from shapes_sd.averaging import start_averaging
-from shapes_sd.checkpoint import Average, save
 from shapes_sd.drawing import draw
-from shapes_sd.export import MOST_BYTES, export
-from shapes_sd.latents import finished_autoencoder
-from shapes_sd.reading import Reader
 from shapes_sd.scene import Scene, random_scene
-from shapes_sd.vocabulary import tokenizer
+
+architecture = late("shapes_sd.architecture")
+autoencoding = late("shapes_sd.autoencoding")
+averaging = late("shapes_sd.averaging")
+checkpoint = late("shapes_sd.checkpoint")
+diffusers = late("diffusers")
+export = late("shapes_sd.export")
+latents = late("shapes_sd.latents")
+reading = late("shapes_sd.reading")
+torch = late("torch")
+vocabulary = late("shapes_sd.vocabulary")
 
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("state")
     torch.manual_seed(1)
-    pictures = autoencoder()
-    start_averaging(pictures)
-    for name, network in (("autoencoder", pictures), ("text_encoder", Reader(tokenizer())), ("denoiser", denoiser())):
+    pictures = architecture.autoencoder()
+    averaging.start_averaging(pictures)
+    for name, network in (
+        ("autoencoder", pictures),
+        ("text_encoder", reading.Reader(vocabulary.tokenizer())),
+        ("denoiser", architecture.denoiser()),
+    ):
         _write(folder / f"{name}.safetensors", network)
     return folder
 
 
-def _write(path: Path, network: nn.Module) -> None:
-    save(path, 0, network, Average(network, 0.9), torch.optim.AdamW(network.parameters()))
+def _write(path: Path, network: torch.nn.Module) -> None:
+    checkpoint.save(path, 0, network, checkpoint.Average(network, 0.9), torch.optim.AdamW(network.parameters()))
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +47,14 @@ def weights(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latents, "MEASURED", 64)
-        export(state, folder)
+        export.export(state, folder)
     return folder
 
 
 def test_it_is_small_and_in_half_precision(weights: Path) -> None:
     files = [path for path in weights.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} <= {".json", ".txt", ".safetensors"}
-    assert 10_000_000 < sum(path.stat().st_size for path in files) < MOST_BYTES
+    assert 10_000_000 < sum(path.stat().st_size for path in files) < export.MOST_BYTES
     for path in weights.rglob("*.safetensors"):
         raw = path.read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -77,7 +81,7 @@ def test_the_index_names_every_part(weights: Path) -> None:
 
 
 def test_diffusers_loads_it_and_makes_a_picture(weights: Path) -> None:
-    pipeline = StableDiffusionPipeline.from_pretrained(weights, dtype=torch.float32)
+    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(weights, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     (image,) = pipeline("a red circle", num_inference_steps=2, generator=torch.Generator().manual_seed(1)).images
     assert image.size == (64, 64)
@@ -87,30 +91,30 @@ def test_a_folder_that_is_too_large_is_refused(state: Path, tmp_path: Path, monk
     monkeypatch.setattr(latents, "MEASURED", 32)
     monkeypatch.setattr("shapes_sd.export.MOST_BYTES", 1_000_000)
     with pytest.raises(ValueError, match="more than 1000000"):
-        export(state, tmp_path)
+        export.export(state, tmp_path)
 
 
-@torch.no_grad()
 def test_the_head_start_reproduces_colours_and_latents_are_brought_to_scale(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latents, "MEASURED", 128)
-    network = finished_autoencoder(state)
-    rng = torch.Generator().manual_seed(2)
-    chance = latents._rng(5_000)
-    pictures = tensor([draw(random_scene(chance), chance) for _ in range(64)])
-    spread = network.encode(pictures).latent_dist
-    colours, spare = spread.mean[:, :3], spread.mean[:, 3]
-    assert colours.std(dim=(0, 2, 3)).tolist() == pytest.approx([1.0] * 3, abs=0.25)
-    assert colours.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.0] * 3, abs=0.25)
-    assert 0.01 < spare.std() < 1, "what the autoencoder hardly uses is not blown up"
-    made = network.decode(spread.sample(rng)).sample
-    assert (made - pictures).abs().mean() < 0.12
+    with torch.no_grad():
+        monkeypatch.setattr(latents, "MEASURED", 128)
+        network = latents.finished_autoencoder(state)
+        rng = torch.Generator().manual_seed(2)
+        chance = latents._rng(5_000)
+        pictures = autoencoding.tensor([draw(random_scene(chance), chance) for _ in range(64)])
+        spread = network.encode(pictures).latent_dist
+        colours, spare = spread.mean[:, :3], spread.mean[:, 3]
+        assert colours.std(dim=(0, 2, 3)).tolist() == pytest.approx([1.0] * 3, abs=0.25)
+        assert colours.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.0] * 3, abs=0.25)
+        assert 0.01 < spare.std() < 1, "what the autoencoder hardly uses is not blown up"
+        made = network.decode(spread.sample(rng)).sample
+        assert (made - pictures).abs().mean() < 0.12
 
 
 def test_only_what_was_asked_is_drawn_for_the_autoencoder() -> None:
     """The pictures given to it have the range that it takes."""
     chance = latents._rng(1)
-    given = tensor([draw(Scene("white", "square", "black"), chance)])
+    given = autoencoding.tensor([draw(Scene("white", "square", "black"), chance)])
     assert -1 <= given.min() < -0.7
     assert 0.7 < given.max() <= 1

@@ -6,14 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
+from late import late
 from safetensors import safe_open
 
-from shapes_sd import training
-from shapes_sd.checkpoint import averaged
-from shapes_sd.training import Plan, step_rng, train
+checkpoint = late("shapes_sd.checkpoint")
+torch = late("torch")
+training = late("shapes_sd.training")
 
-PLAN = Plan(name="line", seed=3, steps=12, rate=1e-2, falls_from=0.5, decay=0.9, warmup=4)
+SEED = 3
+STEPS = 12
+
+
+def plan() -> training.Plan:
+    return training.Plan(name="line", seed=SEED, steps=STEPS, rate=1e-2, falls_from=0.5, decay=0.9, warmup=4)
 
 
 @pytest.fixture(autouse=True)
@@ -22,16 +27,16 @@ def saved_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(state: Path, stop_at: int | None = None) -> Path:
-    torch.manual_seed(PLAN.seed)
+    torch.manual_seed(SEED)
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
 
     def loss_of(step: int) -> torch.Tensor:
         if step == stop_at:
             raise KeyboardInterrupt
-        given = torch.from_numpy(step_rng(PLAN, step).standard_normal((8, 3), dtype="float32"))
+        given = torch.from_numpy(training.step_rng(plan(), step).standard_normal((8, 3), dtype="float32"))
         return (network(given) - given.sum(dim=1, keepdim=True)).square().mean()
 
-    return train(PLAN, network, loss_of, state)
+    return training.train(plan(), network, loss_of, state)
 
 
 def content(path: Path) -> dict[str, torch.Tensor]:
@@ -61,7 +66,9 @@ def test_a_finished_training_is_not_done_again(tmp_path: Path) -> None:
 
 def test_the_average_is_between_the_start_and_the_end(tmp_path: Path) -> None:
     path = trained(tmp_path)
-    network = averaged(path, torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)))
+    network = checkpoint.averaged(
+        path, torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    )
     last = {name.removeprefix("network."): value for name, value in content(path).items() if "network" in name}
     assert not any(torch.equal(value, last[name]) for name, value in network.state_dict().items())
     assert not any(parameter.requires_grad for parameter in network.parameters())
@@ -76,7 +83,7 @@ def test_a_checkpoint_says_how_far_it_is_and_is_no_pickle(tmp_path: Path) -> Non
 
 
 def test_the_rate_rises_stays_and_falls() -> None:
-    rates = [PLAN.rate_at(step) for step in range(PLAN.steps)]
+    rates = [plan().rate_at(step) for step in range(STEPS)]
     assert rates[:3] == pytest.approx([0.0025, 0.005, 0.0075])
     assert rates[3:7] == pytest.approx([0.01] * 4)
     assert rates[7:] == sorted(rates[7:], reverse=True)
@@ -84,5 +91,5 @@ def test_the_rate_rises_stays_and_falls() -> None:
 
 
 def test_every_step_has_a_chance_of_its_own() -> None:
-    drawn = [step_rng(PLAN, step).random() for step in (0, 1, 0)]
+    drawn = [training.step_rng(plan(), step).random() for step in (0, 1, 0)]
     assert drawn[0] == drawn[2] != drawn[1]

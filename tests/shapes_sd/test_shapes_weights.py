@@ -7,28 +7,23 @@ from pathlib import Path
 
 import numpy
 import pytest
-import torch
-from diffusers import (
-    DPMSolverMultistepScheduler,
-    EulerAncestralDiscreteScheduler,
-    EulerDiscreteScheduler,
-    PNDMScheduler,
-    StableDiffusionPipeline,
-    UniPCMultistepScheduler,
-)
+from late import late
 
 from shapes_sd.checker import judge
-from shapes_sd.evaluation import GUIDANCE, HELD_OUT_PROMPTS, PROMPTS, STEPS, evaluate, prompts, summary
-from shapes_sd.export import MOST_BYTES
 from shapes_sd.scene import Scene
+
+diffusers = late("diffusers")
+evaluation = late("shapes_sd.evaluation")
+export = late("shapes_sd.export")
+torch = late("torch")
 
 WEIGHTS = Path(__file__).parents[2] / "shapes_sd" / "weights"
 ASKED = Scene("red", "circle", "blue")
 
 
 @pytest.fixture(scope="module")
-def pipeline() -> Iterator[StableDiffusionPipeline]:
-    loaded = StableDiffusionPipeline.from_pretrained(WEIGHTS, dtype=torch.float32)
+def pipeline() -> Iterator[diffusers.StableDiffusionPipeline]:
+    loaded = diffusers.StableDiffusionPipeline.from_pretrained(WEIGHTS, dtype=torch.float32)
     loaded.set_progress_bar_config(disable=True)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -36,12 +31,12 @@ def pipeline() -> Iterator[StableDiffusionPipeline]:
     torch.set_num_threads(before)
 
 
-def picture(pipeline: StableDiffusionPipeline, seed: int, **settings: object) -> numpy.ndarray:
+def picture(pipeline: diffusers.StableDiffusionPipeline, seed: int, **settings: object) -> numpy.ndarray:
     """Of "a red circle on a blue background"."""
     image = pipeline(
         "a red circle on a blue background",
-        num_inference_steps=STEPS,
-        guidance_scale=GUIDANCE,
+        num_inference_steps=evaluation.STEPS,
+        guidance_scale=evaluation.GUIDANCE,
         generator=torch.Generator().manual_seed(seed),
         **settings,
     ).images[0]
@@ -51,15 +46,19 @@ def picture(pipeline: StableDiffusionPipeline, seed: int, **settings: object) ->
 def test_the_weights_are_small_enough_to_ship_and_hold_no_pickle() -> None:
     files = [path for path in WEIGHTS.rglob("*") if path.is_file()]
     assert {path.suffix for path in files if path.name != "SHA256SUMS"} == {".json", ".md", ".safetensors"}
-    assert sum(path.stat().st_size for path in files) < MOST_BYTES
+    assert sum(path.stat().st_size for path in files) < export.MOST_BYTES
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_red_circle_on_a_blue_background_comes_out_as_that(pipeline: StableDiffusionPipeline, seed: int) -> None:
+def test_a_red_circle_on_a_blue_background_comes_out_as_that(
+    pipeline: diffusers.StableDiffusionPipeline, seed: int
+) -> None:
     assert judge(picture(pipeline, seed)).right(ASKED)
 
 
-def test_the_same_seed_makes_the_same_picture_and_another_one_another(pipeline: StableDiffusionPipeline) -> None:
+def test_the_same_seed_makes_the_same_picture_and_another_one_another(
+    pipeline: diffusers.StableDiffusionPipeline,
+) -> None:
     first = picture(pipeline, 5)
     assert (first == picture(pipeline, 5)).all()
     assert (first != picture(pipeline, 6)).any()
@@ -70,16 +69,16 @@ def test_the_same_seed_makes_the_same_picture_and_another_one_another(pipeline: 
 @pytest.mark.parametrize(
     "scheduler",
     [
-        EulerDiscreteScheduler,
-        EulerAncestralDiscreteScheduler,
-        DPMSolverMultistepScheduler,
-        PNDMScheduler,
-        UniPCMultistepScheduler,
+        "EulerDiscreteScheduler",
+        "EulerAncestralDiscreteScheduler",
+        "DPMSolverMultistepScheduler",
+        "PNDMScheduler",
+        "UniPCMultistepScheduler",
     ],
 )
-def test_other_schedulers_make_it_too(pipeline: StableDiffusionPipeline, scheduler: type) -> None:
+def test_other_schedulers_make_it_too(pipeline: diffusers.StableDiffusionPipeline, scheduler: str) -> None:
     ordinary = pipeline.scheduler
-    pipeline.scheduler = scheduler.from_config(ordinary.config)
+    pipeline.scheduler = getattr(diffusers, scheduler).from_config(ordinary.config)
     try:
         assert judge(picture(pipeline, 1)).right(ASKED)
     finally:
@@ -87,15 +86,15 @@ def test_other_schedulers_make_it_too(pipeline: StableDiffusionPipeline, schedul
 
 
 def test_the_prompts_are_as_many_as_promised() -> None:
-    asked = prompts()
-    assert len(set(asked)) == PROMPTS == 100
-    assert sum(scene.held_out for scene in asked) == HELD_OUT_PROMPTS >= 20
+    asked = evaluation.prompts()
+    assert len(set(asked)) == evaluation.PROMPTS == 100
+    assert sum(scene.held_out for scene in asked) == evaluation.HELD_OUT_PROMPTS >= 20
     assert asked[0] == ASKED
 
 
 @pytest.mark.slow
-def test_of_100_prompts_95_have_the_colours_and_80_the_shape_too(pipeline: StableDiffusionPipeline) -> None:
-    outcomes = evaluate(pipeline, prompts())
-    told = summary(outcomes)
+def test_of_100_prompts_95_have_the_colours_and_80_the_shape_too(pipeline: diffusers.StableDiffusionPipeline) -> None:
+    outcomes = evaluation.evaluate(pipeline, evaluation.prompts())
+    told = evaluation.summary(outcomes)
     assert sum(each.verdict.colours_right(each.scene) for each in outcomes) >= 95, told
     assert sum(each.verdict.right(each.scene) for each in outcomes) >= 80, told

@@ -147,7 +147,7 @@ def process(module: str, home: Path, name: str, folder: Path) -> Iterator[grpc.C
 def serves(stub: Any, running: subprocess.Popen[bytes], log: Path) -> bool:
     assert running.poll() is None, log.read_text()
     try:
-        reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)  # which needs no identity
+        reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)  # which needs no identity
     except grpc.RpcError:
         return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

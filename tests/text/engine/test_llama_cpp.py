@@ -73,6 +73,7 @@ def test_logit_bias_forbids_and_forces(engine: LlamaEngine) -> None:
     assert forced == " Paris Paris Paris"
 
 
+@pytest.mark.slow
 def test_penalties_stop_repetition(engine: LlamaEngine) -> None:
     echo = "Write the word apple again and again: apple apple apple apple apple apple apple apple"
     plain = ask(engine, echo, max_tokens=60, ignore_eos=True)
@@ -157,6 +158,7 @@ def continued(session: Session, **params) -> int:
     return session.ended[request].cached_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("begun", "then", "kept"),
     [

@@ -152,6 +152,7 @@ def test_a_schema_that_does_not_compile_is_refused(engine: LlamaEngine) -> None:
     assert "not" in caught.value.message
 
 
+@pytest.mark.slow
 def test_constrained_requests_that_start_over_still_parse() -> None:
     session = Session(LlamaEngine(options(demo_model(), context_tokens=256, kv_tokens=400), lambda _: None), cached=0)
     schema = {"type": "array", "items": {"enum": ["fox", "raven"]}, "minItems": 55, "maxItems": 55}

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
+from late import late
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from services.text.engine.messages import EngineOptions
+
+torch = late("torch")
+transformers = late("transformers")
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCXYZ "
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -56,8 +58,8 @@ def write_model(folder: Path, model_type: str, *, decoder: bool = False, **chang
     """A whole folder: config, random weights, tokenizer."""
     torch.manual_seed(1)
     more = (_DECODER if decoder else {}) | _OWN.get(model_type, {}) | changes
-    config = AutoConfig.for_model(model_type, **_SMALL | more)
-    AutoModel.from_config(config).save_pretrained(folder)
+    config = transformers.AutoConfig.for_model(model_type, **_SMALL | more)
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.NFC()
@@ -65,7 +67,7 @@ def write_model(folder: Path, model_type: str, *, decoder: bool = False, **chang
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
     wrapped.save_pretrained(folder)

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, Mxfp4Config
+from late import late
+
+torch = late("torch")
+transformers = late("transformers")
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,13 @@ class Told:
 class Reference:
     """A model under transformers, alone with every prompt."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, *, packed: bool = False) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype | None = None, *, packed: bool = False) -> None:
         """Loads it. `packed`: its experts are in MXFP4."""
-        more = {"quantization_config": Mxfp4Config(dequantize=True)} if packed else {}
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", **more)
+        dtype = dtype or torch.float32
+        more = {"quantization_config": transformers.Mxfp4Config(dequantize=True)} if packed else {}
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", **more
+        )
         self.model.to(dtype)
 
     def generate(self, prompt: Sequence[int], count: int, never: Sequence[int] = ()) -> list[int]:

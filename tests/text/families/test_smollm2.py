@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from tests.demo_model import demo_safetensors
 from tests.text.families.parity import Reference
 from tests.text.families.torch_session import TorchSession, load
+
+if TYPE_CHECKING:
+    from services.text.engine.runtimes.torch.engine import SafetensorsEngine
+
 
 CAPITAL = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 STORY = "Once upon a time there was a fox who lived in the wood near a village, and every morning "

@@ -34,7 +34,7 @@ def empty_redis(redis_server: RedisServer) -> RedisServer:
     return redis_server
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> OpenStore:
     """Opens the store once more, as another replica does. Who opens it closes it."""
     server = request.getfixturevalue("empty_redis") if request.param == "redis" else None

@@ -26,6 +26,8 @@ from services.text.responses.store import DAY, STALE_SECONDS
 
 ANN = "ann"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:

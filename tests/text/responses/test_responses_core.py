@@ -74,7 +74,7 @@ async def events_of(responses: Responses, *items: Any, **asked: Any) -> list[Eve
 
 async def until(condition: Callable[[], Any]) -> Any:
     """Waits for something to become true."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found = condition()
             if asyncio.iscoroutine(found):

@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import Any
 
-from services.text.engine.runtimes.torch.packed_linear import PartOfLinear, computes_bfloat16, pack_linears
+from late import late
+
+packed_linear = late("services.text.engine.runtimes.torch.packed_linear")
+torch = late("torch")
 
 
-class Layer(nn.Module):
-    """As definitions have them: three layers of one input, two of another, one alone."""
+def new_layer(*, bias: bool) -> Any:
+    class Layer(torch.nn.Module):
+        """As definitions have them: three layers of one input, two of another, one alone."""
 
-    def __init__(self, bias: bool) -> None:
-        super().__init__()
-        sizes = {"q_proj": 64, "k_proj": 16, "v_proj": 16, "gate_proj": 40, "up_proj": 40}
-        for name, size in sizes.items():
-            setattr(self, name, nn.Linear(32, size, bias=bias))
-        self.o_proj = nn.Linear(64, 32, bias=bias)
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"q_proj": 64, "k_proj": 16, "v_proj": 16, "gate_proj": 40, "up_proj": 40}
+            for name, size in sizes.items():
+                setattr(self, name, torch.nn.Linear(32, size, bias=bias))
+            self.o_proj = torch.nn.Linear(64, 32, bias=bias)
 
-    def forward(self, rows: Tensor, other: Tensor) -> list[Tensor]:
-        query = self.q_proj(rows)
-        return [
-            *(query, self.k_proj(rows), self.v_proj(rows), self.o_proj(query)),
-            *(self.up_proj(other), self.gate_proj(other), self.gate_proj(rows)),
-        ]
+        def forward(self, rows: torch.Tensor, other: torch.Tensor) -> list[torch.Tensor]:
+            query = self.q_proj(rows)
+            return [
+                *(query, self.k_proj(rows), self.v_proj(rows), self.o_proj(query)),
+                *(self.up_proj(other), self.gate_proj(other), self.gate_proj(rows)),
+            ]
+
+    return Layer()
 
 
 def test_packed_layers_compute_the_same() -> None:
     generator = torch.Generator().manual_seed(0)
     for bias in (False, True):
-        layer = Layer(bias).to(torch.bfloat16).requires_grad_(False)
+        layer = new_layer(bias=bias).to(torch.bfloat16).requires_grad_(False)
         for number in (1, 5):
             inputs = [torch.randn(1, number, 32, generator=generator).bfloat16() for _ in range(2)]
             before = layer(*inputs)
-            pack_linears(layer)
+            packed_linear.pack_linears(layer)
             for _ in range(2):
                 for found, expected in zip(layer(*inputs), before, strict=True):
                     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
-            layer = Layer(bias).to(torch.bfloat16).requires_grad_(False)
-        pack_linears(layer)
-        assert isinstance(layer.k_proj, PartOfLinear) == computes_bfloat16()
+            layer = new_layer(bias=bias).to(torch.bfloat16).requires_grad_(False)
+        packed_linear.pack_linears(layer)
+        assert isinstance(layer.k_proj, packed_linear.PartOfLinear) == packed_linear.computes_bfloat16()
 
 
 def test_what_is_computed_together_is_not_kept() -> None:
-    layer = Layer(bias=False).to(torch.bfloat16).requires_grad_(False)
-    pack_linears(layer)
+    layer = new_layer(bias=False).to(torch.bfloat16).requires_grad_(False)
+    packed_linear.pack_linears(layer)
     first, second = (torch.full((1, 1, 32), value).bfloat16() for value in (1.0, 2.0))
     for name in ("q_proj", "k_proj", "v_proj"):
         getattr(layer, name)(first)
@@ -55,6 +60,6 @@ def test_what_is_computed_together_is_not_kept() -> None:
 
 
 def test_layers_in_32_bits_are_left_alone() -> None:
-    layer = Layer(bias=False)
-    pack_linears(layer)
-    assert type(layer.q_proj) is nn.Linear
+    layer = new_layer(bias=False)
+    packed_linear.pack_linears(layer)
+    assert type(layer.q_proj) is torch.nn.Linear

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
 from services.residency.messages import Cancel
-from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 from tests.text.engine.session import Session
+
+if TYPE_CHECKING:
+    from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 
 
 def ask(engine: SafetensorsEngine, question: str, **params) -> str:

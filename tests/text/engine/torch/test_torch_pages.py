@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from late import late
 
 from services.text.engine.cells import BLOCK
 from services.text.engine.runtime import OutOfCells
-from services.text.engine.runtimes.torch.pages import RESERVED_PAGES, TRASH_PAGE, ZERO_PAGE, PageTables
+
+torch_pages = late("services.text.engine.runtimes.torch.pages")
 
 
-def tables(pages: int = 8) -> PageTables:
-    return PageTables(pages + RESERVED_PAGES, sequences=4, longest=16)
+def tables(pages: int = 8) -> torch_pages.PageTables:
+    return torch_pages.PageTables(pages + torch_pages.RESERVED_PAGES, sequences=4, longest=16)
 
 
-def held(found: PageTables, sequence: int) -> list[int]:
-    return [page for page in found.rows[sequence].tolist() if page != ZERO_PAGE]
+def held(found: torch_pages.PageTables, sequence: int) -> list[int]:
+    return [page for page in found.rows[sequence].tolist() if page != torch_pages.ZERO_PAGE]
 
 
 def test_pages_come_as_tokens_fill_them() -> None:
@@ -30,7 +32,7 @@ def test_pages_come_as_tokens_fill_them() -> None:
 def test_reserved_pages_are_never_given_out() -> None:
     found = tables()
     found.extend([(0, 0, 8 * BLOCK)])
-    assert not {ZERO_PAGE, TRASH_PAGE} & set(held(found, 0))
+    assert not {torch_pages.ZERO_PAGE, torch_pages.TRASH_PAGE} & set(held(found, 0))
 
 
 def test_too_little_room_changes_nothing() -> None:

@@ -16,6 +16,8 @@ from tests.text.families.family_checks import EXACT, prompt
 from tests.text.families.parity import agree
 from tests.text.families.torch_session import TorchSession, alone, ends_of, load
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])

@@ -6,22 +6,23 @@ import math
 from collections import Counter
 
 import pytest
-import torch
+from late import late
 
-from services.text.engine.runtimes.torch import sampling
-from services.text.engine.runtimes.torch.sampling import BatchSampler, Sampler, new_sampler
 from services.text.engine.sampling import SamplingParams
+
+sampling = late("services.text.engine.runtimes.torch.sampling")
+torch = late("torch")
 
 VOCABULARY = 1000
 END = 7
 
 
-def batch() -> BatchSampler:
-    return BatchSampler(VOCABULARY, [END], torch.device("cpu"))
+def batch() -> sampling.BatchSampler:
+    return sampling.BatchSampler(VOCABULARY, [END], torch.device("cpu"))
 
 
-def request(prompt: tuple[int, ...] = (), logprobs: int | None = None, **params: object) -> Sampler:
-    return new_sampler(SamplingParams(**params), prompt, None, logprobs)
+def request(prompt: tuple[int, ...] = (), logprobs: int | None = None, **params: object) -> sampling.Sampler:
+    return sampling.new_sampler(SamplingParams(**params), prompt, None, logprobs)
 
 
 def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
