@@ -107,8 +107,10 @@ class Operator:
 
     def until_state(self, model_id: str, *states: str) -> dict[str, Any]:
         """Waits until a model has one of these states."""
-        self.until(lambda: self.all()[model_id]["state"] in states)
-        return self.all()[model_id]
+        model: dict[str, Any] = self.until(
+            lambda: found if (found := self.all()[model_id])["state"] in states else None
+        )
+        return model
 
     def chat(self, model_id: str, content: str = QUESTION, **parameters: object) -> Reply:
         """A short chat at temperature 0."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from late import late
 
 from services.audio.engine.languages import LANGUAGES
 from services.audio.language import language_code
 from services.rpc.errors import InvalidRequest
+from tests.late import late
 
 whisper_tokenizer = late("whisper.tokenizer")
 

@@ -18,6 +18,7 @@ from tests.chaos.steady_load import attempt
 SHARES = {TEXT: 5, WHOLE: 2, TYPED: 1, SOUND: 1, PICTURES: 1}  # of ten requests
 AT_ONCE = 16
 LONGEST_SECONDS = 2.0  # until a request is cancelled; many end before on their own
+STORMS = 3  # measured at most: pools of threads grow up to their bounds when they are needed, a leak grows each time
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,23 @@ class StormFinding:
 
 
 async def cancel_storm(stack: Stack, known: KnownAnswers, count: int) -> StormFinding:
-    """One storm to warm up, and one that is measured. Fails when anything but memory has grown for good."""
+    """One storm to warm up, and some that are measured, until nothing but memory has grown for good in one of them.
+
+    Fails when something has grown in each.
+    """
     await _storm(stack, known, count, seed=1)
-    await at_rest(stack)
-    before = footprint(stack)
-    cancelled = await _storm(stack, known, count, seed=2)
-    return StormFinding(count, cancelled, before, await settled(stack, before))
+    for left in reversed(range(STORMS)):
+        await at_rest(stack)
+        before = footprint(stack)
+        cancelled = await _storm(stack, known, count, seed=2 + left)
+        try:
+            after = await settled(stack, before)
+        except AssertionError:
+            if not left:
+                raise
+        else:
+            break
+    return StormFinding(count, cancelled, before, after)
 
 
 async def _storm(stack: Stack, known: KnownAnswers, count: int, seed: int) -> int:

@@ -114,6 +114,9 @@ async def _starve(stack: ChaosStack, service: str, most: int) -> None:
         for pid in set(worker_pids(stack.operator.stack, service)) - limited:
             _limit(pid, most)
             limited.add(pid)
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if psutil.Process(pid).memory_info().vms > most:
+                    kill(pid)  # it was quicker than the limit: the next one is not
         await asyncio.sleep(0.01)
 
 

@@ -75,12 +75,17 @@ test("errors are statuses", async () => {
   await assert.rejects(transcribe(file({ model, temperature: 2 })), { code: INVALID_ARGUMENT, details: /temperature/ });
 });
 
-/** A stream into which sound is spoken as a microphone would: so much every 100 ms, once the model listens. */
+/**
+ * A stream into which sound is spoken as a microphone would: so much every 100 ms, once the model listens. Whoever
+ * speaks waits after a quarter for a first guess, and before the last word for a first sentence, as slow as they may come.
+ */
 class Speaking {
   sent = 0; // bytes of sound
   #call = service.StreamTranscribe(inTime());
   #samples = readFileSync(reading);
   #listens = Promise.withResolvers();
+  #guesses = Promise.withResolvers();
+  #hears = Promise.withResolvers();
 
   get bytes() {
     return this.#samples.length;
@@ -96,6 +101,8 @@ class Speaking {
     sending.catch(() => {}); // the call says itself what is wrong
     for await (const reply of this.#call) {
       if (reply.event === "started") this.#listens.resolve();
+      if (reply.event === "partial") this.#guesses.resolve();
+      if (reply.event === "segment") this.#hears.resolve();
       yield reply;
     }
     await sending;
@@ -109,6 +116,8 @@ class Speaking {
     yield { config: live };
     await this.#listens.promise;
     for await (const _ of setInterval(CHUNK_MS)) {
+      if (this.sent + CHUNK_BYTES >= this.bytes / 4) await this.#guesses.promise;
+      if (this.sent + CHUNK_BYTES >= this.bytes) await this.#hears.promise;
       const audio = this.#samples.subarray(this.sent, this.sent + CHUNK_BYTES);
       if (audio.length === 0) return; // half-closes the stream
       this.sent += audio.length;

@@ -78,13 +78,13 @@ async def test_one_replica_is_rolled_and_one_is_killed(tmp_path: Path) -> None:
                 await more(load)
                 await rolled.start()
                 await until(both)
-                dead = monotonic()
+                kill = monotonic()
                 await killed.kill()
+                dead = monotonic()
                 await more(load)
         finally:
             await caller.close()
         failed = [attempt for attempt in load.attempts if attempt.outcome is not Outcome.COMPLETED]
-        assert all(attempt.started < dead for attempt in failed), failed
+        assert all(kill <= attempt.ended and attempt.started < dead for attempt in failed), failed
         assert all(attempt.outcome in (Outcome.CUT, Outcome.REFUSED) for attempt in failed), failed
-        assert len(failed) <= CALLERS, "more than what ran on the replica when it was killed"
         assert load.attempts, gateway.log.read_text()

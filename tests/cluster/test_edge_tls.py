@@ -28,7 +28,7 @@ from trustme import CA
 from tests.gateway.upstream import Upstream, event
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-SECONDS = 60
+SECONDS = 120
 COMPLETION = (
     b'{"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [{"index": 0, '
     b'"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop", "logprobs": null}]}'

@@ -24,6 +24,8 @@ from tests.gateway.wire import posting, send
 
 CHAT = "/v1/chat/completions"
 TEXT = {"ALLM_GATEWAY_TEXT": "127.0.0.1:1"}
+SECONDS = 120
+DELAY_SECONDS = 8  # far more than a health check and a request take, on any machine
 
 
 @pytest.mark.parametrize(
@@ -78,9 +80,9 @@ async def test_sigterm_lets_running_streams_end_and_serves_until_others_know(tmp
 
     upstream, text = Upstream(chat), f"127.0.0.1:{free_port()}"
     await upstream.start(text)
-    settings = {"ALLM_GATEWAY_TEXT": text, "ALLM_DRAIN_DELAY_SECONDS": "2"}
+    settings = {"ALLM_GATEWAY_TEXT": text, "ALLM_DRAIN_DELAY_SECONDS": str(DELAY_SECONDS)}
     try:
-        async with asyncio.timeout(60), gateway_command(tmp_path, **settings) as gateway:
+        async with asyncio.timeout(SECONDS), gateway_command(tmp_path, **settings) as gateway:
             await gateway.healthy()
             async with posting(gateway.port, CHAT, b'{"wait": 1}') as reader:
                 await reader.readuntil(b"first")
@@ -113,7 +115,7 @@ async def closed(gateway: GatewayCommand) -> None:
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     settings = TEXT | {"ALLM_DRAIN_DELAY_SECONDS": "600"}
-    async with asyncio.timeout(60), gateway_command(tmp_path, **settings) as gateway:
+    async with asyncio.timeout(SECONDS), gateway_command(tmp_path, **settings) as gateway:
         gateway.process.send_signal(signal.SIGTERM)
         await gateway.said("draining")
         gateway.process.send_signal(signal.SIGTERM)
@@ -121,12 +123,12 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 async def test_it_ends_when_envoy_does_and_envoy_when_it_does(tmp_path: Path) -> None:
-    async with asyncio.timeout(60), gateway_command(tmp_path, **TEXT) as gateway:
+    async with asyncio.timeout(SECONDS), gateway_command(tmp_path, **TEXT) as gateway:
         (envoy,) = psutil.Process(gateway.process.pid).children()
         envoy.kill()
         assert await gateway.process.wait() == 1
     assert "allm: Envoy was killed by SIGKILL" in gateway.log.read_text()
-    async with asyncio.timeout(60), gateway_command(tmp_path, **TEXT) as gateway:
+    async with asyncio.timeout(SECONDS), gateway_command(tmp_path, **TEXT) as gateway:
         (envoy,) = psutil.Process(gateway.process.pid).children()
         gateway.process.kill()
         while envoy.is_running() and envoy.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 - another process

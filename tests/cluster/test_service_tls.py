@@ -21,7 +21,7 @@ from services.rpc.service_channel import blocking_channel, service_channel
 from services.rpc.setting_reader import SettingError, SettingReader
 from services.rpc.tls_settings import SERVICE_NAME, ServiceTls, read_tls
 
-SECONDS = 60
+SECONDS = 120
 REQUEST = chat_service_pb2.CreateChatCompletionRequest(model="four")
 
 

@@ -103,6 +103,6 @@ def test_colours_can_be_chosen(tab: Opener, stack: Stack) -> None:
     light = page.evaluate(ground)
     page.click("button", "Colours: Auto")
     page.click("button", "Colours: Light")
-    assert page.evaluate(ground) != light
+    page.wait(f"{ground} !== {light!r}")
     page.click("button", "Colours: Dark")
     assert page.evaluate(ground) == light

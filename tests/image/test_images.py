@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,6 +19,8 @@ from services.image.engine import messages
 from services.image.image_request import Output
 from services.image.images import Done, Finished, Partial, Progress, Started
 from services.image.loaded import TILE, Drawing
+from services.residency import model_in_worker
+from services.residency.model_in_worker import JUST
 from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, RateLimited, Timeout
 from tests.image.drawing import PATIENCE_SECONDS, Studio, asked, drawing, opened
 from tests.image.engine.tiny_pipelines import SIDE, TOKENS, saved
@@ -134,11 +138,16 @@ async def test_a_caller_that_leaves_makes_room(studio: Studio) -> None:
 @pytest.mark.slow
 async def test_a_worker_that_dies_is_told_and_replaced(studio: Studio) -> None:
     (resident,) = studio.residents
+    os.kill(resident.pid, signal.SIGSTOP)  # however fast it draws, it has not done it when it dies
     with pytest.raises(Internal, match="SIGKILL"):
-        async with studio.images.generate(asked(steps=40, count=10, progress=True), "me") as events:
-            async for event in events:
-                if isinstance(event, Progress):
-                    os.kill(resident.pid, signal.SIGKILL)
+        async with studio.images.generate(asked(), "me") as events:
+            (request,) = resident._requests.values()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while time.monotonic() - request.started <= JUST:  # noqa: ASYNC110 (it might not have been read)
+                    await asyncio.sleep(0.01)
+            os.kill(resident.pid, signal.SIGKILL)
+            async for _ in events:
+                pass
     assert len(await studio.drawn()) == 1
     (other,) = studio.residents
     assert other.pid != resident.pid
@@ -146,22 +155,20 @@ async def test_a_worker_that_dies_is_told_and_replaced(studio: Studio) -> None:
 
 @pytest.mark.slow
 async def test_a_hung_worker_is_replaced_and_its_requests_end_with_timeout(
-    tmp_path_factory: pytest.TempPathFactory,
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though its reader would still accept requests: what counts is a step."""
-    folder = saved("StableDiffusionPipeline", tmp_path_factory.mktemp("hung"))
-    async with drawing(tmp_path_factory.mktemp("home3"), {"tiny": folder}, ALLM_STALL_SECONDS="5") as studio:
+    (resident,) = studio.residents
+    os.kill(resident.pid, signal.SIGSTOP)
+    since, clock = time.monotonic(), time.monotonic
+    fast = SimpleNamespace(monotonic=lambda: since + 5 * (clock() - since))  # half a minute is six seconds
+    monkeypatch.setattr(model_in_worker, "time", fast)
+    with pytest.raises(Timeout, match="no progress for 30 seconds"):
         await studio.drawn()
-        (resident,) = studio.residents
-        with pytest.raises(Timeout, match="no progress for 5 seconds"):
-            async with studio.images.generate(asked(steps=150, count=10, progress=True), "me") as events:
-                async for event in events:
-                    if isinstance(event, Progress):
-                        os.kill(resident.pid, signal.SIGSTOP)
-        assert len(await studio.drawn()) == 1
-        (other,) = studio.residents
-        assert other.pid != resident.pid
-        assert not psutil.pid_exists(resident.pid)
+    monkeypatch.undo()
+    assert len(await studio.drawn()) == 1
+    (other,) = studio.residents
+    assert other.pid != resident.pid
+    assert not psutil.pid_exists(resident.pid)
 
 
 @pytest.mark.slow
@@ -171,10 +178,14 @@ async def test_a_full_queue_is_told_by_its_setting(tmp_path_factory: pytest.Temp
     async with drawing(tmp_path_factory.mktemp("home2"), {"tiny": folder}, **settings) as studio:
         (plain,) = await studio.drawn()
         assert opened(plain).info == {}
-        async with studio.images.generate(asked(steps=40, count=10), "me") as events:
-            await anext(aiter(events))
-            with pytest.raises(AllmError, match="ALLM_IMAGE_QUEUE"):
-                await studio.drawn()
+        (resident,) = studio.residents
+        os.kill(resident.pid, signal.SIGSTOP)  # however fast it draws, the first is not done when the second comes
+        try:
+            async with studio.images.generate(asked(), "me"):
+                with pytest.raises(AllmError, match="ALLM_IMAGE_QUEUE"):
+                    await studio.drawn()
+        finally:
+            os.kill(resident.pid, signal.SIGCONT)
 
 
 # --- keys with a rate of tokens

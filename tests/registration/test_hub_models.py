@@ -196,6 +196,7 @@ def test_a_new_generation_is_fetched_while_the_old_one_serves(
     operator.taken("moving", "hf://org/moving", "gguf")
     operator.until_state("moving", "ready")
     assert "Paris" in operator.answer("moving")
+    operator.until_state("moving", "loaded")
     (old,) = [path for path in fetched(operator) if path.parent.parent.name.startswith("moving")]
     folder = small_model(tmp_path / "two")
     second = hub.add("org/moving", folder)
@@ -210,7 +211,7 @@ def test_a_new_generation_is_fetched_while_the_old_one_serves(
     assert old.exists()
     gate.open()
     operator.until(lambda: operator.all()["moving"]["replicas"][0]["generation"] == 2)
-    assert operator.all()["moving"]["state"] == "loaded", "what was in memory is in memory"
+    operator.until_state("moving", "loaded")  # what was in memory is in memory
     assert operator.chat("moving").status == 200
     operator.until(lambda: not old.exists())
     assert first != second
@@ -222,9 +223,9 @@ def test_a_service_that_is_killed_while_it_downloads_goes_on_where_it_was(operat
     operator.taken("m", "hf://org/small", "gguf")
     gate.wait_reached()
     pid = operator.stack.note["children"]["text"]
+    hub.requests.clear()
     os.kill(pid, signal.SIGKILL)
     gate.open()
-    hub.requests.clear()
     operator.until(lambda: operator.stack.note["children"]["text"] != pid)
     operator.until_state("m", "ready")
     (request, *_) = hub.asked(WEIGHTS, cdn=True)

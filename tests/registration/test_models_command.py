@@ -356,6 +356,7 @@ def test_update_waits_for_the_new_commit_while_the_old_one_answers(
     command = Command(operator.stack.home, "update", "m")
     command.until_told("m: downloading: ")
     assert operator.chat("m", max_tokens=2).status == 200
+    operator.until_state("m", "loaded")
     detail = models("list").stdout
     assert re.search(r"^m +loaded .*generation 2 downloading", detail, re.MULTILINE), detail
     gate.open()

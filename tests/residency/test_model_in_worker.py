@@ -28,6 +28,7 @@ from services.rpc import logs, tracing
 from services.rpc.deadline import Deadline, keep_deadline
 from services.rpc.errors import Internal, InvalidRequest, ModelNotReady, Overloaded, Timeout
 
+MODEL = "in-its-worker"  # of no other test: what is told of it is told by the one that runs
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.01
 
@@ -92,7 +93,7 @@ class Model(ModelInWorker[Question, Any]):
 @asynccontextmanager
 async def running(worker: Scripted, **limits: float) -> AsyncIterator[Model]:
     plain: dict[str, Any] = {"running": 1, "queue": 1, "seconds": 600.0, "stall_seconds": 600.0}
-    model = Model("m", worker, RequestLimits(**plain | limits))  # type: ignore[arg-type]
+    model = Model(MODEL, worker, RequestLimits(**plain | limits))  # type: ignore[arg-type]
     async with asyncio.timeout(PATIENCE_SECONDS):
         try:
             yield model
@@ -188,7 +189,7 @@ async def test_a_worker_takes_no_more_as_soon_as_its_end_can_be_seen() -> None:
 
 async def test_requests_of_a_worker_that_ended_hear_how_though_it_is_replaced_at_once() -> None:
     worker = Scripted()
-    model = Model("m", worker, RequestLimits(running=1, queue=1, seconds=600.0, stall_seconds=600.0))  # type: ignore[arg-type]
+    model = Model(MODEL, worker, RequestLimits(running=1, queue=1, seconds=600.0, stall_seconds=600.0))  # type: ignore[arg-type]
     with model.ask() as question:
         question.begun, worker.ended = True, True
         worker.kill()
@@ -203,7 +204,7 @@ async def test_what_cannot_be_sent_leaves_no_request_behind() -> None:
             raise ValueError("a message of 9 bytes is over the limit")
 
     worker = Full()
-    model = Model("m", worker, RequestLimits(running=1, queue=0, seconds=600.0, stall_seconds=600.0))  # type: ignore[arg-type]
+    model = Model(MODEL, worker, RequestLimits(running=1, queue=0, seconds=600.0, stall_seconds=600.0))  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(ValueError, match="over the limit"), model.ask():
             pass
@@ -425,7 +426,7 @@ async def test_who_could_not_be_answered_in_time_is_refused_at_once(
 
 
 def told(state: str) -> float:
-    return REGISTRY.get_sample_value(f"allm_requests_{state}", {"model": "m"}) or 0.0
+    return REGISTRY.get_sample_value(f"allm_requests_{state}", {"model": MODEL}) or 0.0
 
 
 async def test_who_is_not_placed_yet_waits_and_whoever_leaves_is_not_counted() -> None:
@@ -463,12 +464,12 @@ async def test_however_a_request_ends_it_is_no_longer_counted(end: str) -> None:
                         await model.close()
                 await question.answer()
     assert (told("running"), told("waiting")) == (0, 0)
-    assert REGISTRY.get_sample_value("allm_models_loaded", {"model": "m"}) == 0
+    assert REGISTRY.get_sample_value("allm_models_loaded", {"model": MODEL}) == 0
 
 
 async def test_the_time_in_the_queue_ends_with_the_first_place() -> None:
     def measured(part: str) -> float:
-        return REGISTRY.get_sample_value(f"allm_request_queue_seconds_{part}", {"model": "m"}) or 0.0
+        return REGISTRY.get_sample_value(f"allm_request_queue_seconds_{part}", {"model": MODEL}) or 0.0
 
     before = measured("count"), measured("sum")
     async with running(Scripted(), queue=5) as model:
@@ -483,7 +484,7 @@ async def test_the_time_in_the_queue_ends_with_the_first_place() -> None:
 
 async def test_deaths_are_counted_from_zero() -> None:
     """Prometheus sees no increase where a counter begins with 1."""
-    name, labels = "allm_worker_deaths_total", {"model": "m"}
+    name, labels = "allm_worker_deaths_total", {"model": MODEL}
     worker = Scripted()
     async with running(worker) as model:
         before = REGISTRY.get_sample_value(name, labels)
@@ -545,4 +546,4 @@ async def test_the_death_of_a_worker_is_an_event() -> None:
         worker.say(None)
         await until(lambda: not model.alive)
         (event,) = [event for number, event in EVENTS.after(max(before, default=0)) if event.kind == "worker_died"]
-    assert event.model == "m"
+    assert event.model == MODEL

@@ -6,10 +6,10 @@ import re
 
 import numpy
 import pytest
-from late import late
 
 from shapes_sd.caption import Wording, plain_caption, worded_caption, words
 from shapes_sd.scene import COLOURS, HELD_OUT, SHAPES, Scene
+from tests.late import late
 
 latents = late("shapes_sd.latents")
 reading = late("shapes_sd.reading")

@@ -8,10 +8,10 @@ from itertools import product
 import numpy
 import pytest
 from case import case
-from late import late
 
 from shapes_sd.drawing import MARGIN, SIDE, coverage, draw, draw_busy
 from shapes_sd.scene import COLOURS, HELD_OUT, POSITIONS, SHAPES, SIZES, Scene, forget, random_scene
+from tests.late import late
 
 autoencoding = late("shapes_sd.autoencoding")
 latents = late("shapes_sd.latents")

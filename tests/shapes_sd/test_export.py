@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from late import late
 
 from shapes_sd.drawing import draw
 from shapes_sd.scene import Scene, random_scene
+from tests.late import late
 
 architecture = late("shapes_sd.architecture")
 autoencoding = late("shapes_sd.autoencoding")

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from late import late
 from safetensors import safe_open
+
+from tests.late import late
 
 checkpoint = late("shapes_sd.checkpoint")
 torch = late("torch")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from case import case
-from late import late
 
 from shapes_sd.caption import words
+from tests.late import late
 
 architecture = late("shapes_sd.architecture")
 reading = late("shapes_sd.reading")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy
 import pytest
-from late import late
 
 from shapes_sd.checker import judge
 from shapes_sd.scene import Scene
+from tests.late import late
 
 diffusers = late("diffusers")
 evaluation = late("shapes_sd.evaluation")

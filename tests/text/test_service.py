@@ -83,7 +83,7 @@ def test_a_caller_who_hangs_up_frees_the_sequence(
 @pytest.mark.slow
 def test_a_client_that_does_not_read_holds_up_nobody_and_keeps_no_cells(stack: Stack) -> None:
     warm(stack)
-    body = long_chat(1200, stream=True)
+    body = long_chat(400, stream=True)
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", stack.port))

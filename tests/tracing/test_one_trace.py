@@ -18,7 +18,7 @@ from speech import librivox
 from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
 from whisper_weights import tiny_en_ct2
 
-from tests.text.service import chat, last_event, long_chat, post, streaming, typed_chat
+from tests.text.service import chat, last_event, long_chat, post, streaming, typed_chat, wait_until
 
 # Three models are loaded, one of them with torch.
 pytestmark = pytest.mark.slow
@@ -89,9 +89,16 @@ def check_silent(trace: Trace, *words: str) -> None:
 
 
 def log_line(stack: Stack, service: str, request_id: str) -> dict[str, Any]:
-    """The last line of a request in a service's log."""
-    lines = map(json.loads, (stack.home / "logs" / f"{service}.log").read_text().splitlines())
-    return [line for line in lines if line.get("request_id") == request_id][-1]
+    """The last line of a request in a service's log, once it has one: Envoy writes its own from time to time."""
+    found: list[dict[str, Any]] = []
+
+    def written() -> bool:
+        lines = map(json.loads, (stack.home / "logs" / f"{service}.log").read_text().splitlines())
+        found.extend(line for line in lines if line.get("request_id") == request_id)
+        return bool(found)
+
+    wait_until(stack, written)
+    return found[-1]
 
 
 def test_a_chat_stream(stack: Stack, collector: Collector) -> None:
@@ -120,13 +127,14 @@ def test_a_chat_stream(stack: Stack, collector: Collector) -> None:
 
 def test_whoever_comes_first_has_the_model_loaded(stack: Stack, collector: Collector) -> None:
     post(stack, chat(max_tokens=1))
-    spans = collector.wait(
-        lambda spans: (
-            [span for span in spans if span.name == "load" and span.attributes["gen_ai.request.model"] == MODEL]
-        )
-    )
-    (load,) = spans
-    trace = Trace([span for span in collector.spans if span.trace_id == load.trace_id])
+
+    def whole(spans: list[Seen]) -> Trace | None:
+        loads = [span for span in spans if span.name == "load" and span.attributes["gen_ai.request.model"] == MODEL]
+        trace = Trace([span for span in spans if span.trace_id in {load.trace_id for load in loads}])
+        return trace if trace.all(CHAT) else None
+
+    trace = collector.wait(whole)
+    load = trace.one("load")
     (waiting,) = [span for span in trace.all("wait for load") if load.span_id in span.links]
     above = trace.parent(load)
     assert above is not None

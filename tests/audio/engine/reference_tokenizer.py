@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from late import late
+from tests.late import late
 
 whisper_tokenizer = late("whisper.tokenizer")
 

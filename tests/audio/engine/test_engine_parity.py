@@ -16,7 +16,6 @@ import faster_whisper
 import jiwer
 import pytest
 from engine_session import EngineSession
-from late import late
 from recordings import samples_of
 from remembered import remembered
 from speech import Clip, clips, librivox, long_prompt
@@ -26,6 +25,7 @@ from services.audio.engine.messages import SAMPLE_RATE, Decoding, EngineOptions,
 from services.audio.engine.runtime import Runtime
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from services.audio.engine.window import Samples
+from tests.late import late
 
 whisper = late("whisper")
 whisper_normalizers = late("whisper.normalizers")

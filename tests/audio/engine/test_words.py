@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from late import late
 from recordings import samples_of, silence
 from speech import librivox
 from whisper_weights import tiny_en_pt
@@ -17,6 +16,7 @@ from whisper_weights import tiny_en_pt
 from services.audio.engine.messages import Word
 from services.audio.engine.runtime import Aligned
 from services.audio.engine.words import Utterance, time_words
+from tests.late import late
 
 whisper = late("whisper")
 

@@ -26,6 +26,7 @@ PATIENCE_SECONDS = 60
 MIB = 1024 * 1024
 LIMIT = 25 * MIB  # ALLM_MAX_AUDIO_BYTES
 FAST: dict[str, Any] = {"extra_body": {"beam_size": 1}}
+SPARED = 10  # files and processes that come and go: spare decoders. Clients that leave something are twice as many
 TEXT = b"This is a letter, and no sound at all. " * 100
 
 
@@ -135,7 +136,7 @@ def test_what_is_no_sound_is_told_by_the_file(
     assert (caught.value.param, caught.value.type) == ("file", "invalid_request_error")
     assert says in caught.value.message
     assert word_errors(transcribe(client, clip.path).text, clip.transcript) < MAY_DIFFER, "the next one is served"
-    assert service.uploads() == []
+    service.wait("uploads", [])
 
 
 def test_a_truncated_mp3_is_transcribed_as_far_as_it_goes(client: openai.OpenAI, clip: Clip) -> None:
@@ -162,7 +163,7 @@ def test_over_the_limit_is_413_with_both_numbers_known(service: Service, client:
     assert (error.status_code, error.code, error.param) == (413, "request_too_large", "file")
     assert str(LIMIT) in error.message
     assert "ALLM_MAX_AUDIO_BYTES" in error.message
-    assert service.uploads() == []
+    service.wait("uploads", [])
 
 
 def test_just_below_the_limit_is_taken(client: openai.OpenAI) -> None:
@@ -177,15 +178,15 @@ def test_clients_that_hang_up_in_the_middle_leave_nothing(
     stack: Stack, service: Service, client: openai.OpenAI, clip: Clip
 ) -> None:
     files, processes = service.open_files(), len(service.processes())
-    for _ in range(20):
+    for _ in range(2 * SPARED):
         with half_sent(stack, clip):
             deadline = time.monotonic() + PATIENCE_SECONDS
             while not service.uploads():
                 assert time.monotonic() < deadline
                 time.sleep(POLL_SECONDS)
     service.wait("uploads", [])
-    service.wait("open_files", files + 2)
-    assert len(service.processes()) <= processes
+    service.wait("open_files", files + SPARED)
+    assert len(service.processes()) <= processes + SPARED
     assert word_errors(transcribe(client, clip.path).text, clip.transcript) < MAY_DIFFER
 
 
@@ -222,4 +223,4 @@ def test_two_hours_are_transcribed_in_bounded_memory(service: Service, client: o
     assert watch.most - before < 150 * MIB
     service.wait("memory", before + 100 * MIB)  # less than half of the samples
     service.wait("open_files", files + 2)
-    assert service.uploads() == []
+    service.wait("uploads", [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from late import late
+from tests.late import late
 
 nn = late("torch.nn")
 safetensors_torch = late("safetensors.torch")

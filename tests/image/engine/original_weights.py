@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from late import late
+from tests.late import late
 
 safetensors_torch = late("safetensors.torch")
 torch = late("torch")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from late import late
 from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.late import late
 
 diffusers = late("diffusers")
 torch = late("torch")

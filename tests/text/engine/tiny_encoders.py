@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from late import late
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from services.text.engine.messages import EngineOptions
+from tests.late import late
 
 torch = late("torch")
 transformers = late("transformers")

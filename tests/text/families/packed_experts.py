@@ -5,7 +5,7 @@ Format: OCP Microscaling Formats (MX) Specification 1.0: FP4 E2M1 with a shared 
 
 from __future__ import annotations
 
-from late import late
+from tests.late import late
 
 torch = late("torch")
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from late import late
+from tests.late import late
 
 torch = late("torch")
 transformers = late("transformers")

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from late import late
+from tests.late import late
 
 if TYPE_CHECKING:
     from services.audio.engine.runtimes.checkpoint import Checkpoint

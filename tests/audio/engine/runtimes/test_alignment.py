@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 from case import case
-from late import late
+
+from tests.late import late
 
 alignment = late("services.audio.engine.runtimes.alignment")
 torch = late("torch")

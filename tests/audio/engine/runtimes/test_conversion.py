@@ -23,12 +23,12 @@ checkpoint = late("services.audio.engine.runtimes.checkpoint")
 conversion = late("services.audio.engine.runtimes.conversion")
 torch = late("torch")
 
+pytestmark = pytest.mark.slow
+
 CONVERT = """
 import sys
 from pathlib import Path
 from services.audio.engine.runtimes.conversion import convert
-
-pytestmark = pytest.mark.slow
 print(convert(Path(sys.argv[1]), sys.argv[2], lambda fraction: None))
 """
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from late import late
 
 from services.residency.messages import EngineError
+from tests.late import late
 
 diffusers_index = late("services.image.engine.runtimes.diffusers.index")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from late import late
 
 from services.image.engine.messages import EngineOptions, Sizes
+from tests.late import late
 
 placement = late("services.image.engine.runtimes.diffusers.placement")
 torch = late("torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from late import late
+from tests.late import late
 
 packed_linear = late("services.text.engine.runtimes.torch.packed_linear")
 torch = late("torch")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from late import late
 
 from services.text.engine.cells import BLOCK
 from services.text.engine.runtime import OutOfCells
+from tests.late import late
 
 torch_pages = late("services.text.engine.runtimes.torch.pages")
 

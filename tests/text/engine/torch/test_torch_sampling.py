@@ -6,9 +6,9 @@ import math
 from collections import Counter
 
 import pytest
-from late import late
 
 from services.text.engine.sampling import SamplingParams
+from tests.late import late
 
 sampling = late("services.text.engine.runtimes.torch.sampling")
 torch = late("torch")
