@@ -34,7 +34,7 @@ vllm: .venv/vllm/.installed ## Install vLLM for CPUs into an environment of its 
 test: $(TEST) ## Run the tests of the main paths, through the real gateway with real models (ten minutes)
 	@$(call pytest,-m "not slow")
 
-test-all: $(TEST_ALL) ## Run every test, also chaos, fuzzing, all clients, vLLM and the console (25 minutes)
+test-all: $(TEST_ALL) ## Run every test, also chaos, fuzzing, all clients, vLLM and the console (30 to 40 minutes)
 	@$(call pytest,)
 
 lint: style types boundaries protos stubs-current dockerfiles ## Check style, types, import boundaries, protos, Dockerfiles and generated code
@@ -84,7 +84,8 @@ pytest = exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS
 # Installs what the arguments $(1) say, with the options $(2) before them; prints downloads of a megabyte and more, and what
 # is compiled.
 pip = $(BIN)/python -m pip $(2) install --disable-pip-version-check --progress-bar off $(1) \
-	| awk '/^ *Downloading .* [MG]B\)/ || /^Building wheel|still running|^  Building/ {print "  " substr($$0, 1, 100); fflush()}'
+	| awk '/^ *Downloading .* [MG]B\)/ {split($$2, name, "-"); print "  downloading", name[1], $$(NF-1), $$NF; fflush()} \
+		/^Building wheel|still running|^  Building/ {print "  " substr($$0, 1, 100); fflush()}'
 
 # Installs the extras $(1).
 define install
