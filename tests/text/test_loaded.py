@@ -20,6 +20,7 @@ import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from operator_side import Operator
 from presets import BROKEN, HOLLOW, STRANGE
+from puppet_service import READY
 from puppet_worker import PuppetWorker
 from service import (
     PATIENCE_SECONDS,
@@ -47,7 +48,7 @@ from stack import ALIAS, MODEL, POLL_SECONDS, Stack
 from services.residency.messages import Cancel
 from services.rpc.errors import Timeout
 from services.rpc.settings import load_settings
-from services.text.engine.messages import Accepted, Hold, Piece, Ready, Stepped, Submit, TokenLogprob
+from services.text.engine.messages import Accepted, Hold, Piece, Stepped, Submit, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
 from services.text.template_process import TemplateProcess
@@ -67,18 +68,8 @@ def accepting() -> PuppetWorker:
 
 @asynccontextmanager
 async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedTextModel]:
-    ready = Ready(
-        context_tokens=64,
-        kv_tokens=64,
-        max_sequences=64,
-        vocabulary=64,
-        chat_template="",
-        bos="",
-        eos="",
-        add_bos=False,
-    )
     settings = replace(load_settings({}).text, **limits)
-    model = LoadedTextModel(MODEL, "llama", worker, ready, settings, TemplateProcess(MODEL, 1))
+    model = LoadedTextModel(MODEL, "llama", worker, READY, settings, TemplateProcess(MODEL, 1))
     try:
         yield model
     finally:
