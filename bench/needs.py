@@ -1,4 +1,4 @@
-"""What models are said to need, against what their workers take under load: the demo models on the real stack.
+"""Compares the memory reserved for each demo model with the memory that its worker takes under load.
 
     python -m bench.needs [--rounds 3] [MODEL...]
 
@@ -174,17 +174,17 @@ class Figures:
 
     @property
     def worker(self) -> int:
-        """What an idle worker is said to hold."""
+        """The reservation for an idle worker."""
         return self.need.parts["worker"]
 
     @property
     def said(self) -> int:
-        """What the model is said to take above an idle worker."""
+        """The reservation for the model above an idle worker."""
         return self.need.total - self.worker - self.need.parts.get("templates", 0)  # a process beside the worker
 
     @property
     def above(self) -> int:
-        """What the model took above an idle worker."""
+        """The measured memory of the model above an idle worker."""
         return self.peak - self.idle
 
 
@@ -197,7 +197,7 @@ def measured(model: str, serving: Serving, rounds: int = 1) -> Figures:
 
 
 def needed(model: str, case: Case, settings: Settings) -> Need:
-    """What the service that serves it reckons."""
+    """The need as the model's service computes it."""
     folder, file = (case.path, "") if case.path.is_dir() else (case.path.parent, case.path.name)
     tree = LocalTree(folder, [folder])
     finding = inspect(tree, case.format, file)
@@ -241,7 +241,7 @@ def _idle(environment: dict[str, str], modules: list[str]) -> int:
 
 
 def table(figures: dict[str, Figures]) -> str:
-    """What is kept of a run, in MiB, for readers."""
+    """The figures as a Markdown table, in MiB."""
     lines = ["| model | said | took | took/said | idle worker, said | took | need |", "|---|---|---|---|---|---|---|"]
     for model, each in figures.items():
         numbers = [each.said / MIB, each.above / MIB, each.worker / MIB, each.idle / MIB]

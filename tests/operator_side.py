@@ -45,6 +45,13 @@ class Reply:
         assert set(error) == {"message", "type", "param", "code"}, self
         return error
 
+    @property
+    def text(self) -> str:
+        """What the assistant says."""
+        assert self.status == 200, self
+        text: str = self.json["choices"][0]["message"]["content"]
+        return text
+
 
 @dataclass(frozen=True)
 class Operator:

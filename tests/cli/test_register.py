@@ -134,7 +134,6 @@ def test_a_file_of_models_is_served_from_the_start_without_the_demo(tmp_path: Pa
         assert (registered(stack)["m"]["declared"], registered(stack)["m"]["aliases"]) == (True, ["nick"])
 
 
-@pytest.mark.slow
 def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tmp_path: Path) -> None:
     home, path = tmp_path / "home", put(tmp_path / "own" / "m.gguf", demo_model())
     with serving(home, f"m={path}", "nick=m") as stack:

@@ -55,7 +55,6 @@ def put(path: Path) -> None:
         shutil.copy(demo_model(), path)
 
 
-@pytest.mark.slow
 def test_a_restart_of_everything_keeps_what_is_registered(hub: LoopbackHub, tmp_path: Path) -> None:
     with operating(tmp_path, hub) as operator:
         put(operator.root / "m.gguf")

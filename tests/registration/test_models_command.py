@@ -286,7 +286,6 @@ def test_bench_records_what_why_then_names_and_puts_the_model_back(
     assert len(kept["benchmarks"]) == 1, "a newer one takes the place of an older one"
 
 
-@pytest.mark.slow
 def test_a_safetensors_model_is_measured_on_torch(folder: Path, models: Callable[..., Done]) -> None:
     (folder / "measured").mkdir()
     for file in demo_safetensors().iterdir():

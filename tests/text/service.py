@@ -17,6 +17,7 @@ import psutil
 import pytest
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
+from operator_side import Reply
 from stack import MODEL, POLL_SECONDS, Stack
 
 CHAT = "/v1/chat/completions"
@@ -28,33 +29,6 @@ CELLS, STEPS = "allm_kv_cells_active", "allm_engine_steps_total"
 WORKER = "services.text.engine"
 
 # --- REST
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A whole HTTP response."""
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> dict[str, Any]:
-        """OpenAI's error object; fails where the body is anything else."""
-        error: dict[str, Any] = self.json["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        return error
-
-    @property
-    def text(self) -> str:
-        """What the assistant says."""
-        assert self.status == 200, self.body
-        text: str = self.json["choices"][0]["message"]["content"]
-        return text
 
 
 def chat(content: str = QUESTION, **parameters: Any) -> bytes:

@@ -83,7 +83,6 @@ def test_a_transformers_folder_makes_the_same(tmp_path: Path, converted: Path) -
     assert (folder / "vocabulary.json").read_bytes() == (converted / "vocabulary.json").read_bytes()
 
 
-@pytest.mark.slow
 def test_two_processes_make_one_folder_and_what_a_dead_one_left_goes(tmp_path: Path, converted: Path) -> None:
     left = tmp_path / f"{converted.name}.partial"
     left.mkdir()

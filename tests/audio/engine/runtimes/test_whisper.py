@@ -119,7 +119,6 @@ def test_no_more_tokens_than_allowed(openai_whisper: whisper_runtime.OpenAIWhisp
     assert len(decoded[0].tokens) <= openai_whisper.context_tokens + 1 - len(longest)
 
 
-@pytest.mark.slow
 def test_words_are_where_the_reference_finds_them(
     openai_whisper: whisper_runtime.OpenAIWhisper, reference: Any
 ) -> None:

@@ -19,7 +19,6 @@ from tests.text.families.torch_session import TorchSession, alone, ends_of, load
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_two_ranks_answer_like_one(family: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(family)
@@ -58,7 +57,6 @@ PROGRAM = """
 """
 
 
-@pytest.mark.slow
 def test_a_dying_rank_ends_the_worker(llama: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(llama)]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
