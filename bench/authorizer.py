@@ -23,12 +23,12 @@ import grpc
 import psutil
 from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
 
+from services.auth.key_format import key_hash, new_key, new_key_id
+from services.auth.secret_file import ensure_secret
 from services.authorizer.__main__ import SNAPSHOT
 from services.authorizer.key_snapshot import KeySnapshot
 from services.authorizer.key_table import KeyTable
 from services.authorizer.known_key import KnownKey
-from services.rpc.api_key import key_hash, new_key, new_key_id
-from services.rpc.secret_file import ensure_secret
 
 KEYS = 10_000
 QUESTIONS = 3000

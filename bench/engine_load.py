@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from services.residency.messages import Refused
 from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import EngineOptions, Stepped
 from services.text.engine.request_loop import Arrival, BatchLimits, Inbox
 from services.text.engine.runtime import Runtime
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import Refused
 
 _ORDINARY = 256  # the first tokens of a vocabulary are special ones, or single bytes
 

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from services.models.inspection.inspect import inspect
-from services.models.tree import LocalTree
+from services.models.formats.inspect import inspect
+from services.models.hub.source_tree import LocalTree
 
 SHARDS = 200
 TARGET_SECONDS = 2.0

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-MODEL_FOLDER = Path(__file__).parents[1] / "shapes_sd" / "weights"
+MODEL_FOLDER = Path(__file__).parents[1] / "training" / "shapes_sd" / "weights"
 SIDE = 64  # pixels
 _COLOURS = ("red", "green", "blue", "yellow")
 _SHAPES = ("circle", "square", "triangle", "ring")

@@ -24,7 +24,7 @@ from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
-from services.catalog.registrations import Registrations
+from services.catalog.registration.registrations import Registrations
 from services.models.descriptor import ModelFacts
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest, ManifestFile

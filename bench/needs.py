@@ -39,18 +39,18 @@ from services.audio.whisper_manager import WhisperManager
 from services.image import need as image_need
 from services.image.sd_manager import SDManager
 from services.models.descriptor import Format, describe
-from services.models.inspection.inspect import inspect
+from services.models.formats.inspect import inspect
+from services.models.hub.source_tree import LocalTree
 from services.models.registry import EngineRegistry
-from services.models.tree import LocalTree
-from services.residency.need import Need
-from services.rpc.settings import MIB, Settings, load_settings
+from services.residency.memory.estimate import Need
+from services.settings.settings import MIB, Settings, load_settings
 from services.text import need as text_need
 from services.text.manager import TextManager
 
 T = TypeVar("T")
 
 SECONDS = 300.0
-SHAPES = Path(__file__).parents[1] / "shapes_sd" / "weights"
+SHAPES = Path(__file__).parents[1] / "training" / "shapes_sd" / "weights"
 ROUNDS = 3
 PROBE = """
 import importlib, re, sys

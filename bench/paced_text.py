@@ -23,7 +23,7 @@ from google.api.httpbody_pb2 import HttpBody
 
 from services.rpc.call import Call, facade, typed
 from services.rpc.server import Application, run
-from services.rpc.settings import Settings
+from services.settings.settings import Settings
 
 SECOND_NS = 1_000_000_000
 NAMES = [service.full_name for service in chat_service_pb2.DESCRIPTOR.services_by_name.values()]

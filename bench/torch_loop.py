@@ -59,7 +59,7 @@ def main() -> None:
 def _become_a_worker(threads: int) -> None:
     """Starts this program anew with the environment that the text service gives its workers, which is read only then.
 
-    The values are those of `services.residency.environment`, which a bare machine need not have.
+    The values are those of `services.worker.environment`, which a bare machine need not have.
     """
     environ = {
         "OMP_NUM_THREADS": str(threads),

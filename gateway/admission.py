@@ -12,7 +12,7 @@ import ipaddress
 import re
 
 from gateway.address import is_loopback
-from services.rpc.settings import GatewaySettings
+from services.settings.settings import GatewaySettings
 
 LOOPBACK_HOSTS = (r"localhost", r"127(?:\.[0-9]{1,3}){3}", r"\[::1\]")
 ANY_LITERAL = (r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", r"\[[0-9a-f:.]+\]")

@@ -12,8 +12,8 @@ import ssl
 import sys
 
 from gateway.address import url_host
-from services.rpc.setting_reader import SettingError
-from services.rpc.settings import Settings, load_settings
+from services.settings.setting_reader import SettingError
+from services.settings.settings import Settings, load_settings
 
 NAMES = ("live", "ready")
 ANSWER_SECONDS = 5.0

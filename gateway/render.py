@@ -16,9 +16,9 @@ from gateway.descriptor import method_names, transcoded_descriptors, transcoded_
 from gateway.exposure import KEYS, confined
 from gateway.text_groups import NO_GROUPS, TextGroups, cluster_name
 from gateway.transport import edge_transport, service_transport, write_secrets
-from services.rpc.settings import GatewaySettings
-from services.rpc.tls_settings import TlsSettings
-from services.rpc.trace_settings import NO_TRACES, TraceSettings
+from services.settings.settings import GatewaySettings
+from services.settings.tls_settings import TlsSettings
+from services.settings.trace_settings import NO_TRACES, TraceSettings
 
 TEMPLATE = Path(__file__).with_name("envoy.template.yaml")
 FALLBACK = Path(__file__).with_name("fallback.lua")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from services.rpc.model_groups import ModelGroups
+from services.settings.model_groups import ModelGroups
 
 METADATA = "allm.request"  # where Envoy keeps what it has read of a body
 HEADER = "x-model"

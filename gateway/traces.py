@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.address import envoy_address, is_loopback, needs_dns
-from services.rpc.trace_settings import TraceSettings
+from services.settings.trace_settings import TraceSettings
 
 CLUSTER = "otlp"
 SERVICE = "allm-gateway"

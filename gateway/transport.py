@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.rpc.tls_settings import SERVICE_NAME, KeyPair, ServiceTls
+from services.settings.tls_settings import SERVICE_NAME, KeyPair, ServiceTls
 
 _TYPES = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
 _OLDEST = {"tls_minimum_protocol_version": "TLSv1_2"}

@@ -18,7 +18,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 # Models that run in the tests' own process wait as those in workers do, or they collapse beside whatever else runs: GNU
-# OpenMP reads this when it is loaded (services/residency/environment.py).
+# OpenMP reads this when it is loaded (services/worker/environment.py).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # What is started in the background of a shell has SIGINT ignored, and its children too; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -38,7 +38,7 @@ SLOW_FOLDERS = {
         "fuzz",
         "memory",
         "monitoring",
-        "shapes_sd",
+        "training/shapes_sd",
         "text/families",
         "tracing",
         "verification",

@@ -6,8 +6,8 @@ import functools
 import os
 from pathlib import Path
 
-from services.models.demo import install_demo
-from services.models.demo_safetensors import install_safetensors_demo
+from services.models.demo.safetensors_demo import install_safetensors_demo
+from services.models.demo.text_demo import install_demo
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from services.rpc.identity import ADMIN, HEADER, INFERENCE, SERVICE, Identity, sign
+from services.auth.identity import ADMIN, HEADER, INFERENCE, SERVICE, Identity, sign
 
 SECRET = b"a secret that only tests have, 32 bytes and more"
 

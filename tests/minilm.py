@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.models.demo_encoder import install_encoder
+from services.models.demo.encoder_demo import install_encoder
 from tests.models.gguf_file import ARRAY, STRING, entry, header, tensor
 
 ENCODER = "all-minilm-l6-v2"

@@ -6,8 +6,8 @@ import itertools
 import os
 import random
 
-from services.cli.ports import choose_port
 from services.cli.problem import Problem
+from services.cli.serve.ports import choose_port
 
 # Not those that `allm serve` chooses, and for each worker of a run others: a test may use a port long after its choice.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

@@ -19,7 +19,7 @@ from operator_side import Operator, operating
 from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
 from whisper_weights import tiny_en_ct2
 
-SHAPES = Path(__file__).parent.parent / "shapes_sd" / "weights"
+SHAPES = Path(__file__).parent.parent / "training" / "shapes_sd" / "weights"
 # Models of `breakable` that cannot be served.
 BROKEN, STRANGE, HOLLOW = "broken", "strange", "hollow"
 # Models in safetensors for which official lists know a cache in GGUF, by their names on the hub: the publisher of one

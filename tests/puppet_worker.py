@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from services.residency.worker import WorkerDied
+from services.worker.process import WorkerDied
 
 
 class PuppetWorker:

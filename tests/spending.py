@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
-from services.rpc.caller import Caller, keep_caller
-from services.rpc.identity import INFERENCE, Identity
-from services.rpc.token_rates import TokenRates
+from services.auth.caller import Caller, keep_caller
+from services.auth.identity import INFERENCE, Identity
+from services.auth.token_rates import TokenRates
 
 
 class Purse:

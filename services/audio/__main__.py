@@ -20,10 +20,10 @@ from services.models.registry import EngineRegistry
 from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
 from services.residency.residency import Residency
-from services.residency.residency_servicer import ResidencyServicer
+from services.residency.servicer import ResidencyServicer
 from services.rpc.own_identity import OwnIdentity
 from services.rpc.server import Application, run
-from services.rpc.settings import Settings
+from services.settings.settings import Settings
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:

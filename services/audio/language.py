@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.audio.engine.languages import LANGUAGES
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 
 SHOWN = 40  # characters of what a caller sent
 # Other names that Whisper knows for some of them.

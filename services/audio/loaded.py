@@ -24,13 +24,13 @@ from services.audio.engine.messages import (
     Submit,
     Transcribed,
 )
-from services.residency.model_in_worker import ModelInWorker, Pending, RequestLimits
-from services.residency.worker import WorkerProcess
-from services.rpc import metrics
+from services.errors import AllmError
 from services.rpc.deadline import caller_deadline
-from services.rpc.errors import AllmError
-from services.rpc.settings import AudioSettings
-from services.rpc.tracing import AUDIO_SECONDS, OUTPUT_TOKENS
+from services.settings.settings import AudioSettings
+from services.telemetry import metrics
+from services.telemetry.tracing import AUDIO_SECONDS, OUTPUT_TOKENS
+from services.worker.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.worker.process import WorkerProcess
 
 SOUND_AHEAD = 600 * SAMPLE_RATE  # samples that the worker may hold of a request; then its sound waits
 SOUND_OWED = 120 * SAMPLE_RATE  # samples, more than any window: a worker that holds them has something to compute

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.audio.loaded import LoadedWhisper
 from services.audio.whisper_manager import WhisperManager
 from services.residency.manager import ModelManager
-from services.rpc.settings import AudioSettings
+from services.settings.settings import AudioSettings
 
 
 class AudioManager(ModelManager[LoadedWhisper]):

@@ -22,11 +22,11 @@ from services.audio.engine.batch_windows import batch_windows
 from services.audio.engine.lane_count import lane_count
 from services.audio.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
-from services.models.inspection.ctranslate2 import read_shapes
-from services.models.inspection.document import known_object
+from services.models.formats.ctranslate2 import read_shapes
+from services.models.formats.document import known_object
 from services.models.registry import Runtime
-from services.residency.need import Need
-from services.rpc.settings import MIB, AudioSettings
+from services.residency.memory.estimate import Need
+from services.settings.settings import MIB, AudioSettings
 
 WORKER_BYTES: Mapping[str, int] = {"faster_whisper": 62 * MIB, "whisper": 420 * MIB}
 GPU_CONTEXT = 500 * MIB  # of CTranslate2

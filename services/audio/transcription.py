@@ -16,10 +16,10 @@ from services.audio.language import language_code
 from services.audio.loaded import Hearing, LoadedWhisper
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource
-from services.rpc import tracing
-from services.rpc.caller import current_caller
-from services.rpc.errors import AllmError, Internal, InvalidRequest
-from services.rpc.settings import AudioSettings
+from services.auth.caller import current_caller
+from services.errors import AllmError, Internal, InvalidRequest
+from services.settings.settings import AudioSettings
+from services.telemetry import tracing
 
 log = logging.getLogger(__name__)
 

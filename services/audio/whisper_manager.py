@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from services.audio.engine.messages import EngineOptions, FromWorker, Load, Ready
 from services.audio.loaded import LoadedWhisper
+from services.errors import Internal
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
-from services.residency.environment import available_cores, worker_environ
-from services.residency.starting import WorkerStart
-from services.residency.worker import WorkerProcess
-from services.rpc.errors import Internal
-from services.rpc.settings import AudioSettings
+from services.settings.settings import AudioSettings
+from services.worker.environment import available_cores, worker_environ
+from services.worker.process import WorkerProcess
+from services.worker.start import WorkerStart
 
 WORKER_MODULE = "services.audio.engine"
 

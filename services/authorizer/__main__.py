@@ -8,16 +8,16 @@ import contextlib
 import grpc
 from allm.envoy import external_auth_pb2, external_auth_pb2_grpc
 
+from services.auth.secret_file import read_secret
 from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_follower import OPTIONS, KeyFollower
 from services.authorizer.key_snapshot import KeySnapshot
 from services.authorizer.key_table import KeyTable
 from services.rpc.own_identity import OwnIdentity
-from services.rpc.secret_file import read_secret
 from services.rpc.server import Application, run
-from services.rpc.setting_reader import SettingError
-from services.rpc.settings import Settings
+from services.settings.setting_reader import SettingError
+from services.settings.settings import Settings
 
 SNAPSHOT = "authorizer-keys.json"  # in ALLM_HOME
 # How long a start waits for the catalog where no keys are known from before: until then every call would be refused.

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.auth.identity import LIFETIME_SECONDS, Identity, sign
+from services.auth.key_format import MAX_CHARACTERS, PREFIX
 from services.authorizer.bucket import Bucket, RateState
 from services.authorizer.key_table import KeyTable
 from services.authorizer.known_key import KnownKey
 from services.authorizer.scopes import needed_scope
-from services.rpc.api_key import MAX_CHARACTERS, PREFIX
-from services.rpc.errors import AuthorizerUnavailable, Forbidden, RateLimited, Unauthenticated
-from services.rpc.identity import LIFETIME_SECONDS, Identity, sign
+from services.errors import AuthorizerUnavailable, Forbidden, RateLimited, Unauthenticated
 
 # A signed identity serves for all calls of a key until it is valid for no longer than this.
 LEAST_SECONDS = 40

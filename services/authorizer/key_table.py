@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from services.auth.key_format import key_hash
 from services.authorizer import metrics
 from services.authorizer.known_key import KnownKey
-from services.rpc.api_key import key_hash
 
 
 class KeyTable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from services.rpc.identity import ADMIN, INFERENCE
+from services.auth.identity import ADMIN, INFERENCE
 
 OURS = "/allm."
 ANY = ""  # any key

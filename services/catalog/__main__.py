@@ -11,14 +11,14 @@ from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
-from services.catalog.api_keys import ApiKeys
 from services.catalog.catalog import Catalog
 from services.catalog.database import Database
+from services.catalog.keys.api_keys import ApiKeys
 from services.catalog.migrations import MIGRATIONS
-from services.catalog.registrations import Registrations
+from services.catalog.registration.registrations import Registrations
 from services.models.artifacts import check_publishers, load_supported
 from services.rpc.server import Application, run
-from services.rpc.settings import Settings
+from services.settings.settings import Settings
 
 FILE_SECONDS = 5.0  # that the start waits for the models file: what is on this machine is registered by then
 

@@ -13,23 +13,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from services.catalog.board import REPORT_WITHIN, Board, Report
-from services.catalog.declarations import Declarations
-from services.catalog.engine_choice import check_stages
-from services.catalog.machine import Machine
-from services.catalog.machine_watch import MachineWatchers
-from services.catalog.picture import Picture, View
-from services.catalog.register import Change, NewModel, Registrar
-from services.catalog.registration import Registration
-from services.catalog.registrations import Registrations
-from services.catalog.resolution import explain
-from services.catalog.survey import Surveyor
-from services.catalog.watch import Watchers
+from services.catalog.machine.machine import Machine
+from services.catalog.machine.machine_watch import MachineWatchers
+from services.catalog.registration.declarations import Declarations
+from services.catalog.registration.register import Change, NewModel, Registrar
+from services.catalog.registration.registration import Registration
+from services.catalog.registration.registrations import Registrations
+from services.catalog.registration.requested_engine import check_stages
+from services.catalog.registration.survey import Surveyor
+from services.catalog.replicas.model_view import Picture, View
+from services.catalog.replicas.replica_status import REPORT_WITHIN, Board, Report
+from services.catalog.replicas.resolution import explain
+from services.catalog.replicas.watch import Watchers
+from services.errors import InvalidRequest
 from services.models.artifacts import SupportedModels
 from services.models.descriptor import Modality
 from services.models.registry import Measurement, Verdict
-from services.rpc.errors import InvalidRequest
-from services.rpc.settings import ModelSettings
+from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 

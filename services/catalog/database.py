@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.rpc.sqlite_file import DatabaseUnusable, SqliteFile
+from services.storage.sqlite_file import DatabaseUnusable, SqliteFile
 
 APPLICATION_ID = 0x616C6C6D  # `allm`, in the file's header
 BUSY_MILLISECONDS = 5000  # how long a reader of the file, such as a backup, may hold up a write

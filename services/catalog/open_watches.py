@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
-from services.rpc.errors import Overloaded
+from services.errors import Overloaded
 
 
 class Closable(Protocol):

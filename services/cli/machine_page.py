@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from allm.models.v1 import figures_pb2, machine_service_pb2
 
+from services.byte_count import bytes_word
 from services.cli.models.listing import time_word
 from services.cli.models.page import Page
 from services.cli.models.words import enum_word, modality_word
-from services.rpc.byte_count import bytes_word
 
 NOTHING = "-"
 MEMORY = ("MEMORY", "USED", "OF", "SHARE", "THRESHOLD")

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 
 from services.cli.ending import plainly
-from services.cli.gateway import run_gateway
 from services.cli.keys.app import keys_app
 from services.cli.models.app import models_app
-from services.cli.screen import Screen
-from services.cli.serve import serve as serve_stack
+from services.cli.serve.gateway import run_gateway
+from services.cli.serve.screen import Screen
+from services.cli.serve.serve import serve as serve_stack
 from services.cli.top import show_on, show_once
 
 app = typer.Typer(

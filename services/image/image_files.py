@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.errors import ImageNotFound, Internal, Overloaded
 from services.image.image_request import FileKind
-from services.rpc.errors import ImageNotFound, Internal, Overloaded
 
 log = logging.getLogger(__name__)
 

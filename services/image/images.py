@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from services.auth.caller import current_caller
 from services.image.engine import messages
 from services.image.image_models import ImageModels
 from services.image.image_request import FileKind, ImageRequest
@@ -13,9 +14,8 @@ from services.image.loaded import Drawing
 from services.image.pictures.coding.messages import Decode, Encode
 from services.image.pictures.pictures import Pictures
 from services.image.recipe import Parameters, Recipe
-from services.rpc import tracing
-from services.rpc.caller import current_caller
-from services.rpc.settings import ImageSettings
+from services.settings.settings import ImageSettings
+from services.telemetry import tracing
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from services.image.engine.messages import (
     Ready,
     Stepped,
 )
-from services.residency.model_in_worker import ModelInWorker, Pending, RequestLimits
-from services.residency.worker import WorkerProcess
-from services.rpc import metrics
 from services.rpc.deadline import caller_deadline
-from services.rpc.settings import ImageSettings
-from services.rpc.tracing import IMAGES, INPUT_TOKENS, STEPS
+from services.settings.settings import ImageSettings
+from services.telemetry import metrics
+from services.telemetry.tracing import IMAGES, INPUT_TOKENS, STEPS
+from services.worker.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.worker.process import WorkerProcess
 
 TILE = 16  # pixels: the side of what counts as an image token
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.image.loaded import LoadedPipeline
 from services.image.sd_manager import SDManager
 from services.residency.manager import ModelManager
-from services.rpc.settings import ImageSettings
+from services.settings.settings import ImageSettings
 
 
 class ImageManager(ModelManager[LoadedPipeline]):

@@ -20,13 +20,13 @@ from typing import Any
 from services.image.engine.batch_images import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions
 from services.models.descriptor import ModelDescriptor
-from services.models.inspection.document import known_object
-from services.models.inspection.shard import read_tensors
+from services.models.formats.document import known_object
+from services.models.formats.safetensors_header import read_tensors
+from services.models.hub.source_tree import LocalTree
 from services.models.registry import Runtime
-from services.models.tree import LocalTree
-from services.residency.device_memory import DeviceMemory, read_devices
-from services.residency.need import DEVICE, HOST, NUMBER_BYTES, TORCH_CONTEXT, Need
-from services.rpc.settings import MIB
+from services.residency.memory.device_memory import DeviceMemory, read_devices
+from services.residency.memory.estimate import DEVICE, HOST, NUMBER_BYTES, TORCH_CONTEXT, Need
+from services.settings.settings import MIB
 
 WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
 _WEIGHTS = ".safetensors"

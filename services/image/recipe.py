@@ -9,11 +9,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from services.errors import AllmError, InvalidRequest, Unsupported
 from services.image.engine.messages import Generate, Ready, Sizes
 from services.image.image_request import ImageRequest, Quality
 from services.image.pictures.coding.messages import Fit
 from services.models.desired import ImageDefaults
-from services.rpc.errors import AllmError, InvalidRequest, Unsupported
 
 # Shares of the model's own steps; what comes out is held within its limits.
 SHARES: Mapping[Quality, float] = {"low": 0.5, "auto": 1.0, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from services.errors import Internal
 from services.image.engine.messages import EngineOptions, FromWorker, Load, Lora, Ready
 from services.image.loaded import LoadedPipeline
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
-from services.residency.environment import available_cores, worker_environ
-from services.residency.starting import WorkerStart
-from services.residency.worker import WorkerProcess
-from services.rpc.errors import Internal
-from services.rpc.settings import ImageSettings
+from services.settings.settings import ImageSettings
+from services.worker.environment import available_cores, worker_environ
+from services.worker.process import WorkerProcess
+from services.worker.start import WorkerStart
 
 WORKER_MODULE = "services.image.engine"
 

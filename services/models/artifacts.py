@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from services.errors import InvalidRequest, ModelInvalid
 from services.models.descriptor import Format
-from services.models.source import HubSource, parse_source
-from services.rpc.errors import InvalidRequest, ModelInvalid
-from services.rpc.setting_reader import SettingError
+from services.models.hub.source import HubSource, parse_source
+from services.settings.setting_reader import SettingError
 
 SHIPPED = Path(__file__).with_name("supported_models.json")
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024

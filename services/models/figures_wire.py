@@ -6,8 +6,18 @@ import math
 
 from allm.models.v1 import figures_pb2
 
-from services.models.figures import COUNTERS, KINDS, TIMES, DeviceFigures, Event, Figures, HostFigures, Kind, Latencies
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
+from services.telemetry.figures import (
+    COUNTERS,
+    KINDS,
+    TIMES,
+    DeviceFigures,
+    Event,
+    Figures,
+    HostFigures,
+    Kind,
+    Latencies,
+)
 
 MAX_BOUNDS = 64
 MAX_DEVICES = 64

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from services.rpc.errors import ModelInvalid
+from services.errors import ModelInvalid
 
 MAX_FILES = 20_000
 MAX_PATH = 1000  # characters

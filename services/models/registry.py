@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from services.errors import Unsupported
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, ModelFacts
 from services.models.vllm_models import VLLM_DECODERS, VLLM_MISSING, VLLM_QUANTIZATIONS
-from services.rpc.errors import Unsupported
 
 GIB = 1024**3
 CPU_LIMIT_BYTES = 4 * GIB  # weights that `ALLM_DEVICE=auto` accepts without a GPU

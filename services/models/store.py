@@ -6,10 +6,10 @@ import copy
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from services.errors import AllmError, Internal, ModelNotFound, ModelNotReady
 from services.models.descriptor import ModelDescriptor
 from services.models.desired import DesiredModel
 from services.models.registry import Runtime
-from services.rpc.errors import AllmError, Internal, ModelNotFound, ModelNotReady
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

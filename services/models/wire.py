@@ -8,12 +8,12 @@ from typing import TypeVar
 from allm.models.v1 import manifest_pb2, model_pb2
 from google.protobuf import timestamp_pb2
 
+from services.errors import Internal
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Format, Modality, ModelFacts
 from services.models.desired import Artifact, DesiredModel, ImageDefaults, Part, PartKind
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import Measurement
 from services.models.status import MemoryStatus, NextStatus, State, Status
-from services.rpc.errors import Internal
 
 K = TypeVar("K")
 V = TypeVar("V")

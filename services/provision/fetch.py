@@ -11,14 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from services.models.hub import Damaged
+from services.errors import AllmError, Cancelled, ModelNotReady, Overloaded
+from services.models.hub.repository import Damaged
+from services.models.hub.transfer import download
 from services.models.manifest import Manifest, ManifestFile
-from services.models.transfer import download
+from services.provision.model_cache import Shelf
 from services.provision.progress import Meter, Progress
-from services.provision.shelf import Shelf
 from services.provision.staging import on_disk, prune, publish, sync
 from services.provision.verify import problem
-from services.rpc.errors import AllmError, Cancelled, ModelNotReady, Overloaded
 
 __all__ = ["FetchProblem", "Progress", "fetch"]
 
@@ -51,7 +51,7 @@ async def fetch(shelf: Shelf, model_id: str, manifest: Manifest, progress: Calla
     Of several processes that share the volume one fetches, the others wait for it. What was fetched before an error,
     a cancellation or the end of the process is gone on with the next time. `progress` is called in the event loop.
 
-    Cancelling returns once the threads have let go of the files: within the read timeout of `services.models.hub`.
+    Cancelling returns once the threads have let go of the files: within the read timeout of `services.models.hub.repository`.
 
     Raises:
         FetchProblem: the hub, the disk or the files are not as they must be.

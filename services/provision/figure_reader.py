@@ -9,13 +9,12 @@ from pathlib import Path
 
 from prometheus_client import Counter, Histogram
 
-from services.models import figures
 from services.models.descriptor import Modality
-from services.models.figures import DeviceFigures, Figures, HostFigures, Latencies
-from services.residency.model_events import EVENTS, ModelEvents
-from services.residency.snapshot import Snapshot
-from services.rpc import metrics
-from services.rpc.metric_sums import buckets, total
+from services.residency.memory.snapshot import Snapshot
+from services.telemetry import figures, metrics
+from services.telemetry.figures import DeviceFigures, Figures, HostFigures, Latencies
+from services.telemetry.metric_sums import buckets, total
+from services.telemetry.model_events import EVENTS, ModelEvents
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _COUNTERS: dict[figures.Counter, Counter] = {

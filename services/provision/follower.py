@@ -12,13 +12,13 @@ import logging
 import grpc
 from allm.models.v1 import manifest_pb2, model_service_pb2, model_service_pb2_grpc
 
+from services.errors import AllmError, ModelNotFound, ModelNotReady, Unsupported
 from services.models import wire
 from services.models.descriptor import Modality
 from services.models.desired import DesiredModel
 from services.models.store import ModelStore
-from services.provision.supply import Supply
-from services.rpc.errors import AllmError, ModelNotFound, ModelNotReady, Unsupported
-from services.rpc.model_groups import GroupShare
+from services.provision.model_set import Supply
+from services.settings.model_groups import GroupShare
 
 log = logging.getLogger(__name__)
 

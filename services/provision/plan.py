@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.errors import Unsupported
 from services.models.artifacts import allowed
 from services.models.descriptor import (
     AS_THE_SERVICE_DOES,
@@ -18,8 +19,7 @@ from services.models.descriptor import (
 from services.models.desired import Artifact, DesiredModel, Part
 from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry, Runtime
-from services.rpc.errors import Unsupported
-from services.rpc.settings import ModelSettings
+from services.settings.settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.errors import AllmError, ModelInvalid, ModelNotReady, Unsupported
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry
 from services.models.status import NextStatus, State, Status
 from services.models.store import ModelStore, Serving, StoredModel
 from services.provision.fetch import FetchProblem, Progress, fetch
-from services.provision.handover import load_beside
+from services.provision.model_cache import Hold, Shelf
 from services.provision.plan import Plan, make_plans
-from services.provision.shelf import Hold, Shelf
+from services.provision.swap import load_beside
 from services.residency.manager import ModelManager
 from services.residency.resident import Resident, ResidentKey, resident_key
-from services.rpc.errors import AllmError, ModelInvalid, ModelNotReady, Unsupported
-from services.rpc.settings import ModelSettings
+from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 

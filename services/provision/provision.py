@@ -11,14 +11,14 @@ from services.models.registry import EngineRegistry
 from services.models.store import ModelStore
 from services.provision.figure_reader import FigureReader
 from services.provision.follower import Follower
+from services.provision.model_cache import Shelf
+from services.provision.model_set import Supply
 from services.provision.preparation import Means
 from services.provision.reporter import Reporter
-from services.provision.shelf import Shelf
-from services.provision.supply import Supply
 from services.residency.manager import ModelManager
-from services.rpc.model_groups import GroupShare
 from services.rpc.own_identity import NOBODY, OwnIdentity
-from services.rpc.settings import ModelSettings
+from services.settings.model_groups import GroupShare
+from services.settings.settings import ModelSettings
 
 EVERYTHING = GroupShare()
 WARMING_SECONDS = 0.2  # between looks at what is loaded at the start

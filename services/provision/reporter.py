@@ -15,8 +15,8 @@ from services.models.descriptor import FORMATS, Modality
 from services.models.registry import EngineRegistry, Runtime
 from services.models.status import Status
 from services.provision.figure_reader import FigureReader
-from services.provision.supply import Supply
-from services.rpc.settings import ModelSettings
+from services.provision.model_set import Supply
+from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 

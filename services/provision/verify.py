@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from services.errors import Cancelled
 from services.models.manifest import ManifestFile
-from services.rpc.errors import Cancelled
 
 CHUNK = 1024 * 1024  # bytes
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from services.errors import AllmError, ModelNotReady
 from services.residency.resident import ResidentKey
-from services.rpc.errors import AllmError, ModelNotReady
 
 FREE = 2  # failures in a row after which the next request still tries anew
 FIRST_PAUSE = 1.0  # seconds

@@ -15,19 +15,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
+from services.cancellation import is_cancelled
+from services.errors import AllmError, Internal, ModelNotReady
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.models.status import MemoryStatus
 from services.residency.backoff import Backoff
-from services.residency.model_events import EVENTS
-from services.residency.refusal import NeverFits
+from services.residency.memory.refusal import NeverFits
 from services.residency.resident import Resident, ResidentKey, resident_key
 from services.residency.slot import Slot
-from services.residency.worker import started_pids
-from services.rpc import metrics, tracing
-from services.rpc.cancellation import is_cancelled
-from services.rpc.errors import AllmError, Internal, ModelNotReady
-from services.rpc.settings import MIB
+from services.settings.settings import MIB
+from services.telemetry import metrics, tracing
+from services.telemetry.model_events import EVENTS
+from services.worker.process import started_pids
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Generic, TypeVar
 
+from services.auth.caller import current_caller
+from services.errors import AllmError, Unsupported
 from services.models.store import ModelStore, StoredModel
 from services.residency.manager import ModelManager
 from services.residency.resident import Resident
-from services.rpc.caller import current_caller
-from services.rpc.errors import AllmError, Unsupported
 
 R = TypeVar("R", bound=Resident)
 

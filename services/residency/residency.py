@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from services.residency.admission import Admission, Needed
-from services.residency.books import Books
-from services.residency.device_memory import read_devices
-from services.residency.ledger import Ledger
 from services.residency.manager import ModelManager
-from services.residency.monitor import Monitor
-from services.residency.peer import peer_address
-from services.residency.pools import Pools
-from services.residency.readings import Readings
+from services.residency.memory.admission import Admission, Needed
+from services.residency.memory.device_memory import read_devices
+from services.residency.memory.ledger import Ledger
+from services.residency.memory.ledger_sync import Books
+from services.residency.memory.monitor import Monitor
+from services.residency.memory.peer import peer_address
+from services.residency.memory.pools import Pools
+from services.residency.memory.readings import Readings
+from services.residency.memory.snapshot import Snapshot
 from services.residency.resident import ResidentKey
-from services.residency.snapshot import Snapshot
 from services.rpc.own_identity import OwnIdentity
-from services.rpc.settings import Settings
+from services.settings.settings import Settings
 
 
 class Residency:

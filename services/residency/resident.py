@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
-from services.rpc.errors import AllmError
 
 
 class Resident(Protocol):

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
-from services.residency.reservation import Reservation
+from services.residency.memory.reservation import Reservation
 from services.residency.resident import Resident, ResidentKey, resident_key
-from services.rpc import metrics, tracing
-from services.rpc.model_series import ModelPart
+from services.telemetry import metrics, tracing
+from services.telemetry.model_series import ModelPart
 
 R = TypeVar("R", bound=Resident)
 

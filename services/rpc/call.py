@@ -22,14 +22,14 @@ from allm.openai.v1 import error_pb2
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from services.rpc import logs, metrics, tracing
-from services.rpc.caller import keep_caller
-from services.rpc.cancellation import is_cancelled
+from services.auth.authentication import Doorkeeper
+from services.auth.caller import keep_caller
+from services.auth.identity import ANONYMOUS, INFERENCE, SCOPES
+from services.cancellation import is_cancelled
+from services.errors import AllmError, Cancelled, Internal, Timeout
+from services.rest.openai import sse
 from services.rpc.deadline import Deadline, keep_deadline, read_deadline
-from services.rpc.doorkeeper import Doorkeeper
-from services.rpc.errors import AllmError, Cancelled, Internal, Timeout
-from services.rpc.identity import ANONYMOUS, INFERENCE, SCOPES
-from services.rpc.openai import sse
+from services.telemetry import logs, metrics, tracing
 
 log = logging.getLogger(__name__)
 

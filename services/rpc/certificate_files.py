@@ -6,7 +6,7 @@ import logging
 import ssl
 from dataclasses import dataclass
 
-from services.rpc.tls_settings import ServiceTls
+from services.settings.tls_settings import ServiceTls
 
 log = logging.getLogger(__name__)
 

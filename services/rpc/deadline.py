@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from services.rpc.errors import InvalidRequest, Timeout
+from services.errors import InvalidRequest, Timeout
 
 HEADER = "x-request-timeout"
 SHOWN_CHARACTERS = 40  # of a wrong value

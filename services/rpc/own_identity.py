@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import grpc
 from grpc.aio import ClientCallDetails, ClientInterceptor, UnaryStreamClientInterceptor, UnaryUnaryClientInterceptor
 
-from services.rpc import tracing
-from services.rpc.identity import ADMIN, HEADER, LIFETIME_SECONDS, SERVICE, Identity, sign
-from services.rpc.secret_file import ensure_secret, read_secret
-from services.rpc.service_channel import blocking_channel, service_channel
-from services.rpc.settings import AuthSettings
-from services.rpc.tls_settings import ServiceTls
+from services.auth.identity import ADMIN, HEADER, LIFETIME_SECONDS, SERVICE, Identity, sign
+from services.auth.secret_file import ensure_secret, read_secret
+from services.rpc.channel import blocking_channel, service_channel
+from services.settings.settings import AuthSettings
+from services.settings.tls_settings import ServiceTls
+from services.telemetry import tracing
 
 Now = Callable[[], float]
 Shown = Callable[[], tuple[tuple[str, str], ...]]

@@ -13,8 +13,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.rpc.probes import LIVENESS, READINESS, STARTUP
-from services.rpc.setting_reader import SettingError
-from services.rpc.settings import load_settings
+from services.settings.setting_reader import SettingError
+from services.settings.settings import load_settings
 
 NAMES = (STARTUP, READINESS, LIVENESS)
 ANSWER_SECONDS = 4.0  # below the time that container engines and kubelets are told to wait

@@ -19,18 +19,18 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.rpc import tracing
+from services.auth.authentication import Doorkeeper
+from services.errors import AllmError
 from services.rpc.call import Call
-from services.rpc.doorkeeper import Doorkeeper
-from services.rpc.errors import AllmError
-from services.rpc.logs import setup_logs
-from services.rpc.metrics import TASKS, serve_metrics
-from services.rpc.model_series import SWEEP_SECONDS, forget_others
+from services.rpc.channel import is_plain, server_credentials
 from services.rpc.probes import Probes
-from services.rpc.service_channel import is_plain, server_credentials
-from services.rpc.setting_reader import SettingError
-from services.rpc.settings import MIB, ServiceSettings, Settings, load_settings
-from services.rpc.tls_settings import ServiceTls
+from services.settings.setting_reader import SettingError
+from services.settings.settings import MIB, ServiceSettings, Settings, load_settings
+from services.settings.tls_settings import ServiceTls
+from services.telemetry import tracing
+from services.telemetry.logs import setup_logs
+from services.telemetry.metrics import TASKS, serve_metrics
+from services.telemetry.model_series import SWEEP_SECONDS, forget_others
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from services.models.registry import EngineRegistry
 from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
 from services.residency.residency import Residency
-from services.residency.residency_servicer import ResidencyServicer
+from services.residency.servicer import ResidencyServicer
 from services.rpc.own_identity import OwnIdentity
 from services.rpc.server import Application, run
-from services.rpc.setting_reader import SettingError
-from services.rpc.settings import Settings
+from services.settings.setting_reader import SettingError
+from services.settings.settings import Settings
 from services.text.api.chat_facade import TextFacade
 from services.text.api.chat_servicer import ChatServicer
 from services.text.api.embedding_servicer import EmbeddingServicer

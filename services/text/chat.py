@@ -7,9 +7,9 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from services.rpc import tracing
-from services.rpc.caller import current_caller
-from services.rpc.errors import Unsupported
+from services.auth.caller import current_caller
+from services.errors import Unsupported
+from services.telemetry import tracing
 from services.text.choice import Choice
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from services.rpc.caller import current_caller
-from services.rpc.errors import ContextLengthExceeded
+from services.auth.caller import current_caller
+from services.errors import ContextLengthExceeded
 from services.text.choice import Choice
 from services.text.completion import Completion
 from services.text.engine.sampling import SamplingParams

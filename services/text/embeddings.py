@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from services.rpc.caller import current_caller
-from services.rpc.errors import InvalidRequest
+from services.auth.caller import current_caller
+from services.errors import InvalidRequest
 from services.text.text_models import TextModels
 
 Input = str | list[int]

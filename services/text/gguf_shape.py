@@ -5,7 +5,7 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (`[llm].attentio
 
 from __future__ import annotations
 
-from services.models.gguf import GgufHeader
+from services.models.formats.gguf_header import GgufHeader
 
 HALF = 2  # bytes of a number in llama.cpp's cache
 FLOAT = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Tool
 from services.text.engine.sampling import SamplingParams
 from services.text.schema import check_schema, check_size

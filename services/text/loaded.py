@@ -6,16 +6,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from services.residency.worker import WorkerProcess
-from services.rpc import metrics
 from services.rpc.deadline import caller_deadline
-from services.rpc.settings import TextSettings
-from services.rpc.tracing import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS
+from services.settings.settings import TextSettings
+from services.telemetry import metrics
+from services.telemetry.tracing import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKENS
 from services.text.engine.messages import Encoded, FromWorker, Hold, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.parsers.dialect import choose
 from services.text.resident import PendingText, TextModelInWorker
 from services.text.template_process import TemplateProcess
+from services.worker.process import WorkerProcess
 
 # Of an answer that nobody reads; then the worker is told to hold it. Some thousand tokens, or a hundred with logprobs.
 UNREAD_BYTES = 256 * 1024

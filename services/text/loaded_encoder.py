@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from services.residency.worker import WorkerProcess
-from services.rpc import metrics
-from services.rpc.caller import current_caller
+from services.auth.caller import current_caller
+from services.errors import InvalidRequest
 from services.rpc.deadline import caller_deadline
-from services.rpc.errors import InvalidRequest
-from services.rpc.settings import TextSettings
-from services.rpc.tracing import INPUT_TOKENS
+from services.settings.settings import TextSettings
+from services.telemetry import metrics
+from services.telemetry.tracing import INPUT_TOKENS
 from services.text.engine.messages import Embed, Embedded, Encoded, EncoderReady, FromWorker, Stepped
 from services.text.resident import PendingText, TextModelInWorker
+from services.worker.process import WorkerProcess
 
 
 class EmbeddingAnswer(PendingText):

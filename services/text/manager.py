@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from services.errors import Internal
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
-from services.residency.environment import available_cores, worker_environ
 from services.residency.manager import ModelManager
-from services.residency.starting import WorkerStart
-from services.residency.worker import WorkerProcess
-from services.rpc.errors import Internal
-from services.rpc.settings import TextSettings
+from services.settings.settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
 from services.text.template_process import TemplateProcess
 from services.text.vllm_environ import vllm_environ
+from services.worker.environment import available_cores, worker_environ
+from services.worker.process import WorkerProcess
+from services.worker.start import WorkerStart
 
 WORKER_MODULE = "services.text.engine"
 VLLM = "vllm"

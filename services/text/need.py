@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from services.models.descriptor import ModelDescriptor
-from services.models.gguf import GgufError, read_header
+from services.models.formats.gguf_header import GgufError, read_header
 from services.models.registry import Runtime
-from services.residency.need import NUMBER_BYTES, TORCH_CONTEXT, Need
-from services.rpc.settings import MIB, TextSettings
+from services.residency.memory.estimate import NUMBER_BYTES, TORCH_CONTEXT, Need
+from services.settings.settings import MIB, TextSettings
 from services.text.config_shape import ConfigShape
 from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.cells import BLOCK

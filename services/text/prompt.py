@@ -21,7 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.rpc.errors import InvalidRequest, ModelInvalid
+from services.errors import InvalidRequest, ModelInvalid
 from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
 from services.text.template_messages import one_call_each, with_one_system, with_thoughts_before_calls
 

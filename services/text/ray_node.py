@@ -21,9 +21,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from services.rpc.logs import setup_logs
-from services.rpc.setting_reader import SettingError
-from services.rpc.settings import Settings, load_settings
+from services.settings.setting_reader import SettingError
+from services.settings.settings import Settings, load_settings
+from services.telemetry.logs import setup_logs
 
 GATHERING = "services.text.engine.ray_gathering"
 HEAD_PORT = 6379

@@ -6,11 +6,11 @@ import time
 from abc import abstractmethod
 from typing import ClassVar, TypeVar
 
-from services.residency.model_in_worker import ModelInWorker, Pending, RequestLimits
-from services.residency.worker import WorkerProcess
-from services.rpc import metrics
-from services.rpc.settings import TextSettings
+from services.settings.settings import TextSettings
+from services.telemetry import metrics
 from services.text.engine.messages import Accepted, Counters, Encoded, FromWorker, Stepped
+from services.worker.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.worker.process import WorkerProcess
 
 
 class PendingText(Pending):

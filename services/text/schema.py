@@ -7,7 +7,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 100

@@ -7,11 +7,10 @@ import json
 import logging
 from collections.abc import Sequence
 
-from services.residency.confined_messages import Begun
-from services.residency.confined_start import ConfinedGone, ConfinedStart
-from services.residency.worker import WorkerDied, WorkerProcess
-from services.rpc.cancellation import is_cancelled
-from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
+from services.cancellation import is_cancelled
+from services.errors import AllmError, Internal, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
+from services.sandbox.messages import Begun
+from services.sandbox.start import ConfinedGone, ConfinedStart
 from services.text.conversation import Message, ReasoningEffort, Tool
 from services.text.prompt import thinks
 from services.text.rendering.messages import (
@@ -25,6 +24,7 @@ from services.text.rendering.messages import (
     Rendered,
     ToRenderer,
 )
+from services.worker.process import WorkerDied, WorkerProcess
 
 MODULE = "services.text.rendering"
 CPU_SECONDS = 5.0  # for a template, and for any conversation: long ones take a tenth

@@ -14,9 +14,9 @@ from whisper_weights import tiny_en_ct2
 from services.audio.engine.__main__ import RUNTIMES
 from services.audio.engine.runtime import Runtime
 from services.audio.whisper_manager import WORKER_MODULE
+from services.errors import ModelInvalid
 from services.models.registry import RUNTIMES as PROMISED
 from services.models.registry import EngineRegistry
-from services.rpc.errors import ModelInvalid
 from tests.audio.transcribing import stored, transcribing
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from services.audio.engine.languages import LANGUAGES
 from services.audio.language import language_code
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from tests.late import late
 
 whisper_tokenizer = late("whisper.tokenizer")

@@ -28,9 +28,9 @@ from services.audio.engine.messages import (
     Transcribed,
 )
 from services.audio.loaded import SOUND_AHEAD, SOUND_OWED, UNREAD, LoadedWhisper
-from services.residency.messages import Cancel, Refused
-from services.rpc.errors import Internal, InvalidRequest, Overloaded, Timeout
-from services.rpc.settings import load_settings
+from services.errors import Internal, InvalidRequest, Overloaded, Timeout
+from services.settings.settings import load_settings
+from services.worker.messages import Cancel, Refused
 
 MODEL = "scripted-whisper"
 PATIENCE_SECONDS = 60.0

@@ -20,9 +20,7 @@ from services.audio.engine.messages import TEMPERATURES, Decoding, VadOptions
 from services.audio.loaded import SOUND_AHEAD, Hearing, LoadedWhisper
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, RawSound
 from services.audio.transcription import PROMPT_END, Event, Finished, LanguageFound, SegmentDone, Started
-from services.residency import model_in_worker
-from services.residency.model_in_worker import JUST
-from services.rpc.errors import (
+from services.errors import (
     AllmError,
     Internal,
     InvalidRequest,
@@ -32,6 +30,8 @@ from services.rpc.errors import (
     Timeout,
     Unsupported,
 )
+from services.worker import model_in_worker
+from services.worker.model_in_worker import JUST
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

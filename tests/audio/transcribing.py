@@ -20,11 +20,11 @@ from services.audio.sound.source import RawSound, SoundSource, Upload
 from services.audio.transcription import Event, SegmentDone, TranscriptionRequest, Transcriptions
 from services.models.descriptor import describe
 from services.models.desired import DesiredModel
-from services.models.inspection.inspect import inspect
+from services.models.formats.inspect import inspect
+from services.models.hub.source_tree import LocalTree
 from services.models.registry import EngineRegistry
 from services.models.store import ModelStore, Serving, StoredModel
-from services.models.tree import LocalTree
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 PATIENCE_SECONDS = 120.0
 LIMIT_BYTES = 1024**3

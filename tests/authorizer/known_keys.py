@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.auth.key_format import PREFIX, key_hash
 from services.authorizer.key_table import KeyTable
 from services.authorizer.known_key import KnownKey
-from services.rpc.api_key import PREFIX, key_hash
 
 SECRET = b"a secret that only tests have, 32 bytes and more"
 

@@ -17,9 +17,9 @@ from allm.keys.v1 import keys_pb2_grpc
 from services.authorizer.key_follower import OPTIONS, KeyFollower
 from services.authorizer.key_table import KeyTable
 from services.catalog.api.keys_servicer import KeyServicer
-from services.catalog.api_key import ApiKey
-from services.catalog.api_keys import MAX_KEYS, ApiKeys, NewKey
 from services.catalog.database import Database
+from services.catalog.keys.api_key import ApiKey
+from services.catalog.keys.api_keys import MAX_KEYS, ApiKeys, NewKey
 from services.catalog.migrations import MIGRATIONS
 
 PATIENCE = 60.0  # seconds

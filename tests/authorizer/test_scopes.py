@@ -10,6 +10,7 @@ from google.api import annotations_pb2
 from gateway.descriptor import CHAT, EMBEDDINGS, FACADES, IMAGES, KEYS, MACHINE, MODELS, RESPONSES, TRANSCRIPTIONS
 from services.audio.api.audio_facade import AudioFacade
 from services.audio.api.transcription_servicer import TranscriptionServicer
+from services.auth.identity import ADMIN, INFERENCE, SERVICE
 from services.authorizer.scopes import ANY, needed_scope
 from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api.machine_servicer import MachineServicer
@@ -17,7 +18,6 @@ from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
 from services.image.api.image_servicer import ImageServicer
 from services.image.api.images_facade import ImagesFacade
-from services.rpc.identity import ADMIN, INFERENCE, SERVICE
 from services.text.api.chat_facade import TextFacade
 from services.text.api.chat_servicer import ChatServicer
 from services.text.api.embedding_servicer import EmbeddingServicer

@@ -30,9 +30,9 @@ from services.catalog.api.models_servicer import ModelServicer
 from services.catalog.catalog import Catalog
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
-from services.catalog.registrations import Registrations
+from services.catalog.registration.registrations import Registrations
 from services.models.artifacts import load_supported
-from services.rpc.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings
 
 PATIENCE = 60.0  # seconds
 READY, LOADED = model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED

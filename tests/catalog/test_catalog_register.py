@@ -15,7 +15,7 @@ from case import case
 from catalog_service import TEXT, UNSUPPORTED, Refusal, Service, ids, refusal, running
 from model_files import gguf, safetensors
 
-from services.catalog import registrations, survey
+from services.catalog.registration import registrations, survey
 
 Code = grpc.StatusCode
 

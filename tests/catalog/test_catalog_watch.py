@@ -12,17 +12,17 @@ import pytest
 from catalog_service import PATIENCE, Clock
 from desired_model import desired, facts
 
-from services.catalog.board import Report
 from services.catalog.catalog import Catalog
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
-from services.catalog.registrations import Registrations
-from services.catalog.watch import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch
+from services.catalog.registration.registrations import Registrations
+from services.catalog.replicas.replica_status import Report
+from services.catalog.replicas.watch import MAX_WATCHERS, Changed, Event, Removed, Synced, Watch
+from services.errors import Overloaded
 from services.models.artifacts import SupportedModels
 from services.models.registry import RUNTIMES
 from services.models.status import Status
-from services.rpc.errors import Overloaded
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 WHOLE = Report(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
 READY = Status(state="ready", generation=1)

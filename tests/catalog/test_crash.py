@@ -18,7 +18,7 @@ from allm.models.v1 import model_pb2, model_service_pb2
 from catalog_process import connected, killed, launch, until_serving
 from model_files import gguf
 
-from services.catalog.registration import read_all
+from services.catalog.registration.registration import read_all
 
 ROUNDS = 50
 

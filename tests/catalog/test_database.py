@@ -13,7 +13,7 @@ import pytest
 
 from services.catalog.database import Database, DatabaseUnusable
 from services.catalog.migrations import MIGRATIONS
-from services.rpc.errors import Internal
+from services.errors import Internal
 
 FIRST = "CREATE TABLE words (word TEXT PRIMARY KEY) STRICT"
 SECOND = "ALTER TABLE words ADD COLUMN length INTEGER; UPDATE words SET length = length(word)"

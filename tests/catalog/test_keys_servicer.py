@@ -16,13 +16,13 @@ from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 from catalog_service import refusal
 from identities import SECRET, identity, own_process, shown
 
+from services.auth.authentication import Doorkeeper
+from services.auth.key_format import key_hash
 from services.catalog.api.keys_servicer import KeyServicer
-from services.catalog.api_keys import ApiKeys
 from services.catalog.database import Database
+from services.catalog.keys.api_keys import ApiKeys
 from services.catalog.migrations import MIGRATIONS
-from services.rpc.api_key import key_hash
 from services.rpc.call import Call
-from services.rpc.doorkeeper import Doorkeeper
 
 PATIENCE = 60.0  # seconds
 

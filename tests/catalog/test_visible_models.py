@@ -14,8 +14,8 @@ from allm.openai.v1 import models_service_pb2
 from catalog_service import READY, Service, running, status
 from identities import SECRET, ann, operator, own_process
 
+from services.auth.authentication import Doorkeeper
 from services.rpc.call import Call
-from services.rpc.doorkeeper import Doorkeeper
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.models.figures import DeviceFigures, Figures, HostFigures, Latencies
+from services.telemetry.figures import DeviceFigures, Figures, HostFigures, Latencies
 
 GIB = 1024**3
 BOUNDS = (0.1, 1.0)

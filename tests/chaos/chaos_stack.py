@@ -16,10 +16,10 @@ from operator_side import Operator
 from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, running_stack
 from whisper_weights import tiny_en_ct2
 
-from services.models.demo import bundled_model
+from services.models.demo.text_demo import bundled_model
 from tests.chaos.known_answers import KnownAnswers, ask
 
-SHAPES = Path(__file__).parents[2] / "shapes_sd" / "weights"
+SHAPES = Path(__file__).parents[2] / "training/shapes_sd" / "weights"
 DISK_BYTES = 512 * 1024 * 1024
 STALL_SECONDS = 10
 REQUEST_SECONDS = 200  # below the callers' own LIMIT_SECONDS

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stack import MODEL, SPEECH_MODEL
 
-from services.models.demo import bundled_model
+from services.models.demo.text_demo import bundled_model
 from tests.chaos.chaos_stack import ChaosStack, bundled
 from tests.chaos.fault import Fault, now
 from tests.chaos.gateway_caller import FETCHED, FRAIL, STORED, TEXT, TYPED

@@ -15,13 +15,13 @@ from allm.keys.v1 import keys_pb2
 from stack import environment
 from typer.testing import CliRunner, Result
 
+from services.auth.secret_file import ensure_secret
 from services.cli.keys.catalog_door import catalog_address
 from services.cli.keys.key_list import state_word
 from services.cli.main import app
 from services.cli.problem import Problem
-from services.cli.run_folder import NOTE_NAME
-from services.rpc.secret_file import ensure_secret
-from services.rpc.settings import load_settings
+from services.cli.serve.run_folder import NOTE_NAME
+from services.settings.settings import load_settings
 
 START_SECONDS = 60.0
 

@@ -20,7 +20,7 @@ from service_process import ServiceProcess, ending, until
 from stack import MODEL
 from trustme import CA
 
-from services.rpc.tls_settings import SERVICE_NAME
+from services.settings.tls_settings import SERVICE_NAME
 from tests.chaos.gateway_caller import TEXT, GatewayCaller
 from tests.chaos.known_answers import KnownAnswers
 from tests.chaos.outcome import Outcome

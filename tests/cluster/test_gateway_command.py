@@ -16,9 +16,9 @@ from google.api.httpbody_pb2 import HttpBody
 from ports import free_port
 from trustme import CA
 
-from services.cli.gateway import describe
-from services.rpc.setting_reader import SettingError
-from services.rpc.settings import load_settings
+from services.cli.serve.gateway import describe
+from services.settings.setting_reader import SettingError
+from services.settings.settings import load_settings
 from tests.gateway.upstream import Upstream, event
 from tests.gateway.wire import posting, send
 

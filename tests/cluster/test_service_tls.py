@@ -17,9 +17,9 @@ from ports import free_port
 from stack import environment
 from trustme import CA
 
-from services.rpc.service_channel import blocking_channel, service_channel
-from services.rpc.setting_reader import SettingError, SettingReader
-from services.rpc.tls_settings import SERVICE_NAME, ServiceTls, read_tls
+from services.rpc.channel import blocking_channel, service_channel
+from services.settings.setting_reader import SettingError, SettingReader
+from services.settings.tls_settings import SERVICE_NAME, ServiceTls, read_tls
 
 SECONDS = 120
 REQUEST = chat_service_pb2.CreateChatCompletionRequest(model="four")

@@ -28,9 +28,9 @@ from stack import POLL_SECONDS
 
 from gateway.process import envoy_command
 from gateway.render import Gateway, write_config
+from services.errors import AllmError
 from services.rpc.call import DETAILS, typed_details
-from services.rpc.errors import AllmError
-from services.rpc.settings import GatewaySettings
+from services.settings.settings import GatewaySettings
 
 MODEL = "scripted"
 REQUEST_ID = "00000000-0000-4000-8000-000000000000"

@@ -15,7 +15,7 @@ from stack import Stack
 
 from gateway import console
 from gateway.render import Gateway, render
-from services.rpc.settings import GatewaySettings
+from services.settings.settings import GatewaySettings
 
 MOST_DOWNLOADED = 300 * 1000  # bytes, compressed
 SETTINGS = GatewaySettings("127.0.0.1", 8080, (), (), 1024)

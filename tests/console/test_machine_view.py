@@ -12,7 +12,7 @@ from chromium import Browser, Page
 from freezing_proxy import FreezingProxy
 from scripted_services import Scripted, ScriptedMachine, scripted_gateway
 
-from services.rpc import errors
+from services import errors
 
 GIB = 1 << 30
 PAST_SECONDS = 600

@@ -13,7 +13,7 @@ FOREIGN = {
     *("HF_ENDPOINT", "HF_TOKEN", "HOME", "NCCL_DEBUG", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "VLLM_HOST_IP"),
     "POD_NAMESPACE",
 }
-# Files that are not there in a test; services/rpc/tls_settings.py looks into them.
+# Files that are not there in a test; services/settings/tls_settings.py looks into them.
 CERTIFICATES = ("ALLM_TLS_", "ALLM_SERVICE_TLS_")
 
 

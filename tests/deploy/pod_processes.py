@@ -11,7 +11,7 @@ from pathlib import Path
 from ports import free_port
 from renderings import containers, environment, pod_templates
 
-from deploy.manifests import Object
+from k8s.render import Object
 from services.rpc.probe import NotServing, ask
 
 # Roots of paths in containers; each lies below the test's folder.

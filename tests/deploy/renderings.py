@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from deploy.manifests import COMPONENTS, KUBERNETES, Object, Values, helm_template, needed
+from k8s.render import COMPONENTS, KUBERNETES, Object, Values, helm_template, needed
 
 ALL = "everything"
 ALL_VALUES = [component.values for component in COMPONENTS.values()]

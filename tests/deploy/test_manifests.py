@@ -1,4 +1,4 @@
-"""deploy/kubernetes is what the chart says, alone and put together."""
+"""k8s is what the chart says, alone and put together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from case import case
 from renderings import ALL, KUSTOMIZATIONS, chart, containers, kustomize, kustomized, pod_templates
 
-from deploy.manifests import KUBERNETES, MERGE_KEYS, difference, helm_template, identity, render
+from k8s.render import KUBERNETES, MERGE_KEYS, difference, helm_template, identity, render
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -25,7 +25,7 @@ def test_what_is_checked_in_is_what_the_chart_gives(tmp_path: Path) -> None:
     render(tmp_path)
     fresh, kept = files(tmp_path), files(KUBERNETES)
     wrong = sorted(name for name in {*fresh, *kept} if fresh.get(name) != kept.get(name))
-    assert not wrong, f"run `python -m deploy.manifests`: {wrong}"
+    assert not wrong, f"run `python -m k8s.render`: {wrong}"
 
 
 def unordered(value: Any, key: str = "") -> Any:
@@ -62,7 +62,7 @@ def test_a_variable_is_defined_before_another_one_refers_to_it(name: str) -> Non
 
 
 def test_the_example_is_put_together_as_the_documentation_says() -> None:
-    objects = kustomize(KUBERNETES / "example")
+    objects = kustomize(KUBERNETES / "examples" / "kustomize")
     (namespace,) = [found for found in objects if found["kind"] == "Namespace"]
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     assert {found["metadata"].get("namespace") for found in objects if found["kind"] != "Namespace"} == {"allm"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from renderings import rendering
 
-from deploy.manifests import Object
+from k8s.render import Object
 
 PODS = ("gateway", "catalog", "text", "audio", "image", "redis")
 # Of a group of models that several machines compute together.

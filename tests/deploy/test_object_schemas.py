@@ -16,7 +16,7 @@ from kubernetes_validate.utils import all_versions, schema_contents
 from referencing import Registry, Resource
 from renderings import RENDERINGS, kustomize, pod_templates, rendering
 
-from deploy.manifests import CHART, KUBERNETES, Object
+from k8s.render import CHART, KUBERNETES, Object
 
 CUSTOM = Path(__file__).with_name("custom_resources")
 OLDEST = "1.30"
@@ -71,7 +71,7 @@ def test_every_object_of_every_rendering_is_valid(version: str) -> None:
 
 
 def test_the_example_is_valid() -> None:
-    wrong = [problem(NEWEST, json.dumps(found)) for found in kustomize(KUBERNETES / "example")]
+    wrong = [problem(NEWEST, json.dumps(found)) for found in kustomize(KUBERNETES / "examples" / "kustomize")]
     assert not any(wrong), wrong
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from case import case
 from renderings import RENDERINGS, containers, pod_templates, rendering
 
-from deploy.manifests import Object
+from k8s.render import Object
 
 # Volume types of the restricted profile. Image volumes are younger than that list, which does not name them:
 # docs/kubernetes.md says what that means for a namespace that enforces it.

@@ -14,11 +14,12 @@ from known_settings import CERTIFICATES, FOREIGN, settings_names
 from prometheus_client import REGISTRY
 from renderings import RENDERINGS, containers, environment, pod_templates, rendering
 
-from deploy.manifests import Object
 from gateway import stats
+from k8s.render import Object
 from services.cli.main import app
-from services.rpc import metrics, probes
-from services.rpc.settings import load_settings
+from services.rpc import probes
+from services.settings.settings import load_settings
+from services.telemetry import metrics
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = (ROOT / "gateway/envoy.template.yaml").read_text()

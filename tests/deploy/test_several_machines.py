@@ -7,9 +7,9 @@ import yaml
 from known_settings import CERTIFICATES, FOREIGN, settings_names
 from renderings import containers, environment, pod_templates, rendering
 
-from deploy.manifests import CHART, Object, helm_template
-from services.catalog.models_file import read_models
-from services.rpc.settings import load_settings
+from k8s.render import CHART, Object, helm_template
+from services.catalog.registration.models_file import read_models
+from services.settings.settings import load_settings
 from services.text import ray_node
 
 NAMES = ["kustomize: multi-node", "kustomize: everything", "chart: several-machines", "chart: model-images"]

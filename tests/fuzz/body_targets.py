@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 from google.api import httpbody_pb2
 
+from services.errors import AllmError
 from services.image.api import openai_images_request as images
-from services.rpc.errors import AllmError
-from services.rpc.openai.body import json_body
+from services.rest.openai.body import json_body
 from services.text import limits
 from services.text.api import openai_chat_request as chat
 from services.text.api import openai_completions as completions

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from google.api import httpbody_pb2
 
 from services.audio.api.openai_transcription_request import read_transcription, read_translation
+from services.errors import AllmError, RequestTooLarge
 from services.image.api.openai_images_request import read_edit, read_variation
-from services.rpc.errors import AllmError, RequestTooLarge
-from services.rpc.openai.multipart import FilePart, Form, read_form
+from services.rest.openai.multipart import FilePart, Form, read_form
 from tests.fuzz.driven import driven
 from tests.fuzz.fuzz_target import FuzzTarget
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.residency.messages import EngineError
-from services.rpc.errors import AllmError
+from services.errors import AllmError
+from services.worker.messages import EngineError
 
 # Kept cases of this name take all that they may have: they are run, and nothing is made of them.
 SLOW = "slow-"

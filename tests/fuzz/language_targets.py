@@ -7,7 +7,7 @@ import random
 import zlib
 from typing import Any
 
-from services.rpc.errors import AllmError
+from services.errors import AllmError
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool
 from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of

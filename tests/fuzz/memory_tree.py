@@ -10,7 +10,7 @@ from services.models.manifest import ManifestFile
 
 
 class MemoryTree:
-    """A listing as the inspection sees it (`services.models.tree.FileTree`)."""
+    """A listing as the inspection sees it (`services.models.hub.source_tree.FileTree`)."""
 
     repository = ""
     revision = ""

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from functools import cache
 
 from services.models.descriptor import Format
-from services.models.gguf import GgufError, read_header_from
-from services.models.inspection.finding import Finding
-from services.models.inspection.inspect import inspect
-from services.models.inspection.modules import input_limit
-from services.models.tree import FileTree
+from services.models.formats.finding import Finding
+from services.models.formats.gguf_header import GgufError, read_header_from
+from services.models.formats.inspect import inspect
+from services.models.formats.modules import input_limit
+from services.models.hub.source_tree import FileTree
 from tests.fuzz.fuzz_target import DECLARED, FuzzTarget
 from tests.fuzz.memory_tree import MemoryTree
+from tests.models.formats.handmade_models import safetensors
 from tests.models.gguf_file import ARRAY, STRING, entry, header, tensor, with_weights
-from tests.models.inspection.handmade_models import safetensors
 
 GGUF_WORDS = (
     b"GGUF",

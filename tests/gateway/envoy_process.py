@@ -14,9 +14,9 @@ from ports import free_port
 from gateway.admin import EnvoyAdmin
 from gateway.process import envoy_command
 from gateway.render import PLAIN, Gateway, write_config
-from services.rpc.settings import GatewaySettings
-from services.rpc.tls_settings import TlsSettings
-from services.rpc.trace_settings import NO_TRACES, TraceSettings
+from services.settings.settings import GatewaySettings
+from services.settings.tls_settings import TlsSettings
+from services.settings.trace_settings import NO_TRACES, TraceSettings
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound in the tests that use it
 START_SECONDS = 60

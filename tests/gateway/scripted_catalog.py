@@ -21,8 +21,8 @@ from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
 from upstream import OPTIONS, Context, serve
 
+from services.errors import ModelNotFound
 from services.rpc.call import Call, facade, typed
-from services.rpc.errors import ModelNotFound
 
 Script = Callable[[Any, Call], Awaitable[model_pb2.Model]]
 

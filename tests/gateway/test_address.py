@@ -6,7 +6,7 @@ import pytest
 from envoy_process import EVERYWHERE
 
 from gateway.address import bind_host, envoy_address, is_loopback, listen_address, needs_dns, url_host
-from services.rpc.setting_reader import SettingError
+from services.settings.setting_reader import SettingError
 
 
 def test_envoy_address() -> None:

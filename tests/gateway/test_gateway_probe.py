@@ -14,7 +14,7 @@ import trustme
 from ports import free_port
 
 from gateway.probe import NotServing, ask, main
-from services.rpc.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from wire import send
 
 from gateway import traces
 from gateway.render import Gateway, render, write_config
-from services.rpc.setting_reader import SettingReader
-from services.rpc.trace_settings import NO_TRACES, TraceSettings, read_traces
+from services.settings.setting_reader import SettingReader
+from services.settings.trace_settings import NO_TRACES, TraceSettings, read_traces
 
 PATH = "/v1/chat/completions"
 RPC = "/allm.openai.v1.TextService/CreateChatCompletion"

@@ -23,12 +23,12 @@ from scripted_catalog import ScriptedCatalog
 from upstream import Upstream
 from wire import posting, send
 
+from services.auth.identity import ADMIN, HEADER, INFERENCE, Identity, sign, verify
+from services.auth.key_format import key_hash
 from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_table import KeyTable
 from services.authorizer.known_key import KnownKey
-from services.rpc.api_key import key_hash
-from services.rpc.identity import ADMIN, HEADER, INFERENCE, Identity, sign, verify
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SECRET = b"the secret of this test, which has 32 bytes and more"

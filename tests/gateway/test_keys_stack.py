@@ -20,9 +20,9 @@ from key_callers import CREATE_KEY, LIST, PROTOCOLS, Way, ask, bearer
 from stack import MODEL, Stack, environment
 from wire import send
 
+from services.auth.identity import HEADER, Identity, sign
+from services.auth.secret_file import read_secret
 from services.authorizer.__main__ import SNAPSHOT
-from services.rpc.identity import HEADER, Identity, sign
-from services.rpc.secret_file import read_secret
 
 PATIENCE = 60.0  # seconds
 REVOKED_SECONDS = 5.0  # what is promised

@@ -15,8 +15,7 @@ from scripted_catalog import ScriptedCatalog
 from upstream import DETAILS
 from wire import send
 
-from services.rpc.call import Call
-from services.rpc.errors import (
+from services.errors import (
     AllmError,
     Internal,
     InvalidRequest,
@@ -29,6 +28,7 @@ from services.rpc.errors import (
     Timeout,
     Unsupported,
 )
+from services.rpc.call import Call
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 MODELS = "/v1/models"

@@ -21,8 +21,8 @@ from gateway.render import (
     render,
     write_config,
 )
-from services.rpc.setting_reader import SettingError
-from services.rpc.settings import GatewaySettings
+from services.settings.setting_reader import SettingError
+from services.settings.settings import GatewaySettings
 
 HOSTILE = '"}} # ${listen_address} \\ \n- evil: {'
 ONE = ("127.0.0.1:1",)

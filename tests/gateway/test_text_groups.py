@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from gateway.text_groups import NO_GROUPS, PATHS, TextGroups
-from services.rpc.model_groups import ModelGroups
+from services.settings.model_groups import ModelGroups
 
 MODELS = ModelGroups((("large", ("a/b.c", "qwen*", "g")), ("code", ("qwen-coder*", "qwen"))))
 GROUPS = TextGroups((("large", ("l:1",)), ("code", ("c:1",))), MODELS)

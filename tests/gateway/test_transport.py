@@ -17,7 +17,7 @@ from wire import send
 from gateway.render import Gateway
 from gateway.transport import edge_transport, service_transport, write_secrets
 from services.cli.models.connection import connect
-from services.rpc.tls_settings import SERVICE_NAME, KeyPair, ServiceTls, TlsSettings
+from services.settings.tls_settings import SERVICE_NAME, KeyPair, ServiceTls, TlsSettings
 
 PAIR = KeyPair(Path("/tls/tls.crt"), Path("/tls/tls.key"))
 SERVICE = ServiceTls(Path("/ca/ca.crt"), PAIR)

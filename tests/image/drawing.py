@@ -19,11 +19,11 @@ from services.image.manager import ImageManager
 from services.image.pictures.pictures import Pictures
 from services.models.descriptor import describe
 from services.models.desired import DesiredModel
-from services.models.inspection.inspect import inspect
+from services.models.formats.inspect import inspect
+from services.models.hub.source_tree import LocalTree
 from services.models.registry import EngineRegistry
 from services.models.store import ModelStore, Serving, StoredModel
-from services.models.tree import LocalTree
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 PATIENCE_SECONDS = 120.0
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from case import case
 
+from services.errors import ImageNotFound, Internal, Overloaded
 from services.image import image_files
 from services.image.image_files import ImageFiles
-from services.rpc.errors import ImageNotFound, Internal, Overloaded
 
 PUBLIC = "https://ai.example.org/base"
 PATIENCE_SECONDS = 60

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import Unsupported
 from services.image.engine.__main__ import RUNTIMES
 from services.image.engine.runtime import Runtime
 from services.image.sd_manager import WORKER_MODULE
 from services.models.registry import RUNTIMES as PROMISED
 from services.models.registry import EngineRegistry
-from services.rpc.errors import Unsupported
 from tests.image.drawing import stored
 from tests.image.engine.tiny_pipelines import saved
 from tests.late import late

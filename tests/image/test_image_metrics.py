@@ -13,8 +13,8 @@ from puppet_worker import PuppetWorker
 
 from services.image.engine.messages import Accepted, Counters, Finished, Generate, Picture, Stepped
 from services.image.loaded import LoadedPipeline
-from services.residency.messages import Phase
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
+from services.worker.messages import Phase
 
 MODEL = "measured-pictures"
 PATIENCE_SECONDS = 60.0

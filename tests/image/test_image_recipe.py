@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from case import case
 
+from services.errors import AllmError, InvalidRequest, Unsupported
 from services.image.engine.messages import GuidanceRange, Ready, Sizes
 from services.image.image_request import ImageRequest
 from services.image.recipe import Recipe
 from services.models.desired import ImageDefaults
-from services.rpc.errors import AllmError, InvalidRequest, Unsupported
 
 READY = Ready(
     family="StableDiffusionPipeline",

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image
 
 from services.models.registry import EngineRegistry
-from services.rpc.openai.body import json_body
+from services.rest.openai.body import json_body
 from tests.image.drawing import PATIENCE_SECONDS, stored
 from tests.image.engine.tiny_pipelines import SIDE, saved
 from tests.provision.catalog_script import ScriptedCatalog

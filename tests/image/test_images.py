@@ -15,13 +15,13 @@ import pytest_asyncio
 from case import case
 from spending import Purse
 
+from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound, RateLimited, Timeout
 from services.image.engine import messages
 from services.image.image_request import Output
 from services.image.images import Done, Finished, Partial, Progress, Started
 from services.image.loaded import TILE, Drawing
-from services.residency import model_in_worker
-from services.residency.model_in_worker import JUST
-from services.rpc.errors import AllmError, Internal, InvalidRequest, ModelNotFound, RateLimited, Timeout
+from services.worker import model_in_worker
+from services.worker.model_in_worker import JUST
 from tests.image.drawing import PATIENCE_SECONDS, Studio, asked, drawing, opened
 from tests.image.engine.tiny_pipelines import SIDE, TOKENS, saved
 from tests.image.pictures.picture_files import file, halves

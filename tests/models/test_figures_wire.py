@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from case import case
 
-from services.models.figures import KINDS, DeviceFigures, Event, Figures, HostFigures, Latencies
+from services.errors import InvalidRequest
 from services.models.figures_wire import EVENT_KINDS, MAX_NAME, event_message, figures_message, read_figures
-from services.rpc.errors import InvalidRequest
+from services.telemetry.figures import KINDS, DeviceFigures, Event, Figures, HostFigures, Latencies
 
 WHOLE = Figures(
     began=1_700_000_000_123_456_789,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from case import case
 
+from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry, Measurement, Runtime
-from services.rpc.errors import Unsupported
 
 LLAMA_CPP = RUNTIMES[0]
 OTHER = Runtime(

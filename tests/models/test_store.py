@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.models.descriptor import ModelFacts, describe
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import RUNTIMES
 from services.models.store import ModelStore, Serving, StoredModel
-from services.rpc.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 
 MANIFEST = Manifest(files=(ManifestFile(path="m.gguf", size=5),), primary="m.gguf", folder="/models")
 

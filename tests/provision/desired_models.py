@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor, ModelFacts
 from services.models.desired import Artifact, DesiredModel
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import Runtime
 from services.residency.manager import ModelManager
-from services.rpc.errors import AllmError
 
 
 def local_manifest(folder: Path, name: str = "m.gguf", content: bytes = b"weights") -> Manifest:

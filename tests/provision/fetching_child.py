@@ -13,7 +13,7 @@ from pathlib import Path
 
 from services.models.manifest import Manifest, ManifestFile
 from services.provision.fetch import Progress, fetch
-from services.provision.shelf import Shelf
+from services.provision.model_cache import Shelf
 
 
 def written(manifest: Manifest) -> str:

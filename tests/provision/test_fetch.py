@@ -19,14 +19,14 @@ from fetching_child import written
 from huggingface_hub import constants
 from loopback_hub import LoopbackHub
 
-from services.models import transfer
-from services.models.hub import HubTree
+from services.models.hub import transfer
+from services.models.hub.repository import HubTree
+from services.models.hub.source import HubSource
 from services.models.manifest import Manifest, ManifestFile
-from services.models.source import HubSource
 from services.provision import fetch as module
 from services.provision.fetch import FetchProblem, Progress, fetch
+from services.provision.model_cache import Shelf
 from services.provision.progress import Meter
-from services.provision.shelf import Shelf
 
 CONTENT = {
     "config.json": b'{"a": 1}',

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from services.models.descriptor import Modality
-from services.models.figures import DeviceFigures
 from services.provision.figure_reader import FigureReader
-from services.residency.device_memory import DeviceMemory
-from services.residency.host_memory import HostMemory
-from services.residency.model_events import ModelEvents
-from services.residency.snapshot import Snapshot
-from services.rpc import metrics
-from services.rpc.model_series import model_metrics
+from services.residency.memory.device_memory import DeviceMemory
+from services.residency.memory.host_memory import HostMemory
+from services.residency.memory.snapshot import Snapshot
+from services.telemetry import metrics
+from services.telemetry.figures import DeviceFigures
+from services.telemetry.model_events import ModelEvents
+from services.telemetry.model_series import model_metrics
 
 MODEL = "figures/m"
 GIB = 1024**3

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from desired_models import facts, registration
 
+from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, LoraFile
 from services.models.desired import Artifact, Part
 from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision.plan import make_plans
-from services.rpc.errors import Unsupported
-from services.rpc.settings import ModelSettings, load_settings
+from services.settings.settings import ModelSettings, load_settings
 
 OWN = Manifest(files=(ManifestFile(path="model.safetensors", size=9),), repository="someone/m", revision="1" * 40)
 CACHE = Manifest(

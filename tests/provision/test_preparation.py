@@ -13,20 +13,20 @@ import pytest_asyncio
 from desired_models import Loader, Manager, local_manifest, registration
 from loopback_hub import LoopbackHub
 
+from services.errors import ModelInvalid
 from services.models.desired import DesiredModel
-from services.models.hub import HubTree
+from services.models.hub.repository import HubTree
+from services.models.hub.source import HubSource
 from services.models.manifest import Manifest
 from services.models.registry import EngineRegistry
-from services.models.source import HubSource
 from services.models.status import Status
 from services.models.store import ModelStore
 from services.provision import fetch as fetch_module
 from services.provision import preparation, progress
+from services.provision.model_cache import Hold, Shelf
+from services.provision.model_set import Supply
 from services.provision.preparation import Means
-from services.provision.shelf import Hold, Shelf
-from services.provision.supply import Supply
-from services.rpc.errors import ModelInvalid
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.02

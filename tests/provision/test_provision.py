@@ -13,17 +13,17 @@ from allm.models.v1 import model_pb2, model_service_pb2
 from catalog_script import ScriptedCatalog
 from desired_models import Loader, Manager, local_manifest, registration
 
-from services.models.figures import Figures
+from services.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision import follower as follower_module
 from services.provision import provision as provision_module
 from services.provision.figure_reader import FigureReader
 from services.provision.provision import Provision
-from services.residency.host_memory import HostMemory
-from services.residency.model_events import ModelEvents
-from services.residency.snapshot import Snapshot
-from services.rpc.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
-from services.rpc.settings import load_settings
+from services.residency.memory.host_memory import HostMemory
+from services.residency.memory.snapshot import Snapshot
+from services.settings.settings import load_settings
+from services.telemetry.figures import Figures
+from services.telemetry.model_events import ModelEvents
 
 PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.02

@@ -14,7 +14,7 @@ from loopback_hub import LISTING, LoopbackHub
 from model_folders import safetensors_model, sharded_model
 from operator_side import Operator
 
-from services.models.demo import bundled_model
+from services.models.demo.text_demo import bundled_model
 
 WEIGHTS = "demo.gguf"
 HEADERS = 8 * 1024 * 1024  # bytes: what is read of a file to register it comes in smaller answers

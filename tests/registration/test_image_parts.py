@@ -20,7 +20,7 @@ from loopback_hub import LoopbackHub
 from operator_side import Operator
 from PIL import Image
 
-from services.models.demo_shapes import WEIGHTS
+from services.models.demo.image_demo import WEIGHTS
 from tests.image.engine.lora_files import write_lora
 from tests.image.engine.original_weights import write_original
 

@@ -22,7 +22,7 @@ from model_folders import ctranslate2_whisper, evil_checkpoint, safetensors_mode
 from operator_side import PATIENCE_SECONDS, Operator
 from stack import MODEL, POLL_SECONDS, environment
 
-from services.models.demo import bundled_model
+from services.models.demo.text_demo import bundled_model
 
 pytestmark = pytest.mark.slow
 

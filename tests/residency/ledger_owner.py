@@ -1,4 +1,4 @@
-"""A process with a ledger of its own, which tests/residency/test_ledger.py starts: it answers each command with a line.
+"""A process with a ledger of its own, which tests/residency/memory/test_ledger.py starts: it answers each command with a line.
 
 `reserve BYTES OF`: reserves bytes of a host that has so many: `reserved` or `full`. `release`: gives that back:
 `released`. `hold`: keeps a transaction open for good: `held`.
@@ -13,11 +13,11 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 
-from services.residency.capacity import Capacity, Room
-from services.residency.ledger import NAME, Ledger
-from services.residency.need import HOST, Need
-from services.residency.pools import Pools
-from services.residency.reservation import Full, Reservation
+from services.residency.memory.capacity import Capacity, Room
+from services.residency.memory.estimate import HOST, Need
+from services.residency.memory.ledger import NAME, Ledger
+from services.residency.memory.pools import Pools
+from services.residency.memory.reservation import Full, Reservation
 from services.residency.resident import ResidentKey
 
 

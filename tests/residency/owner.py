@@ -1,10 +1,10 @@
-"""A process that owns a toy worker, prints its process id, and waits: tests/residency/test_worker.py kills it."""
+"""A process that owns a toy worker, prints its process id, and waits: tests/worker/test_process.py kills it."""
 
 from __future__ import annotations
 
 import asyncio
 
-from services.residency.worker import WorkerProcess
+from services.worker.process import WorkerProcess
 from tests.residency.toy_worker import FromToy, Say
 
 

@@ -15,21 +15,21 @@ import grpc
 from allm.models.v1 import residency_service_pb2_grpc
 from small_host import RUNTIME, TOTAL, model, needed, residency_settings
 
+from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
-from services.residency.admission import Admission
-from services.residency.books import Books
-from services.residency.host_memory import HostMemory
-from services.residency.ledger import Ledger
 from services.residency.manager import ModelManager
-from services.residency.monitor import Monitor
-from services.residency.pools import Pools
-from services.residency.process_memory import ProcessMemory
-from services.residency.readings import Readings
+from services.residency.memory.admission import Admission
+from services.residency.memory.host_memory import HostMemory
+from services.residency.memory.ledger import Ledger
+from services.residency.memory.ledger_sync import Books
+from services.residency.memory.monitor import Monitor
+from services.residency.memory.pools import Pools
+from services.residency.memory.process_memory import ProcessMemory
+from services.residency.memory.readings import Readings
 from services.residency.residency import Residency
-from services.residency.residency_servicer import ResidencyServicer
-from services.residency.worker import WorkerProcess
-from services.rpc.errors import AllmError
+from services.residency.servicer import ResidencyServicer
+from services.worker.process import WorkerProcess
 from tests.residency.toy_worker import FromToy, Say, Stop
 
 # What nobody has measured is all still to be used: so the figures stay what they are, whatever this machine does.

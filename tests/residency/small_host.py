@@ -15,24 +15,24 @@ from pathlib import Path
 import grpc
 from allm.models.v1 import residency_service_pb2_grpc
 
+from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import RUNTIMES, Runtime
-from services.residency.admission import Admission
-from services.residency.books import Books
-from services.residency.device_memory import DeviceMemory
-from services.residency.host_memory import HostMemory
-from services.residency.ledger import Ledger
 from services.residency.manager import ModelManager
-from services.residency.monitor import Monitor
-from services.residency.need import HOST, Need
-from services.residency.process_memory import ProcessMemory
-from services.residency.readings import Readings
+from services.residency.memory.admission import Admission
+from services.residency.memory.device_memory import DeviceMemory
+from services.residency.memory.estimate import HOST, Need
+from services.residency.memory.host_memory import HostMemory
+from services.residency.memory.ledger import Ledger
+from services.residency.memory.ledger_sync import Books
+from services.residency.memory.monitor import Monitor
+from services.residency.memory.process_memory import ProcessMemory
+from services.residency.memory.readings import Readings
 from services.residency.residency import Residency
-from services.residency.residency_servicer import ResidencyServicer
 from services.residency.resident import ResidentKey, resident_key
+from services.residency.servicer import ResidencyServicer
 from services.residency.slot import Slot
-from services.rpc.errors import AllmError
-from services.rpc.settings import MIB, ResidencySettings
+from services.settings.settings import MIB, ResidencySettings
 
 RUNTIME = RUNTIMES[0]
 TOTAL = 1000 * MIB

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from services.errors import ModelInvalid, ModelNotReady
 from services.residency.backoff import FREE, Backoff
 from services.residency.resident import ResidentKey
-from services.rpc.errors import ModelInvalid, ModelNotReady
 
 M = ResidentKey("m", 1, "llama_cpp")
 OTHER = ResidentKey("other", 1, "llama_cpp")

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
+from services.errors import AllmError, Internal, ModelInvalid, ModelNotReady
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import RUNTIMES, Runtime
 from services.residency import manager as manager_module
 from services.residency.manager import ModelManager
-from services.residency.model_events import ModelEvents
 from services.residency.resident import ResidentKey, resident_key
-from services.rpc import tracing
-from services.rpc.errors import AllmError, Internal, ModelInvalid, ModelNotReady
+from services.telemetry import tracing
+from services.telemetry.model_events import ModelEvents
 
 RUNTIME = RUNTIMES[0]
 

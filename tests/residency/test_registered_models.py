@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from services.auth.caller import Caller, keep_caller
+from services.auth.identity import INFERENCE, Identity
+from services.errors import AllmError, ModelNotAllowed, ModelNotFound, ModelNotReady, Unsupported
 from services.models.descriptor import ModelFacts
 from services.models.desired import DesiredModel
 from services.models.manifest import Manifest, ManifestFile
 from services.models.store import ModelStore, StoredModel
 from services.residency.registered_models import RegisteredModels
-from services.rpc.caller import Caller, keep_caller
-from services.rpc.errors import AllmError, ModelNotAllowed, ModelNotFound, ModelNotReady, Unsupported
-from services.rpc.identity import INFERENCE, Identity
 
 
 def stored(model_id: str, *aliases: str) -> StoredModel:

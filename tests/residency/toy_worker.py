@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from services.residency.channel import BlockingChannel, ChannelClosed
+from services.worker.channel import BlockingChannel, ChannelClosed
 
 
 @dataclass(frozen=True)

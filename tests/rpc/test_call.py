@@ -17,11 +17,7 @@ from google.api import httpbody_pb2
 from google.rpc import error_details_pb2, status_pb2
 from prometheus_client import REGISTRY
 
-from services.rpc import call as call_module
-from services.rpc import metrics
-from services.rpc.call import Call, facade, typed
-from services.rpc.deadline import Deadline, caller_deadline
-from services.rpc.errors import (
+from services.errors import (
     Internal,
     InvalidRequest,
     ModelExists,
@@ -30,8 +26,12 @@ from services.rpc.errors import (
     Overloaded,
     Unsupported,
 )
-from services.rpc.logs import JsonFormatter
-from services.rpc.openai import sse
+from services.rest.openai import sse
+from services.rpc import call as call_module
+from services.rpc.call import Call, facade, typed
+from services.rpc.deadline import Deadline, caller_deadline
+from services.telemetry import metrics
+from services.telemetry.logs import JsonFormatter
 
 SECRET = "the caller's words"
 Script = Callable[[Call], Awaitable[None]]

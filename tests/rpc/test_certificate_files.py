@@ -8,7 +8,7 @@ import pytest
 from trustme import CA
 
 from services.rpc.certificate_files import CertificateFiles
-from services.rpc.tls_settings import KeyPair, ServiceTls
+from services.settings.tls_settings import KeyPair, ServiceTls
 
 TLS = ("ca", "cert", "key")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 
+from services.errors import ModelInvalid
 from services.rpc.call import Call, typed
-from services.rpc.errors import ModelInvalid
 from services.rpc.server import Application, run
-from services.rpc.settings import Settings
+from services.settings.settings import Settings
 
 NAME = chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
 

@@ -22,7 +22,7 @@ from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import RUNTIMES, Runtime
 from services.models.store import ModelStore, Serving, StoredModel
 from services.residency.manager import ModelManager
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 from services.text.api.chat_facade import TextFacade
 from services.text.api.chat_servicer import ChatServicer
 from services.text.api.responses_facade import ResponsesFacade

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.rpc.errors import Internal
+from services.errors import Internal
 from services.text.choice import CallBegun, CallDelta, Choice, ChoiceEvent, Finished, ReasoningDelta, TextDelta
 from services.text.completion import Completion
 from services.text.conversation import ToolCall, Usage

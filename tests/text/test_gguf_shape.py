@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.models.gguf import GgufHeader, read_header
+from services.models.formats.gguf_header import GgufHeader, read_header
 from services.text.gguf_shape import GgufShape
 from tests.demo_model import demo_model
 

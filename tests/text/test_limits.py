@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from case import case
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Message
 from services.text.engine.sampling import SamplingParams
 from services.text.limits import (

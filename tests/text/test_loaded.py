@@ -45,13 +45,13 @@ from service import (
 )
 from stack import ALIAS, MODEL, POLL_SECONDS, Stack
 
-from services.residency.messages import Cancel
-from services.rpc.errors import Timeout
-from services.rpc.settings import load_settings
+from services.errors import Timeout
+from services.settings.settings import load_settings
 from services.text.engine.messages import Accepted, Hold, Piece, Stepped, Submit, TokenLogprob
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
 from services.text.template_process import TemplateProcess
+from services.worker.messages import Cancel
 
 STREAMS = 3
 COMING = 12

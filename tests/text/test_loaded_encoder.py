@@ -14,12 +14,12 @@ from minilm import ENCODER
 from prometheus_client import REGISTRY
 from service import PATIENCE_SECONDS
 
-from services.residency.messages import Cancel, Refused
-from services.residency.worker import WorkerDied
-from services.rpc.errors import ContextLengthExceeded, InvalidRequest, ModelNotReady, Overloaded, Timeout
-from services.rpc.settings import load_settings
+from services.errors import ContextLengthExceeded, InvalidRequest, ModelNotReady, Overloaded, Timeout
+from services.settings.settings import load_settings
 from services.text.engine.messages import Accepted, Counters, Embed, Embedded, Encoded, EncoderReady, FromWorker
 from services.text.loaded_encoder import LoadedEncoder
+from services.worker.messages import Cancel, Refused
+from services.worker.process import WorkerDied
 
 COUNTERS = Counters(steps=1, running=0, waiting=0, active_cells=0, cached_cells=0, preempted=0)
 READY = EncoderReady(context_tokens=8, dimensions=2, vocabulary=9)

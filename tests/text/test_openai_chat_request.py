@@ -15,7 +15,7 @@ from openai.types.chat.completion_create_params import (
     CompletionCreateParamsStreaming,
 )
 
-from services.rpc.errors import AllmError, InvalidRequest, Unsupported
+from services.errors import AllmError, InvalidRequest, Unsupported
 from services.text.api.openai_chat import completion_object
 from services.text.api.openai_chat_request import ChatCompletionRequest, read_request
 from services.text.choice import Said

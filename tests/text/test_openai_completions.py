@@ -18,7 +18,7 @@ from openai.types.completion_create_params import (
 )
 from stack import MODEL, Stack
 
-from services.rpc.errors import AllmError, InvalidRequest, Unsupported
+from services.errors import AllmError, InvalidRequest, Unsupported
 from services.text.api.openai_completions import LegacyRequest, LegacyWriter, read_request
 from services.text.choice import Said
 from services.text.completions import CompletionRequest

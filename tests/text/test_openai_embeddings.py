@@ -11,7 +11,7 @@ import pytest
 from case import case
 from google.api import httpbody_pb2
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.api.openai_embeddings import PIECE_BYTES, body_pieces, read_request
 from services.text.embeddings import MAX_INPUTS, Embedding, EmbeddingRequest
 

@@ -16,7 +16,7 @@ from openai.types.responses.response_create_params import (
     ResponseCreateParamsStreaming,
 )
 
-from services.rpc.errors import AllmError, InvalidRequest, Unsupported
+from services.errors import AllmError, InvalidRequest, Unsupported
 from services.text.api.openai_responses import item_object
 from services.text.api.openai_responses_request import ResponseBody, read_request
 from services.text.conversation import OutputFormat, ToolChoice

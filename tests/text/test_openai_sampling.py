@@ -10,7 +10,7 @@ import pytest
 from case import case
 from google.api import httpbody_pb2
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.api import openai_chat_request, openai_completions, openai_responses_request
 from services.text.engine.sampling import SamplingParams
 

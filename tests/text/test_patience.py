@@ -23,8 +23,8 @@ from puppet_service import READY, PuppetService, end, puppet_service, stepped, s
 from service import PATIENCE_SECONDS, typed_chat
 from stack import POLL_SECONDS
 
-from services.residency.messages import Cancel
 from services.text.engine.messages import Piece
+from services.worker.messages import Cancel
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 CACHED = 2

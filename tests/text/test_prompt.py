@@ -7,8 +7,8 @@ import datetime
 import pytest
 from case import case
 
-from services.models.gguf import read_header
-from services.rpc.errors import InvalidRequest, ModelInvalid
+from services.errors import InvalidRequest, ModelInvalid
+from services.models.formats.gguf_header import read_header
 from services.text.conversation import Message, ToolCall
 from services.text.prompt import DEFAULT_TEMPLATE, ChatTemplate
 from tests.demo_model import demo_model

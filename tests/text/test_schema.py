@@ -10,7 +10,7 @@ from byte_tokens import TOKENIZER, accepts
 from case import case
 from llguidance import LLMatcher
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.schema import MAX_BYTES, MAX_OPTIONAL, check_schema, check_size, fit, lenient
 
 

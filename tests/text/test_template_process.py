@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.rpc.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
+from services.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady, Overloaded
 from services.text.conversation import Message, Tool, ToolCall
 from services.text.prompt import ChatTemplate
 from services.text.template_process import MODULE, TemplateProcess

@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import REGISTRY
 from puppet_worker import PuppetWorker
 
-from services.residency.messages import Phase
-from services.rpc import metrics
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
+from services.telemetry import metrics
 from services.text.engine.messages import Accepted, Counters, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.loaded import LoadedTextModel
 from services.text.template_process import TemplateProcess
+from services.worker.messages import Phase
 
 MODEL = "measured"
 PATIENCE_SECONDS = 60.0

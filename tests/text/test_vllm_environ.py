@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import Internal
 from services.models.descriptor import EngineSettings, ModelDescriptor, describe
-from services.models.inspection.inspect import inspect
+from services.models.formats.inspect import inspect
+from services.models.hub.source_tree import LocalTree
 from services.models.registry import RUNTIMES
-from services.models.tree import LocalTree
-from services.rpc.errors import Internal
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 from services.text.manager import TextManager
 from services.text.need import TextNeed
 from services.text.vllm_environ import vllm_environ

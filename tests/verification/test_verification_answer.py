@@ -7,7 +7,7 @@ import math
 import pytest
 from allm.text.v1 import chat_pb2
 
-from services.cli.models.verification.answer import TIE, Answer, Scored, difference, first_difference
+from services.cli.verify.answer import TIE, Answer, Scored, difference, first_difference
 
 STOP, LENGTH = chat_pb2.FINISH_REASON_STOP, chat_pb2.FINISH_REASON_LENGTH
 

@@ -7,9 +7,9 @@ import io
 from rich.console import Console
 
 from services.cli.models.page import Page
-from services.cli.models.verification.check import Outcome
-from services.cli.models.verification.screen import CheckScreen, show_outcomes
-from services.cli.models.verification.suite import CHECKS
+from services.cli.verify.check import Outcome
+from services.cli.verify.screen import CheckScreen, show_outcomes
+from services.cli.verify.suite import CHECKS
 
 PASSED = Outcome(name="load", verdict="passed", compared="this with that", seen="all is well", seconds=1.25)
 FAILED = Outcome(

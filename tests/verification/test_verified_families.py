@@ -13,7 +13,7 @@ from family_words import GLM_TEMPLATE, GLM_TOKENS, NEMOTRON_TEMPLATE, NEMOTRON_T
 from model_commands import RECORD, ModelCommands, link_folder
 from random_gguf import write_glm4, write_nemotron_h
 
-from services.cli.models.verification.suite import CHECKS, NO_SENSE
+from services.cli.verify.suite import CHECKS, NO_SENSE
 from tests.text.families.published_configs import GLM4_MOE, NEMOTRON_3
 from tests.text.families.published_words import write_gpt_oss, write_qwen3
 from tests.text.families.random_models import write_model

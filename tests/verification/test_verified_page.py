@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench.verified import FAMILIES, PAGE, RESULTS, file_name, load, page
-from services.cli.models.verification.family import family_of
-from services.cli.models.verification.suite import CHECKS, NO_SENSE
+from services.cli.verify.family import family_of
+from services.cli.verify.suite import CHECKS, NO_SENSE
 
 
 def test_the_page_is_generated_from_the_results() -> None:

@@ -9,7 +9,7 @@ import pytest
 from model_commands import RECORD, ModelCommands
 from stack import ALIAS, MODEL
 
-from services.cli.models.verification.suite import CHECKS
+from services.cli.verify.suite import CHECKS
 
 
 @pytest.mark.slow

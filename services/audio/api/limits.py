@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.audio.engine.messages import VadOptions
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 
 MAX_PROMPT = 65_536  # characters; the model reads some hundred tokens of it
 MAX_BEAM_SIZE = 10

@@ -17,7 +17,7 @@ from services.audio.api.subtitles import SrtWriter, SubtitleWriter, VttWriter
 from services.audio.api.transcript import Transcript
 from services.audio.engine.languages import LANGUAGES
 from services.audio.engine.messages import Segment, Task, TokenLogprob
-from services.rpc.openai.body import JSON
+from services.rest.openai.body import JSON
 
 PLAIN = "text/plain; charset=utf-8"
 POSITIONS_PER_SECOND = 50  # of sound that the model's decoder looks at: what it has for input tokens

@@ -15,8 +15,8 @@ from services.audio.api import limits
 from services.audio.engine.messages import VadOptions
 from services.audio.language import language_code
 from services.audio.transcription import TranscriptionRequest
-from services.rpc.errors import InvalidRequest, Unsupported
-from services.rpc.openai.form_fields import FormFields
+from services.errors import InvalidRequest, Unsupported
+from services.rest.openai.form_fields import FormFields
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[Format, ...] = ("json", "text", "srt", "verbose_json", "vtt")

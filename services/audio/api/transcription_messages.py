@@ -18,7 +18,7 @@ from services.audio.transcription import (
     Started,
     TranscriptionRequest,
 )
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 
 Config = transcription_service_pb2.TranscriptionConfig | transcription_service_pb2.TranslationConfig
 Response = transcription_service_pb2.StreamTranscribeResponse

@@ -20,8 +20,8 @@ from services.audio.api.uploads import Uploads, in_time
 from services.audio.engine.messages import Task
 from services.audio.sound.source import LiveFeed
 from services.audio.transcription import Transcriptions
+from services.errors import AllmError, InvalidRequest
 from services.rpc.call import Call, typed
-from services.rpc.errors import AllmError, InvalidRequest
 
 Request = (
     transcription_service_pb2.TranscribeRequest

@@ -8,8 +8,8 @@ from google.api import httpbody_pb2
 
 from services.audio.api.uploads import in_time
 from services.audio.sound.source import Upload
-from services.rpc.errors import InvalidRequest
-from services.rpc.openai.multipart import FilePart, Form, Sink, read_form
+from services.errors import InvalidRequest
+from services.rest.openai.multipart import FilePart, Form, Sink, read_form
 
 FILE = "file"
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from services.audio.sound.source import Upload
-from services.rpc.errors import Overloaded, Timeout
+from services.errors import Overloaded, Timeout
 
 UPLOAD_SECONDS = 3600.0  # after which a file must be there
 AT_ONCE = 512  # requests that have a file here, running ones and waiting ones

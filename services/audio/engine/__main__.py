@@ -20,8 +20,8 @@ from services.audio.engine.loop import BatchLoop, LoopInbox
 from services.audio.engine.messages import Failed, Load, Stop, ToWorker
 from services.audio.engine.preparation import Preparation, PrepareInbox
 from services.audio.engine.runtime import Loader
-from services.residency.channel import BlockingChannel, ChannelClosed
-from services.residency.messages import EngineError, LoadingProgress
+from services.worker.channel import BlockingChannel, ChannelClosed
+from services.worker.messages import EngineError, LoadingProgress
 
 # For each runtime: the module, and the class that loads a model.
 RUNTIMES = {

@@ -36,8 +36,8 @@ from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Runtime
 from services.audio.engine.steps import Computed, Steps, Tried
 from services.audio.engine.transcript import Transcript
 from services.audio.engine.turns import Turns
-from services.residency.messages import EngineError
-from services.residency.pace import Pace
+from services.worker.messages import EngineError
+from services.worker.pace import Pace
 
 # A batch is filled for so long at the most: encoding more windows makes decoding cheaper, but whoever is first waits.
 FILL_SECONDS = 2.0

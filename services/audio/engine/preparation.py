@@ -21,7 +21,7 @@ from services.audio.engine.turns import Turns
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Window, no_samples
 from services.audio.engine.windows import SpeechWindows, WholeWindows
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 SAMPLE_BYTES = 2
 BLOCK_BYTES = 8 * SAMPLE_RATE * SAMPLE_BYTES  # of one request that are looked at before the next one has its turn

@@ -18,7 +18,7 @@ from services.audio.engine.outcome import Outcome, text_tokens
 from services.audio.engine.phrases import cut
 from services.audio.engine.row import Row
 from services.audio.engine.runtime import Aligned, Decoded, Encoded, Runtime
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 # Columns: where a window's text ends with so much of its sound left, the model has stopped in the middle of it.
 SHORTEST_REST = 100

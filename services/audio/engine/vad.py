@@ -14,7 +14,7 @@ import onnxruntime
 
 from services.audio.engine.speech import FRAME
 from services.audio.engine.window import Samples
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 PACKAGE = "faster_whisper"
 FILE = "silero_vad_v6.onnx"

@@ -18,7 +18,7 @@ from typing import Any
 
 from services.audio.engine.byte_pairs import BytePairs
 from services.audio.engine.languages import LANGUAGES
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 MULTILINGUAL = 51865  # tokens, or more; English alone has one less
 TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from services.audio.sound.decoding.messages import FromDecoder, Open, ToDecoder
-from services.residency.confined_messages import Begun
-from services.residency.confined_start import ConfinedStart
-from services.residency.worker import WorkerDied, WorkerProcess
+from services.sandbox.messages import Begun
+from services.sandbox.start import ConfinedStart
+from services.worker.process import WorkerDied, WorkerProcess
 
 MODULE = "services.audio.sound.decoding"
 FILES = 200  # a process is replaced after so many, whatever its libraries have leaked by then

@@ -18,7 +18,7 @@ from services.audio.sound.decoder import Decoder
 from services.audio.sound.decoding.messages import Open, Pcm
 from services.audio.sound.sound import PARAM, DecodedSound, PlainSound, Sound, too_long
 from services.audio.sound.source import LiveFeed, RawSound, SoundSource, Upload, make_private, remove_abandoned
-from services.rpc.errors import AllmError, Internal, InvalidRequest, Overloaded
+from services.errors import AllmError, Internal, InvalidRequest, Overloaded
 
 SPARE = 2  # processes that wait for a file, so that no short request waits for one to start
 IDLE_SECONDS = 60.0  # after which those beyond the spare ones are ended

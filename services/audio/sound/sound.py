@@ -18,8 +18,8 @@ from services.audio.sound.decoding.messages import (
     Refused,
 )
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, SoundSource, Upload
-from services.residency.worker import WorkerDied
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
+from services.worker.process import WorkerDied
 
 PARAM = "file"
 MAX_NAME = 100  # characters of a file's name that an error repeats

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, get_args
 
-from services.rpc.errors import Internal, InvalidRequest, RequestTooLarge
+from services.errors import Internal, InvalidRequest, RequestTooLarge
 
 Encoding = Literal["s16le", "f32le"]
 MAX_CHANNELS = 64

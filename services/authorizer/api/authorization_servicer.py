@@ -13,7 +13,7 @@ from allm.envoy import external_auth_pb2_grpc
 from services.authorizer import metrics
 from services.authorizer.api.check_messages import admission, read_request, refusal
 from services.authorizer.gatekeeper import Gatekeeper
-from services.rpc.errors import AllmError
+from services.errors import AllmError
 
 log = logging.getLogger(__name__)
 ADMITTED = "admitted"

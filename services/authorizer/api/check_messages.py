@@ -13,10 +13,10 @@ from urllib.parse import quote
 from allm.envoy import external_auth_pb2 as pb
 from google.rpc import status_pb2
 
+from services.auth.identity import HEADER
 from services.authorizer.gatekeeper import Admitted, Asked
+from services.errors import AllmError, Unauthenticated
 from services.rpc.call import DETAILS, typed_details
-from services.rpc.errors import AllmError, Unauthenticated
-from services.rpc.identity import HEADER
 
 CLIENT = "x-client-id"
 GRPC = "application/grpc"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
-from services.catalog.api_key import ApiKey
-from services.catalog.api_keys import ApiKeys, NewKey
-from services.catalog.key_watch import KeyRemoved, KeysAdded
+from services.auth.identity import ADMIN, SERVICE
+from services.catalog.keys.api_key import ApiKey
+from services.catalog.keys.api_keys import ApiKeys, NewKey
+from services.catalog.keys.key_watch import KeyRemoved, KeysAdded
+from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
-from services.rpc.errors import InvalidRequest
-from services.rpc.identity import ADMIN, SERVICE
 
 SECONDS = 30.0  # a disk may be slow
 MAX_TIME = 253_402_300_799  # the last second that a protobuf timestamp has

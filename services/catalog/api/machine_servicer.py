@@ -5,15 +5,15 @@ from __future__ import annotations
 from allm.models.v1 import machine_service_pb2, machine_service_pb2_grpc
 from google.protobuf import duration_pb2
 
-from services.catalog.machine import Sample, Traffic
-from services.catalog.machine_watch import INTERVAL, MachineWatchers
-from services.catalog.percentiles import Percentiles
+from services.auth.identity import ADMIN
+from services.catalog.machine.machine import Sample, Traffic
+from services.catalog.machine.machine_watch import INTERVAL, MachineWatchers
+from services.catalog.machine.percentiles import Percentiles
+from services.errors import InvalidRequest
 from services.models import wire
-from services.models.figures import HostFigures
 from services.models.figures_wire import event_message
 from services.rpc.call import Call, typed
-from services.rpc.errors import InvalidRequest
-from services.rpc.identity import ADMIN
+from services.telemetry.figures import HostFigures
 
 
 class MachineServicer(machine_service_pb2_grpc.MachineServiceServicer):

@@ -7,17 +7,17 @@ from dataclasses import asdict, replace
 
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 
-from services.catalog.board import Report
 from services.catalog.catalog import Opinion
-from services.catalog.composition import LoraChoice
-from services.catalog.declarations import Declarations
-from services.catalog.picture import View
+from services.catalog.registration.composition import LoraChoice
+from services.catalog.registration.declarations import Declarations
+from services.catalog.replicas.model_view import View
+from services.catalog.replicas.replica_status import Report
+from services.errors import Internal, InvalidRequest
 from services.models import wire
 from services.models.descriptor import Modality
 from services.models.figures_wire import read_figures
 from services.models.registry import Runtime
 from services.models.status import Status
-from services.rpc.errors import Internal, InvalidRequest
 
 MAX_REPLICA = 128  # characters of a replica's name
 MAX_STATUSES = 10_000

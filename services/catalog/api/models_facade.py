@@ -8,15 +8,15 @@ from typing import Any
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api import httpbody_pb2
 
+from services.auth.identity import ADMIN
 from services.catalog.api.visible import all_visible, visible
 from services.catalog.catalog import Catalog
-from services.catalog.declarations import Declarations
-from services.catalog.picture import View
+from services.catalog.registration.declarations import Declarations
+from services.catalog.replicas.model_view import View
+from services.errors import InvalidRequest, ModelNotFound
 from services.models.status import MemoryStatus, Status
+from services.rest.openai.body import json_body
 from services.rpc.call import Call, facade
-from services.rpc.errors import InvalidRequest, ModelNotFound
-from services.rpc.identity import ADMIN
-from services.rpc.openai.body import json_body
 
 SECONDS = 30.0
 

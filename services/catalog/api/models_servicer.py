@@ -5,18 +5,18 @@ from __future__ import annotations
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from google.protobuf import duration_pb2
 
+from services.auth.identity import ADMIN, SERVICE
 from services.catalog.api import messages
 from services.catalog.api.visible import all_visible, visible
-from services.catalog.board import REPORT_WITHIN
 from services.catalog.catalog import Catalog
-from services.catalog.composition import Composition
-from services.catalog.picture import View
-from services.catalog.register import Change, NewModel
-from services.catalog.watch import Changed, Removed
+from services.catalog.registration.composition import Composition
+from services.catalog.registration.register import Change, NewModel
+from services.catalog.replicas.model_view import View
+from services.catalog.replicas.replica_status import REPORT_WITHIN
+from services.catalog.replicas.watch import Changed, Removed
+from services.errors import InvalidRequest
 from services.models import wire
 from services.rpc.call import Call, typed
-from services.rpc.errors import InvalidRequest
-from services.rpc.identity import ADMIN, SERVICE
 
 REGISTER_SECONDS = 120.0  # a hub may be slow
 SECONDS = 30.0  # a disk may be, too

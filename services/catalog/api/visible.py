@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.catalog.picture import Picture, View
-from services.rpc.caller import current_caller
+from services.auth.caller import current_caller
+from services.catalog.replicas.model_view import Picture, View
 
 
 def visible(picture: Picture, name: str) -> View:

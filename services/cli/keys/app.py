@@ -16,7 +16,7 @@ from services.cli.keys.key_list import show_keys, show_new_key
 from services.cli.models.connection import told
 from services.cli.models.document import document, print_document
 from services.cli.models.page import Page
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 ANSWER_SECONDS = 30.0
 DAY_SECONDS = 86_400

@@ -12,9 +12,9 @@ from allm.keys.v1 import keys_pb2_grpc
 from gateway.address import split_host_port
 from services.cli.models.connection import OPTIONS, command_identity
 from services.cli.problem import Problem
-from services.cli.run_folder import NOTE_NAME
-from services.cli.stack import CATALOG
-from services.rpc.settings import DEFAULT_CATALOG, Settings
+from services.cli.serve.run_folder import NOTE_NAME
+from services.cli.serve.stack import CATALOG
+from services.settings.settings import DEFAULT_CATALOG, Settings
 
 NAME = "allm-keys"  # what the catalog's log calls this command
 

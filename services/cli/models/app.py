@@ -10,6 +10,7 @@ import typer
 from allm.models.v1 import model_pb2
 from rich.console import Console
 
+from services.byte_count import bytes_word
 from services.cli.ending import EXIT_PROBLEM, plainly
 from services.cli.models import listing
 from services.cli.models.bench import Bench, Plan
@@ -36,13 +37,12 @@ from services.cli.models.session import session
 from services.cli.models.sources import source_url
 from services.cli.models.speech_meter import SpeechMeter
 from services.cli.models.stage import loaded, served
-from services.cli.models.verification.command import verify
-from services.cli.models.verification.record import record, write
-from services.cli.models.verification.screen import show_outcomes
 from services.cli.problem import Problem
+from services.cli.verify.command import verify
+from services.cli.verify.record import record, write
+from services.cli.verify.screen import show_outcomes
 from services.models.descriptor import Format, Modality
-from services.rpc.byte_count import bytes_word
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 models_app = typer.Typer(
     help="Register models, see what is ready where, and manage them.", no_args_is_help=True, rich_markup_mode="markdown"

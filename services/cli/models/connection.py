@@ -15,11 +15,11 @@ from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
 
 from gateway.address import split_host_port, url_host
+from services.auth.secret_file import SecretUnusable, read_secret
 from services.cli.problem import Problem
-from services.cli.run_folder import NOTE_NAME
+from services.cli.serve.run_folder import NOTE_NAME
 from services.rpc.own_identity import NOBODY, OwnIdentity, Shows
-from services.rpc.secret_file import SecretUnusable, read_secret
-from services.rpc.settings import Settings
+from services.settings.settings import Settings
 
 MIB = 1024 * 1024
 CONNECT_SECONDS = 5.0

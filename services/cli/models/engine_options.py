@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from allm.models.v1 import model_pb2
 
-from services.rpc.settings import DTYPES
+from services.settings.settings import DTYPES
 
 _AS_SET = "0: as its service is set."
 Runtime = Annotated[

@@ -13,9 +13,9 @@ from services.cli.models.connection import Refused
 from services.cli.models.stage import HOPELESS
 from services.cli.models.words import reason_word, state_word
 from services.cli.problem import Problem
-from services.models.inspection.guess import guess
-from services.models.tree import LocalTree
-from services.rpc.errors import AllmError
+from services.errors import AllmError
+from services.models.formats.guess import guess
+from services.models.hub.source_tree import LocalTree
 
 MAX_ENTRIES = 10_000
 MAX_ID = 128  # characters

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 from google.protobuf import timestamp_pb2
 
+from services.byte_count import bytes_word
 from services.cli.models.engine_options import run_with
 from services.cli.models.page import Page
 from services.cli.models.stage import of_replica, stage
 from services.cli.models.words import format_word, modality_word, reason_word, state_word
-from services.rpc.byte_count import bytes_word
 
 HEADERS = ("ID", "STATE", "FORMAT", "SIZE", "RUNTIME", "REPLICAS", "ALIASES", "DETAIL")
 REPLICA_HEADERS = ("REPLICA", "STATE", "GENERATION", "RUNTIME", "DEVICE", "PEAK MEMORY", "ARTIFACT", "DETAIL")

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
+from services.byte_count import bytes_word
 from services.cli.models.page import Page
 from services.cli.models.stage import Stage
 from services.cli.models.words import one_line, reason_word, seconds_word, shorten
-from services.rpc.byte_count import bytes_word
 
 LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
 BAR_WIDTH = 30

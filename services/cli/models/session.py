@@ -10,7 +10,7 @@ from services.cli.ending import plainly
 from services.cli.keys.catalog_door import catalog_address
 from services.cli.models.catalog import Catalog
 from services.cli.models.connection import Connection, command_identity, connect, find_address
-from services.rpc.settings import Settings, load_settings
+from services.settings.settings import Settings, load_settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from services.errors import Internal
 from services.image.images import Done, Drawn, Event, Finished, Started
-from services.rpc.errors import Internal
 
 
 class Gallery:

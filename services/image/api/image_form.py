@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from google.api import httpbody_pb2
 
+from services.errors import InvalidRequest, Overloaded, Timeout, Unsupported
 from services.image.api import limits
 from services.image.api.upload_room import UploadRoom, UploadShare
-from services.rpc.errors import InvalidRequest, Overloaded, Timeout, Unsupported
-from services.rpc.openai.multipart import FilePart, Form, Sink, read_form
+from services.rest.openai.multipart import FilePart, Form, Sink, read_form
 
 UPLOAD_SECONDS = 600.0  # after which a form must be there
 AT_ONCE = 64  # requests whose files are here

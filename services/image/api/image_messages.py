@@ -7,12 +7,12 @@ from typing import Any
 from allm.image.v1 import image_pb2, image_service_pb2
 from google.protobuf.message import Message
 
+from services.errors import InvalidRequest
 from services.image.api import limits
 from services.image.api.gallery import Gallery
 from services.image.image_request import FileKind, ImageRequest
 from services.image.images import Done, Drawn, Event, Finished, Partial, Progress, Started
 from services.image.recipe import Parameters
-from services.rpc.errors import InvalidRequest
 
 Stream = (
     image_service_pb2.StreamGenerateImageRequest

@@ -20,8 +20,8 @@ from services.image.api.parameter_names import TYPED
 from services.image.api.upload_room import UploadRoom
 from services.image.image_request import ImageRequest
 from services.image.images import Event, Images
+from services.rest.parameter_names import called
 from services.rpc.call import Call, typed
-from services.rpc.parameter_names import called
 
 
 class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from services.errors import InvalidRequest, RequestTooLarge, Unsupported
 from services.image.image_request import FileKind, Output
-from services.rpc.errors import InvalidRequest, RequestTooLarge, Unsupported
 
 MAX_PROMPT = 32_000  # characters; what the model's text encoder takes is less, and said by the model
 MAX_COUNT = 10

@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from google.api import httpbody_pb2
 
+from services.errors import InvalidRequest, Unsupported
 from services.image.api import limits
 from services.image.image_request import FileKind, ImageRequest, Output, Quality, Task
-from services.rpc.errors import InvalidRequest, Unsupported
-from services.rpc.openai.body import decode
-from services.rpc.openai.form_fields import FormFields
+from services.rest.openai.body import decode
+from services.rest.openai.form_fields import FormFields
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.rpc.errors import Overloaded
+from services.errors import Overloaded
 
 RETRY_SECONDS = 5.0  # a picture is drawn over in some seconds, and then its file goes
 

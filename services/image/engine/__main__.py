@@ -20,8 +20,8 @@ from services.image.engine.limits import check
 from services.image.engine.loop import BatchLoop, LoopInbox
 from services.image.engine.messages import Accepted, Failed, Generate, Load, Refused, Stop, ToWorker
 from services.image.engine.runtime import Loader, Runtime
-from services.residency.channel import BlockingChannel, ChannelClosed
-from services.residency.messages import EngineError, LoadingProgress
+from services.worker.channel import BlockingChannel, ChannelClosed
+from services.worker.messages import EngineError, LoadingProgress
 
 # For each runtime: the module, and the class that loads a model.
 RUNTIMES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.image.engine.messages import MAX_PARTIALS, Generate, Mode, Ready
 from services.image.engine.runtime import Fit, Runtime
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 MAX_COUNT = 10  # images of one request, as in OpenAI's API
 MOST_SEED = 2**64 - 1

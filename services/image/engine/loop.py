@@ -28,7 +28,7 @@ from services.image.engine.messages import (
 from services.image.engine.reunion import Reunion
 from services.image.engine.runtime import Preview, Recipe, Runtime
 from services.image.engine.turns import Turns
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 BEAT_SECONDS = 1.0  # between two signs of life where there are no steps
 

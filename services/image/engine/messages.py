@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.residency.messages import Cancel, Failed, Loading, Phase, Refused, Stop
+from services.worker.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 
 __all__ = [
     "Accepted",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from services.errors import Internal
 from services.image.pictures.coding.messages import Allow, Decode, Decoded, Encode, Encoded, FromCodec, Refused
-from services.residency.confined_messages import Begun
-from services.residency.confined_start import ConfinedGone, ConfinedStart
-from services.residency.worker import WorkerDied, WorkerProcess
-from services.rpc.errors import Internal
+from services.sandbox.messages import Begun
+from services.sandbox.start import ConfinedGone, ConfinedStart
+from services.worker.process import WorkerDied, WorkerProcess
 
 MODULE = "services.image.pictures.coding"
 FILES = 500  # a process is replaced after so many, whatever its libraries have leaked by then

@@ -7,10 +7,10 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from services.errors import Overloaded, Timeout
 from services.image.pictures.codec import Codec
 from services.image.pictures.coding.messages import Decode, Decoded, Encode, Encoded, Refused
-from services.residency.confined_start import ConfinedGone
-from services.rpc.errors import Overloaded, Timeout
+from services.sandbox.start import ConfinedGone
 
 log = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from services.errors import Internal, InvalidRequest
 from services.image.pictures.codecs import Codecs
 from services.image.pictures.coding.messages import Decode, Decoded, Encode, Encoded, Refused
-from services.residency.confined_start import ConfinedGone
-from services.rpc.errors import Internal, InvalidRequest
-from services.rpc.settings import ImageSettings
+from services.sandbox.start import ConfinedGone
+from services.settings.settings import ImageSettings
 
 
 class Pictures:

@@ -8,8 +8,8 @@ import msgspec
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.protobuf import timestamp_pb2
 
+from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
-from services.rpc.errors import InvalidRequest
 from services.text import limits
 from services.text.api.chat_messages import choice_message, event_message, usage_message
 from services.text.chat import Chat

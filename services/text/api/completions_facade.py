@@ -6,9 +6,9 @@ from typing import Any
 
 from google.api import httpbody_pb2
 
+from services.rest.openai import sse
+from services.rest.openai.body import json_body
 from services.rpc.call import Call
-from services.rpc.openai import sse
-from services.rpc.openai.body import json_body
 from services.text.api.openai_completions import LegacyWriter, read_request
 from services.text.choice import Finished, TextDelta
 from services.text.completion import Completion

@@ -6,8 +6,8 @@ import asyncio
 
 from allm.text.v1 import embedding_pb2, embedding_service_pb2, embedding_service_pb2_grpc
 
+from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
-from services.rpc.errors import InvalidRequest
 from services.text.embeddings import EmbeddingRequest, Embeddings, Input, check, numbers
 
 AT_ONCE = 64  # vectors put into a message before others have their turn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from google.api import httpbody_pb2
 
+from services.rest.openai.body import JSON
 from services.rpc.call import Call
-from services.rpc.openai.body import JSON
 from services.text.api.openai_embeddings import body_pieces, read_request
 from services.text.embeddings import Embeddings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 
 MAX_PAIRS = 16
 MAX_KEY = 64

@@ -11,8 +11,8 @@ from typing import Any
 
 from google.api import httpbody_pb2
 
-from services.rpc.errors import InvalidRequest, Unsupported
-from services.rpc.openai import body
+from services.errors import InvalidRequest, Unsupported
+from services.rest.openai import body
 from services.text import limits
 from services.text.api.openai_chat import usage_object
 from services.text.api.openai_chat_request import StreamOptions

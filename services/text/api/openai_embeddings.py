@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import msgspec
 from google.api import httpbody_pb2
 
-from services.rpc.errors import InvalidRequest
-from services.rpc.openai import body
+from services.errors import InvalidRequest
+from services.rest.openai import body
 from services.text.embeddings import Embedding, EmbeddingRequest, Input, check, numbers
 
 PIECE_BYTES = 256 * 1024  # of a body: a long one leaves in several, and other requests have their turn between them

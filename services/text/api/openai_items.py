@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.rpc.errors import InvalidRequest, Unsupported
-from services.rpc.openai import body
+from services.errors import InvalidRequest, Unsupported
+from services.rest.openai import body
 from services.text.responses.item import (
     FunctionCallItem,
     FunctionOutputItem,

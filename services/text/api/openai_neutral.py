@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from services.rpc.errors import Unsupported
+from services.errors import Unsupported
 
 
 def refuse_others(parameters: Iterable[tuple[str, Any, tuple[Any, ...]]]) -> None:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.rpc.errors import InvalidRequest, Unsupported
-from services.rpc.openai import body
+from services.errors import InvalidRequest, Unsupported
+from services.rest.openai import body
 from services.text.api.openai_neutral import refuse_others
 from services.text.conversation import OutputFormat, Tool, ToolChoice
 from services.text.responses.response import OutputName

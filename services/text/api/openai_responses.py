@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.rpc.openai import sse
+from services.rest.openai import sse
 from services.text.api.openai_response_tools import choice_object, format_object, tool_object
 from services.text.conversation import Usage
 from services.text.engine.messages import TokenLogprob

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import msgspec
 from google.api import httpbody_pb2
 
-from services.rpc.errors import InvalidRequest, Unsupported
-from services.rpc.openai import body
+from services.errors import InvalidRequest, Unsupported
+from services.rest.openai import body
 from services.text.api.notes import check_metadata
 from services.text.api.openai_items import items_of
 from services.text.api.openai_neutral import refuse_others

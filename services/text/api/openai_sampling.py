@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.engine.sampling import SamplingParams
 
 # Parameters that are called the same here and there; absent, they have the core's defaults.

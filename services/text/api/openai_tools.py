@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.rpc.errors import InvalidRequest, Unsupported
+from services.errors import InvalidRequest, Unsupported
 from services.text.conversation import OutputFormat, Tool, ToolChoice
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
 from google.protobuf import timestamp_pb2
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.api.chat_messages import logprob_messages, usage_message
 from services.text.conversation import Tool
 from services.text.engine.sampling import SamplingParams

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from allm.text.v1 import chat_pb2, chat_service_pb2, response_pb2, response_service_pb2, response_service_pb2_grpc
 
-from services.rpc import metrics
+from services.errors import InvalidRequest, Unsupported
+from services.rest.parameter_names import called
 from services.rpc.call import Call, typed
-from services.rpc.errors import InvalidRequest, Unsupported
-from services.rpc.parameter_names import called
+from services.telemetry import metrics
 from services.text import limits
 from services.text.api import chat_servicer
 from services.text.api.notes import check_metadata

@@ -18,9 +18,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from services.residency.channel import BlockingChannel, ChannelClosed
-from services.residency.messages import Cancel, EngineError, Failed, LoadingProgress, Refused, Stop
-from services.residency.pace import Pace
 from services.text.engine import embedding_inputs
 from services.text.engine.batch import BatchLoop
 from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingLoop
@@ -29,6 +26,9 @@ from services.text.engine.messages import Accepted, Embed, EngineOptions, Hold, 
 from services.text.engine.request_loop import Arrival, BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Runtime, Span
 from services.text.engine.step_pace import step_pace
+from services.worker.channel import BlockingChannel, ChannelClosed
+from services.worker.messages import Cancel, EngineError, Failed, LoadingProgress, Refused, Stop
+from services.worker.pace import Pace
 
 # Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
 READER_STACK_BYTES = 512 * 1024 * 1024

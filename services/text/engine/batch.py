@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from services.residency.messages import EngineError, Refused
-from services.residency.pace import Pace
 from services.text.engine.cells import BLOCK, CellLedger
 from services.text.engine.messages import Counters
 from services.text.engine.prefix_reuse import PrefixReuse
@@ -20,6 +18,8 @@ from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import OutOfCells, Runtime, Span
 from services.text.engine.sequence import Sequence
 from services.text.engine.state_reuse import StateReuse
+from services.worker.messages import EngineError, Refused
+from services.worker.pace import Pace
 
 
 class BatchLoop(RequestLoop):

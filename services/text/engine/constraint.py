@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from services.residency.messages import EngineError
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.runtime import Sampled
+from services.worker.messages import EngineError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

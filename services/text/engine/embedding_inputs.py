@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.residency.messages import EngineError, Refused
 from services.text.engine.embedding_loop import EmbeddingArrival
 from services.text.engine.encoder import Encoder, Tokens
 from services.text.engine.messages import Accepted, Embed
+from services.worker.messages import EngineError, Refused
 
 MAX_REQUEST_TOKENS = 300_000  # of all inputs together
 

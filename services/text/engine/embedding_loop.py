@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.residency.messages import Cancel, Phase, Refused, Stop
-from services.residency.pace import Pace
 from services.text.engine.encoder import Encoder, Tokens, Vectors
 from services.text.engine.messages import Counters, Embedded, Encoded
+from services.worker.messages import Cancel, Phase, Refused, Stop
+from services.worker.pace import Pace
 
 LEAST_TOKENS = 512  # of a batch: smaller ones would not be faster on the slowest machine
 QUEUE_TOKENS = 1_200_000  # four of the largest requests

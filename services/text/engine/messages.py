@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.residency.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import Cancel, Failed, Loading, Phase, Refused, Stop
 
 FinishReason = Literal["stop", "length"]
 Capability = Literal["chat", "embeddings"]

@@ -15,13 +15,13 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.residency.messages import Cancel, EngineError, Phase, Refused, Stop
 from services.text.engine.logprobs import HeldLogprobs
 from services.text.engine.messages import Counters, FinishReason, Hold, Piece, Ready, Stepped
 from services.text.engine.runtime import Sampled
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.sequence import Sequence
 from services.text.engine.text import TextAssembler
+from services.worker.messages import Cancel, EngineError, Phase, Refused, Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.residency.messages import EngineError
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import EngineError
 
 LEAST_STATES, MOST_STATES = 4, 64  # that are kept, whatever number of requests may run
 

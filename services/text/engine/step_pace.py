@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from services.residency.pace import Pace
 from services.text.engine.messages import EngineOptions
+from services.worker.pace import Pace
 
 LEAST_TOKENS = 16  # of a step
 TRIED_TOKENS = 64  # of the step that shows how fast the model is

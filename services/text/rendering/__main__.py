@@ -13,10 +13,9 @@ import socket
 import sys
 from typing import cast
 
-from services.residency import confinement
-from services.residency.channel import BlockingChannel, ChannelClosed
-from services.residency.confined_messages import Begun, Ready
-from services.rpc.errors import InvalidRequest, ModelInvalid
+from services.errors import InvalidRequest, ModelInvalid
+from services.sandbox import limits as confinement
+from services.sandbox.messages import Begun, Ready
 from services.text.conversation import Message, ReasoningEffort, Tool
 from services.text.prompt import ChatTemplate
 from services.text.rendering.messages import (
@@ -29,6 +28,7 @@ from services.text.rendering.messages import (
     Rendered,
     ToRenderer,
 )
+from services.worker.channel import BlockingChannel, ChannelClosed
 
 MEMORY_BYTES = 1024 * 1024 * 1024  # on top of what the libraries take; a conversation may have many megabytes
 MAX_PROMPT = 32 * 1024 * 1024  # characters; the longest contexts take a fifth

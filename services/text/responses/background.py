@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from services.rpc import metrics
+from services.errors import AllmError, Internal, StoreUnavailable
 from services.rpc.deadline import keep_deadline
-from services.rpc.errors import AllmError, Internal, StoreUnavailable
+from services.telemetry import metrics
 from services.text.responses.event import Event, Progress
 from services.text.responses.item import Item
 from services.text.responses.response import Failure, Response, failure_of

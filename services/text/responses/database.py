@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.rpc.shared_sqlite import SharedSqliteFile
+from services.storage.shared_sqlite import SharedSqliteFile
 
 
 class Database(SharedSqliteFile):

@@ -20,8 +20,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, RedisError, ResponseError
 
-from services.rpc.errors import StoreUnavailable
-from services.rpc.setting_reader import SettingError
+from services.errors import StoreUnavailable
+from services.settings.setting_reader import SettingError
 from services.text.responses import redis_scripts, store
 from services.text.responses.event import Event
 from services.text.responses.item import Item

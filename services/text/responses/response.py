@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from services.rpc.errors import AllmError
+from services.errors import AllmError
 from services.text.conversation import OutputFormat, ReasoningEffort, Tool, ToolChoice, Usage
 from services.text.engine.sampling import SamplingParams
 from services.text.responses.item import Item, ItemReference

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from services.rpc.caller import current_caller
-from services.rpc.errors import (
+from services.auth.caller import current_caller
+from services.errors import (
     AllmError,
     ContextLengthExceeded,
     Internal,

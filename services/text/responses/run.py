@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from services.rpc.errors import AllmError
+from services.errors import AllmError
 from services.text.choice import ChoiceEvent
 from services.text.completion import Completion
 from services.text.responses.event import Event, Progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from services.rpc.errors import InvalidRequest, Overloaded, ResponseNotFound
+from services.errors import InvalidRequest, Overloaded, ResponseNotFound
 from services.text.responses.event import Event
 from services.text.responses.item import Item
 from services.text.responses.response import Failure, Response

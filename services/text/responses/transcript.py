@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.conversation import Message, ToolCall
 from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, ReasoningItem
 

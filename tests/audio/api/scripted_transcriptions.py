@@ -25,7 +25,7 @@ from services.audio.transcription import (
     Started,
     TranscriptionRequest,
 )
-from services.rpc.errors import ModelNotFound
+from services.errors import ModelNotFound
 
 MODEL = "whisper-scripted"
 LIMIT_BYTES = 100_000

@@ -23,8 +23,8 @@ from services.audio.api import uploads
 from services.audio.api.audio_facade import PIECE_BYTES
 from services.audio.engine.messages import VadOptions
 from services.audio.transcription import Event, Finished, SegmentDone
-from services.rpc.errors import InvalidRequest
-from services.rpc.openai import multipart
+from services.errors import InvalidRequest
+from services.rest.openai import multipart
 
 SOUND = b"RIFF what the sound is made of"
 FILE = ("speech.wav", SOUND, "audio/wav")

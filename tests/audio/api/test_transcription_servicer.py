@@ -17,7 +17,7 @@ from scripted_transcriptions import LIMIT_BYTES, MODEL, SEGMENTS, TEXT, Scripted
 from services.audio.engine.messages import VadOptions
 from services.audio.sound.source import RawSound
 from services.audio.transcription import Event, Finished, PartialText, SegmentDone
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 
 PATIENCE_SECONDS = 60
 SOUND = b"the sound"

@@ -13,7 +13,7 @@ from services.audio.engine.loop import BatchLoop
 from services.audio.engine.messages import Cancel, Decoding, Finished, Partial, Ready, Segment, Stepped, Transcribed
 from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, Floats, Step
 from services.audio.engine.window import HOP, Piece, Window
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 BEGIN = 2000  # token of the time 0
 EOT = 1000

@@ -30,8 +30,8 @@ from services.audio.engine.messages import (
     Transcribed,
 )
 from services.audio.engine.window import Samples
-from services.residency.environment import worker_environ
-from services.residency.worker import WorkerDied, WorkerProcess
+from services.worker.environment import worker_environ
+from services.worker.process import WorkerDied, WorkerProcess
 
 LIMIT = 120  # seconds, for whatever is waited for
 

@@ -16,7 +16,7 @@ from services.audio.engine import vad
 from services.audio.engine.speech import FRAME
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Samples
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 
 def measured(samples: Samples, cuts: list[int]) -> Samples:

@@ -19,7 +19,7 @@ from services.audio.engine.vocabulary import (
     package_vocabulary,
     tokenizer_vocabulary,
 )
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.late import late
 

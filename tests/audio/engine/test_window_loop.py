@@ -19,7 +19,7 @@ from services.audio.engine.messages import (
     Transcribed,
 )
 from services.audio.engine.runtime import Decoded
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 DETECT = Decoding()
 ENGLISH = Decoding(language="en")

@@ -12,7 +12,7 @@ import psutil
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.sound import Sound
 from services.audio.sound.source import RawSound, Upload
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 
 
 @dataclass

@@ -15,7 +15,7 @@ import av
 import pytest
 
 from services.audio.sound.source import LiveFeed
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from tests.audio.sound.mutations import mutated
 from tests.audio.sound.pool import Pool, read_all
 from tests.audio.sound.sound_files import FILES, encoded, likeness, wav

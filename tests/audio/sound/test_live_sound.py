@@ -9,7 +9,7 @@ import pytest
 from case import case
 
 from services.audio.sound.source import LiveFeed, RawSound
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from tests.audio.sound.pool import Pool, read_all
 from tests.audio.sound.sound_files import FILES, encoded, likeness, sweep, to_int16, wav
 

@@ -18,7 +18,7 @@ from services.audio.sound import decoder as decoder_module
 from services.audio.sound import decoders as decoders_module
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import LiveFeed, RawSound, Upload
-from services.rpc.errors import InvalidRequest, Overloaded
+from services.errors import InvalidRequest, Overloaded
 from tests.audio.sound.pool import Pool, decoder_processes, read_all
 from tests.audio.sound.sound_files import encoded, likeness, sweep, to_int16, wav
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.audio.sound.source import LiveFeed, RawSound, Upload, remove_abandoned
-from services.rpc.errors import Internal, InvalidRequest, RequestTooLarge
+from services.errors import Internal, InvalidRequest, RequestTooLarge
 
 LEAVE_ONE = """
 import os, sys

@@ -9,7 +9,7 @@ from allm.models.v1 import manifest_pb2
 from catalog_stand_in import Commands, desired, replica
 
 from services.models.wire import read_manifest
-from services.provision.shelf import Shelf
+from services.provision.model_cache import Shelf
 
 CONTENT = b"weights " * 1000
 

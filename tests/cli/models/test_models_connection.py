@@ -14,7 +14,7 @@ from stack import environment
 
 from services.cli.models.connection import find_address
 from services.cli.problem import Problem
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 
 def test_the_address_asked_for_comes_first_then_the_running_stack_then_the_settings(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import grpc
 from allm.image.v1 import image_service_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
 
+from services.errors import ModelNotFound
 from services.image.api.image_form import ImageUploads
 from services.image.api.image_servicer import ImageServicer
 from services.image.api.images_facade import ImagesFacade
@@ -20,7 +21,6 @@ from services.image.image_files import ImageFiles
 from services.image.image_request import ImageRequest
 from services.image.images import Done, Drawn, Event, Finished, Partial, Progress, Started
 from services.image.recipe import Parameters
-from services.rpc.errors import ModelNotFound
 
 MODEL = "shapes-scripted"
 LIMIT_BYTES = 100_000

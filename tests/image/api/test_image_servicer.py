@@ -15,9 +15,9 @@ from case import case
 from google.rpc import error_details_pb2, status_pb2
 from images_script import LIMIT_BYTES, MODEL, ScriptedImages, content, served
 
+from services.errors import InvalidRequest, Overloaded
 from services.image.image_request import Output
 from services.image.images import Done, Event
-from services.rpc.errors import InvalidRequest, Overloaded
 
 PATIENCE_SECONDS = 60
 Stub = image_service_pb2_grpc.ImageServiceStub

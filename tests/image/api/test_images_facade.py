@@ -17,10 +17,10 @@ from images_script import LIMIT_BYTES, MODEL, PUBLIC_URL, ScriptedImages, conten
 from official_images_client import http_client, official_client
 from openai import AsyncOpenAI
 
+from services.errors import InvalidRequest, Overloaded
 from services.image.image_request import Output
 from services.image.images import Done, Event
-from services.rpc.errors import InvalidRequest, Overloaded
-from services.rpc.openai.body import json_body
+from services.rest.openai.body import json_body
 
 IMAGE = ("image.png", b"\x89PNG what the image is made of", "image/png")
 MASK = ("mask.png", b"\x89PNG what the mask is made of", "image/png")

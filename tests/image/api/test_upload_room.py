@@ -14,9 +14,9 @@ from allm.image.v1 import image_pb2, image_service_pb2, image_service_pb2_grpc
 from images_script import MODEL, ScriptedImages, served
 from official_images_client import official_client
 
+from services.errors import Overloaded
 from services.image.api.upload_room import UploadRoom
 from services.image.images import Event
-from services.rpc.errors import Overloaded
 
 PATIENCE_SECONDS = 60
 ROOM = 1000  # bytes

@@ -20,7 +20,7 @@ from services.image.engine.messages import (
     Stepped,
 )
 from services.image.engine.runtime import AfterStep, Draft, Fit, Recipe
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 READY = Ready(
     family="Scripted",

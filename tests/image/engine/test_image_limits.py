@@ -11,7 +11,7 @@ from scripted_images import READY, Scripted, asked
 
 from services.image.engine.limits import check
 from services.image.engine.messages import GuidanceRange, Ready
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 IMAGE, MASK = bytes(64 * 64 * 3), bytes(64 * 64)
 

@@ -11,7 +11,7 @@ from scripted_images import READY, LoopOfImages, Scripted
 
 from services.image.engine import loop
 from services.image.engine.messages import Finished, Picture, Refused, Stepped, Stop
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 BROKEN = EngineError("INTERNAL", "it broke")
 

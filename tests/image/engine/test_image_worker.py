@@ -24,8 +24,8 @@ from services.image.engine.messages import (
     Refused,
     Stepped,
 )
-from services.residency.environment import worker_environ
-from services.residency.worker import WorkerDied, WorkerProcess
+from services.worker.environment import worker_environ
+from services.worker.process import WorkerDied, WorkerProcess
 from tests.image.engine.tiny_pipelines import saved
 
 LIMIT = 120  # seconds, for whatever is waited for

@@ -14,10 +14,10 @@ import pytest_asyncio
 from picture_files import BLUE, RED, file, halves, png_header
 from PIL import Image
 
+from services.errors import InvalidRequest, Overloaded, Timeout
 from services.image.pictures.coding.messages import Decode, Encode, Fit
 from services.image.pictures.pictures import Pictures
-from services.rpc.errors import InvalidRequest, Overloaded, Timeout
-from services.rpc.settings import load_settings
+from services.settings.settings import load_settings
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

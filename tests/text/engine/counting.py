@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.residency.messages import Cancel, EngineError, Refused
-from services.residency.pace import Pace
 from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import Hold, Piece, Ready, Stepped, TokenLogprob
 from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.runtime import OutOfCells, Sampled, Span
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import Cancel, EngineError, Refused
+from services.worker.pace import Pace
 
 END = 0
 SHOWN = 32  # tokens below are control tokens

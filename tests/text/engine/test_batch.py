@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from services.residency.messages import Cancel
-from services.residency.pace import Pace
 from services.text.engine.cells import BLOCK
+from services.worker.messages import Cancel
+from services.worker.pace import Pace
 from tests.text.engine.counting import END, Counting, Loop, expected, prompt
 
 

@@ -9,8 +9,8 @@ import random
 import pytest
 from llguidance import LLMatcher
 
-from services.residency.messages import EngineError
 from services.text.engine.constraint import Constraint, GrammarCompiler, Vocabulary
+from services.worker.messages import EngineError
 
 END = 256
 

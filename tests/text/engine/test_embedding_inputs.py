@@ -8,10 +8,10 @@ import pytest
 from case import case
 from test_embedding_loop import CountingEncoder
 
-from services.residency.messages import Refused
 from services.text.engine import embedding_inputs
 from services.text.engine.embedding_inputs import MAX_REQUEST_TOKENS, prepare
 from services.text.engine.messages import Accepted, Embed
+from services.worker.messages import Refused
 
 
 def asked(inputs: list[str | list[int]], param: str = "input[]") -> tuple[Any, Any]:

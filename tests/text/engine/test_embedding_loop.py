@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.residency.messages import Cancel, Refused, Stop
 from services.text.engine.embedding_loop import EmbeddingArrival, EmbeddingInbox, EmbeddingLoop
 from services.text.engine.encoder import Tokens, Vectors
 from services.text.engine.messages import Encoded, EncoderReady
+from services.worker.messages import Cancel, Refused, Stop
 from tests.minilm import unpack
 
 BATCH_TOKENS = 100

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.residency.messages import Cancel, EngineError
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
+from services.worker.messages import Cancel, EngineError
 from tests.demo_model import demo_model
 from tests.text.engine.session import Session, options
 

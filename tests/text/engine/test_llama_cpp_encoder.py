@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from session import options
 
-from services.residency.messages import EngineError
 from services.text.engine.encoder import Vectors
 from services.text.engine.runtimes.llama_cpp_encoder import BATCH_INPUTS, LlamaEncoder
+from services.worker.messages import EngineError
 from tests.demo_model import demo_model
 from tests.late import late
 from tests.minilm import SIZE, minilm, write_gguf

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from services.residency.messages import Cancel, EngineError
 from services.text.engine.runtime import Sampled, Span
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import Cancel, EngineError
 from tests.demo_model import demo_model
 from tests.text.engine.session import Session, options
 

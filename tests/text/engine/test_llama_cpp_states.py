@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from services.residency.messages import Cancel
 from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import Cancel
 from tests.text.engine.session import Session, options
 from tests.verification.random_gguf import write_nemotron_h
 

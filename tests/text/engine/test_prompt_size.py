@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.residency.messages import Refused
 from services.text.engine.__main__ import USUAL_BYTES, _prepare
 from services.text.engine.messages import Accepted, Submit
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import Refused
 from tests.text.engine.counting import Counting
 
 CONTEXT = 100

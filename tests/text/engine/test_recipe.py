@@ -10,8 +10,8 @@ import pytest
 from case import case
 from tiny_encoders import write_steps
 
-from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
+from services.worker.messages import EngineError
 from tests.minilm import LIMIT, minilm
 
 

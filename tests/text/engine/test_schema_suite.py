@@ -22,7 +22,7 @@ from byte_tokens import TOKENIZER
 from llguidance import LLMatcher
 from schema_suite import Case, schema_cases
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Message, OutputFormat
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
 from services.text.engine.sampling import SamplingParams

@@ -12,9 +12,9 @@ import pytest
 from tiny_encoders import PLACES, options, write_model, write_steps
 
 from services.models.registry import RUNTIMES
-from services.residency.messages import EngineError
 from services.text.engine.encoder import Vectors
 from services.text.engine.runtimes.torch.recipe import POOLINGS
+from services.worker.messages import EngineError
 from tests.late import late
 from tests.minilm import LIMIT, SIZE, minilm
 

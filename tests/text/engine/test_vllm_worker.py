@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from services.models.descriptor import describe
-from services.models.inspection.inspect import inspect
+from services.models.formats.inspect import inspect
+from services.models.hub.source_tree import LocalTree
 from services.models.registry import RUNTIMES
-from services.models.tree import LocalTree
-from services.rpc.settings import MIB, load_settings
+from services.settings.settings import MIB, load_settings
 from services.text.engine.messages import EngineOptions
 from services.text.need import TextNeed
 from tests.demo_model import demo_safetensors

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.residency.channel import BlockingChannel
-from services.residency.messages import Cancel, Failed, Loading, Refused
 from services.text.engine.messages import (
     Accepted,
     Counters,
@@ -34,6 +32,8 @@ from services.text.engine.messages import (
 from services.text.engine.sampling import SamplingParams
 from services.text.manager import text_environ
 from services.text.vllm_environ import vllm_environ
+from services.worker.channel import BlockingChannel
+from services.worker.messages import Cancel, Failed, Loading, Refused
 
 SECONDS = 120.0  # the machine may be busy, and a worker that says nothing for so long never will
 UNREAD_BYTES = 4096  # some ten steps

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry
 from services.models.wire import desired_message, model_message, read_desired
-from services.rpc.errors import Unsupported
 from tests.catalog.desired_model import ARTIFACT, desired
 from tests.late import late
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.late import late
 from tests.text.families.family_checks import (
     EXACT,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.text.families.family_checks import (
     EXACT,
     check_bfloat16,

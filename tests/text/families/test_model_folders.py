@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.late import late
 from tests.text.families.family_checks import EXACT, prompt
 from tests.text.families.parity import agree

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.residency.messages import Cancel, Refused
 from services.text.engine.batch import BatchLoop
 from services.text.engine.messages import Counters, EngineOptions, Piece, Stepped
 from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import Cancel, Refused
 from tests.late import late
 from tests.text.families.parity import Told
 from tests.text.families.published_configs import VOCABULARY

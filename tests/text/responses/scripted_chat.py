@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from services.rpc.errors import AllmError, ContextLengthExceeded
+from services.errors import AllmError, ContextLengthExceeded
 from services.text.choice import Choice
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest

@@ -15,8 +15,8 @@ import pytest
 from redis_server import PASSWORD, RedisServer
 from scripted_chat import ScriptedChat, request, said
 
-from services.rpc.errors import Internal, StoreUnavailable
-from services.rpc.setting_reader import SettingError
+from services.errors import Internal, StoreUnavailable
+from services.settings.setting_reader import SettingError
 from services.text.responses import background, redis_store
 from services.text.responses.event import Delta, Progress
 from services.text.responses.redis_store import RedisResponseStore

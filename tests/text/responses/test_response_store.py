@@ -11,7 +11,7 @@ import pytest
 from scripted_chat import said
 from store_clock import START, Clock, OpenStore
 
-from services.rpc.errors import InvalidRequest, Overloaded, ResponseNotFound
+from services.errors import InvalidRequest, Overloaded, ResponseNotFound
 from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
 from services.text.engine.messages import TokenLogprob
 from services.text.responses import store as limits

@@ -11,7 +11,7 @@ import pytest
 from scripted_chat import MODEL, PROMPT_TOKENS, ScriptedChat, request, said
 from store_clock import OpenStore
 
-from services.rpc.errors import (
+from services.errors import (
     AllmError,
     ContextLengthExceeded,
     Internal,

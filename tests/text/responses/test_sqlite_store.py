@@ -9,7 +9,7 @@ import pytest
 from scripted_chat import said
 from store_clock import START, Clock
 
-from services.rpc.sqlite_file import DatabaseUnusable
+from services.storage.sqlite_file import DatabaseUnusable
 from services.text.responses.response import Asked, Response
 from services.text.responses.sqlite_store import SqliteResponseStore
 

@@ -8,7 +8,7 @@ import pytest
 from case import case
 from scripted_chat import said
 
-from services.rpc.errors import InvalidRequest
+from services.errors import InvalidRequest
 from services.text.conversation import Message, ToolCall
 from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
 from services.text.responses.transcript import messages_of, shortened

@@ -26,7 +26,7 @@ from services.audio.engine.vocabulary import (
     package_vocabulary,
     tokenizer_vocabulary,
 )
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 AUDIO_CONTEXT = 1500  # positions of 30 s of sound
 _CONFIG, _GENERATION, _WEIGHTS, _INDEX = (

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from services.audio.engine.runtimes.checkpoint import Checkpoint, checkpoint_path, read_checkpoint
 from services.provision.volume_lock import VolumeLock
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 FORMAT = 1  # of what is written here: a new number makes every folder anew
 _POLL_SECONDS = 0.2

@@ -18,7 +18,7 @@ from services.audio.engine.messages import EngineOptions, Ready
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned, Decoded, Floats, Step
 from services.audio.engine.runtimes.groups import in_groups, padded_parts
 from services.audio.engine.vocabulary import converted_vocabulary
-from services.residency.messages import EngineError, is_out_of_memory
+from services.worker.messages import EngineError, is_out_of_memory
 
 CONTEXT = 448  # tokens of prompt and text; the same for all of Whisper's models, and not in a converted one
 # Of texts whose place in the sound is looked for in one call, which makes logits of the whole vocabulary for each.

@@ -20,7 +20,7 @@ from services.audio.engine.runtimes.checkpoint import Checkpoint, read_checkpoin
 from services.audio.engine.runtimes.decoder import BatchDecoder, Memory
 from services.audio.engine.runtimes.groups import in_groups
 from services.audio.engine.runtimes.search import Search
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _MESSAGE_CHARACTERS = 300  # of the library's own words

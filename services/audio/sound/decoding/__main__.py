@@ -21,8 +21,8 @@ from services.audio.sound.decoding.messages import (
     ToDecoder,
 )
 from services.audio.sound.decoding.refusal import Refusal
-from services.residency.channel import BlockingChannel, ChannelClosed
-from services.residency.confined_messages import Begun, Ready, Unusable
+from services.sandbox.messages import Begun, Ready, Unusable
+from services.worker.channel import BlockingChannel, ChannelClosed
 
 try:
     import av

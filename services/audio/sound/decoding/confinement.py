@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.residency import confinement
-from services.residency.confinement import end_with, may_open
+from services.sandbox import limits as confinement
+from services.sandbox.limits import end_with, may_open
 
 __all__ = ["CPU_SECONDS", "MEMORY_BYTES", "SOUND_PER_CPU_SECOND", "allow_cpu", "confine", "end_with", "may_open"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from services.audio.sound.decoding.messages import Chunk, Hungry, ToDecoder
 from services.audio.sound.decoding.refusal import Refusal
-from services.residency.channel import BlockingChannel, ChannelClosed
+from services.worker.channel import BlockingChannel, ChannelClosed
 
 CHUNK_BYTES = 64 * 1024
 SILENT_BYTES = 8 * 1024 * 1024  # as much may come without becoming sound, then it is taken for no sound at all

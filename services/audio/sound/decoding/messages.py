@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.residency.confined_messages import Begun, Ready, Unusable
+from services.sandbox.messages import Begun, Ready, Unusable
 
 SAMPLE_RATE = 16_000  # of all sound that a decoder gives: one channel, int16 little-endian
 BYTES_PER_SAMPLE = 2

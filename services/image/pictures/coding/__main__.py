@@ -18,9 +18,9 @@ from services.image.pictures.coding.messages import (
     ToCodec,
 )
 from services.image.pictures.coding.refusal import Refusal
-from services.residency import confinement
-from services.residency.channel import BlockingChannel, ChannelClosed
-from services.residency.confined_messages import Begun, Ready, Unusable
+from services.sandbox import limits as confinement
+from services.sandbox.messages import Begun, Ready, Unusable
+from services.worker.channel import BlockingChannel, ChannelClosed
 
 try:
     # Pillow imports these when a file is of such a kind; by then nothing can be imported any more.

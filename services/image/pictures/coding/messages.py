@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.residency.confined_messages import Begun, Ready, Unusable
+from services.sandbox.messages import Begun, Ready, Unusable
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,13 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from services.residency.messages import EngineError
 from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.constraint import MARKS, Constraint, GrammarCompiler, Vocabulary, no_token
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import OutOfCells, Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import EngineError
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache; llama.cpp has 256 in all
 MICRO_BATCH = 512  # tokens that llama.cpp computes in one graph

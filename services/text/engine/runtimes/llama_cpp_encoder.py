@@ -13,10 +13,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from services.residency.messages import EngineError
 from services.text.engine.encoder import Tokens, Vectors
 from services.text.engine.messages import EncoderReady, EngineOptions
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
+from services.worker.messages import EngineError
 
 BATCH_INPUTS = 256  # llama.cpp has so many sequence ids
 DEFAULT_LIMIT = 8192  # tokens of an input that `context_tokens=0` takes at the most: a graph has room for all of them

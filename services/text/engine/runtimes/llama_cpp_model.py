@@ -10,8 +10,8 @@ from typing import Any
 
 import llama_cpp
 
-from services.residency.messages import EngineError
 from services.text.engine.messages import EngineOptions
+from services.worker.messages import EngineError
 
 log = logging.getLogger(__name__)
 

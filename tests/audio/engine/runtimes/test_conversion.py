@@ -13,7 +13,7 @@ from whisper_weights import tiny_en_ct2, tiny_en_pt
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from services.audio.engine.vocabulary import converted_vocabulary
 from services.provision.volume_lock import VolumeLock
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.audio.engine.runtimes.ctranslate2_file import variables
 from tests.audio.engine.runtimes.hub_folder import write_hub_folder
 from tests.audio.engine.runtimes.spoken import encoded, mels, options, same, step

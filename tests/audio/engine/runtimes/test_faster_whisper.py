@@ -19,7 +19,7 @@ from whisper_weights import tiny_en_ct2
 from services.audio.engine.runtime import TOKEN_SECONDS, Decoded
 from services.audio.engine.runtimes.faster_whisper import ALIGNED_TOKENS, FasterWhisper, _joined
 from services.audio.engine.runtimes.groups import padded_parts
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, spoken, step, understood
 
 if TYPE_CHECKING:

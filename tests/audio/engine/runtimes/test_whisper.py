@@ -14,7 +14,7 @@ from whisper_weights import tiny_en_pt
 
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned
 from services.audio.engine.vocabulary import WhisperVocabulary
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, step
 from tests.late import late

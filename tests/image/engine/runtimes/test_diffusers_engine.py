@@ -13,7 +13,7 @@ import pytest
 
 from services.image.engine.messages import EngineOptions
 from services.image.engine.runtime import Preview
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.image.engine.drawing_session import PROMPTS, as_array, draft, drawing, furthest, left_half, made, recipe
 from tests.image.engine.tiny_pipelines import FAMILIES, TOKENS
 from tests.late import late

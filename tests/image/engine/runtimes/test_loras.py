@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from services.image.engine.messages import EngineOptions, Lora
-from services.models.demo_shapes import WEIGHTS
-from services.residency.messages import EngineError
+from services.models.demo.image_demo import WEIGHTS
+from services.worker.messages import EngineError
 from tests.image.engine.drawing_session import Pixels, draft, furthest, made, recipe
 from tests.image.engine.lora_files import write_lora
 from tests.image.engine.original_weights import write_original

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.late import late
 
 diffusers_index = late("services.image.engine.runtimes.diffusers.index")

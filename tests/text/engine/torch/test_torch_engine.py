@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from services.residency.messages import Cancel
+from services.worker.messages import Cancel
 from tests.text.engine.session import Session
 
 if TYPE_CHECKING:

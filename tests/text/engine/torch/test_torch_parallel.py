@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 from tests.text.families.family_checks import EXACT, prompt
 from tests.text.families.parity import agree
 from tests.text.families.torch_session import TorchSession, alone, ends_of, load

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens
 from services.text.prompt import ChatTemplate
+from services.worker.messages import EngineError
 from tests.demo_model import demo_safetensors
 from tests.text.families.random_models import write_json
 from tests.text.families.small_tokenizer import write_tokenizer

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.residency.messages import EngineError
 from services.text.engine.messages import EngineOptions
+from services.worker.messages import EngineError
 from tests.late import late
 from tests.text.families.random_models import shard, write_json
 from tests.text.families.torch_session import alone, load

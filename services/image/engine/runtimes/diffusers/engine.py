@@ -25,7 +25,7 @@ from services.image.engine.runtimes.diffusers.prompts import Prompts
 from services.image.engine.runtimes.diffusers.schedulers import Schedulers
 from services.image.engine.runtimes.diffusers.single_file import load_single_file
 from services.image.engine.runtimes.diffusers.traits import Traits
-from services.residency.messages import EngineError, is_out_of_memory
+from services.worker.messages import EngineError, is_out_of_memory
 
 # Names, and not yet the classes: diffusers imports what they need when it is first asked for them, and the libraries
 # must be quiet by then.

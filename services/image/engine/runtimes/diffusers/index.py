@@ -10,7 +10,7 @@ from typing import Any
 import diffusers
 from diffusers import pipelines
 
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 NAME = "model_index.json"
 _MOST_BYTES = 1024 * 1024

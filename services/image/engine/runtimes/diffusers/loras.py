@@ -11,7 +11,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from services.image.engine.messages import Lora
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 
 def add_loras(pipeline: Any, loras: Sequence[Lora]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from services.image.engine.batch_images import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions, Sizes
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 # Bytes that a step or the decoding takes for each pixel of an image, in 32 bits: the widest layers of Stable
 # Diffusion's decoder, 256 channels at full size in and out, with what convolutions need beside it.

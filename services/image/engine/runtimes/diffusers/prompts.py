@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.image.engine.runtime import Fit
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 _NAMES = (("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2"), ("tokenizer_3", "text_encoder_3"))
 

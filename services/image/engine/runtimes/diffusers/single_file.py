@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from services.image.engine.runtimes.diffusers.index import PipelineIndex
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 # Components that a pipeline can do without, and what a file that has one holds: Stable Diffusion 3 was published with
 # and without its largest text encoder.

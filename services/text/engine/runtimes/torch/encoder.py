@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from services.residency.messages import EngineError
 from services.text.engine.encoder import Tokens, Vectors
 from services.text.engine.messages import EncoderReady, EngineOptions
 from services.text.engine.runtimes.torch.pooling import POOLS
 from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
+from services.worker.messages import EngineError
 
 BATCH_INPUTS = 1024
 DEFAULT_LIMIT = 512  # tokens of an input where nothing says how many

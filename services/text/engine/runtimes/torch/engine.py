@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from services.residency.messages import EngineError
 from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.cells import BLOCK
 from services.text.engine.constraint import Constraint, no_token
@@ -28,6 +27,7 @@ from services.text.engine.runtimes.torch.speaker import VocabularySpeaker
 from services.text.engine.runtimes.torch.vocabulary import TokenVocabulary, chat_template, end_tokens, read_json
 from services.text.engine.runtimes.torch.weights import read_config
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import EngineError
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache
 GPU_CACHE_SHARE = 0.85  # of the memory that the weights leave free: what `kv_tokens=0` takes on a GPU

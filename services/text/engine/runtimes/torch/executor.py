@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from services.residency.messages import EngineError
 from services.text.engine.cells import BLOCK
 from services.text.engine.runtimes.torch.attention import CacheProbe, PagedCache, UnknownCacheUse
 from services.text.engine.runtimes.torch.graphs import DecodeSteps
@@ -19,6 +18,7 @@ from services.text.engine.runtimes.torch.packing import Batch, Packed, pack
 from services.text.engine.runtimes.torch.parallel import Ranks, divide, smallest
 from services.text.engine.runtimes.torch.recurrence import take_over
 from services.text.engine.runtimes.torch.weights import choose_dtype, load_model
+from services.worker.messages import EngineError
 
 
 class Executor:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.recurrence import ARCHITECTURES
+from services.worker.messages import EngineError
 
 STEP_SECONDS = 120  # longest wait for another rank inside a step
 # For definitions whose plan says nothing of attention.

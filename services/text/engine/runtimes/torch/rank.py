@@ -21,12 +21,12 @@ from typing import Any, BinaryIO
 
 import torch
 
-from services.residency.messages import EngineError
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtimes.torch.executor import Executor
 from services.text.engine.runtimes.torch.packing import Batch
 from services.text.engine.runtimes.torch.parallel import Ranks, join, leave
 from services.text.engine.runtimes.torch.weights import read_config
+from services.worker.messages import EngineError
 
 _LENGTH = struct.Struct("=Q")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.residency.messages import EngineError
+from services.worker.messages import EngineError
 
 # By the names of 1_Pooling/config.json, without `pooling_mode_` in front and `_tokens` or `_token` behind.
 POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, silu, softplus
 
-from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.attention import CacheProbe, Chunk, Decode, PagedCache
+from services.worker.messages import EngineError
 
 ARCHITECTURES = frozenset({"nemotron_h"})  # whose recurrent layers are those of this module
 _PIECE = 64  # tokens of a prompt that are computed by one matrix

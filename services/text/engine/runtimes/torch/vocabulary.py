@@ -14,8 +14,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from services.residency.messages import EngineError
 from services.text.engine.constraint import MARKS, GrammarCompiler, Vocabulary
+from services.worker.messages import EngineError
 
 # Control tokens that end a turn whatever the metadata says: many checkpoints name only one of theirs.
 _END_NAMES = frozenset(

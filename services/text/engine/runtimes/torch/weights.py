@@ -19,11 +19,11 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_kernels_available, is_triton_available
 from transformers.utils.quantization_config import Mxfp4Config
 
-from services.residency.messages import EngineError
 from services.text.engine.runtimes.torch.attention import NAME
 from services.text.engine.runtimes.torch.packed_linear import computes_bfloat16
 from services.text.engine.runtimes.torch.recurrence import ARCHITECTURES
 from services.text.engine.runtimes.torch.vocabulary import read_json
+from services.worker.messages import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from vllm.v1.structured_output.backend_types import StructuredOutputBackend, StructuredOutputGrammar
 
-from services.residency.messages import EngineError
 from services.text.engine.constraint import Constraint, no_token
+from services.worker.messages import EngineError
 
 
 class ConstraintGrammar(StructuredOutputGrammar):  # type: ignore[misc]

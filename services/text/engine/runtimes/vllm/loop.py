@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from services.residency.messages import EngineError
-from services.residency.pace import Pace
 from services.text.engine.messages import Counters, Hold
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Sampled
 from services.text.engine.runtimes.vllm.core import CoreRequest, CoreStep
 from services.text.engine.runtimes.vllm.model import VllmModel
 from services.text.engine.sequence import Sequence
+from services.worker.messages import EngineError
+from services.worker.pace import Pace
 
 
 class VllmLoop(RequestLoop):

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-from services.residency.messages import EngineError, is_out_of_memory
-from services.residency.pace import Pace
 from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.constraint import Constraint
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
@@ -23,6 +21,8 @@ from services.text.engine.runtimes.vllm.grammar import ConstraintGrammar
 from services.text.engine.runtimes.vllm.parameters import vllm_params
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.step_pace import step_pace
+from services.worker.messages import EngineError, is_out_of_memory
+from services.worker.pace import Pace
 
 GPU_SHARE = 0.85  # of the memory that is free: what `kv_tokens=0` takes on a GPU
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have

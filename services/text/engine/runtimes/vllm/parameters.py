@@ -7,8 +7,8 @@ from typing import Any
 
 from vllm import SamplingParams as VllmParams
 
-from services.residency.messages import EngineError
 from services.text.engine.sampling import SamplingParams
+from services.worker.messages import EngineError
 
 MOST_BIASES = 1024  # tokens that vLLM's sampler has room for
 

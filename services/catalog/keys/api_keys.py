@@ -1,0 +1,160 @@
+"""All API keys: on disk first, then known in memory and told to whoever watches.
+
+A key is made, and at some time revoked; nothing else about it ever changes. What has ended is listed for a while, for
+operators who look for what happened, and then forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from services.auth.identity import ADMIN, INFERENCE
+from services.auth.key_format import key_hash, key_hint, new_key, new_key_id
+from services.catalog.database import Database
+from services.catalog.keys import api_key
+from services.catalog.keys.api_key import ApiKey
+from services.catalog.keys.key_watch import KeyWatchers
+from services.catalog.whole_changes import WholeChanges
+from services.errors import InvalidRequest, KeyNotFound
+
+log = logging.getLogger(__name__)
+
+SCOPES = (INFERENCE, ADMIN)  # that a key may have
+MAX_KEYS = 10_000  # of use; authorizers hold them all
+MAX_NAME = 128  # characters; so are the next two
+MAX_MODEL = 129  # of an id, or of the beginning of one and its star
+MAX_MODELS_TOGETHER = 2000  # every call carries the list in a header
+MAX_MODELS = 64
+MAX_REQUESTS = 2**31 - 1
+MAX_TOKENS = 2**53 - 1  # what every JSON reader takes for the same number
+KEPT_SECONDS = 90 * 86_400  # how long a key is listed after its end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """A key as an operator wants it."""
+
+    name: str
+    scopes: tuple[str, ...] = ()  # none: inference
+    models: tuple[str, ...] = ()
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    expires: int = 0  # seconds since the epoch; 0: never
+
+
+class ApiKeys:
+    """The table of keys, with a picture of it in memory. `clock`: seconds since the epoch."""
+
+    def __init__(self, database: Database, found: list[ApiKey], clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+        self._changes = WholeChanges()
+        self._keys = {key.id: key for key in found}
+        self.watchers = KeyWatchers(self._keys)
+
+    @classmethod
+    async def load(cls, database: Database, clock: Callable[[], float] = time.time) -> ApiKeys:
+        """Reads all keys, and forgets those that ended long ago."""
+        keys = cls(database, await database.read(api_key.read_all), clock)
+        await keys._changes.run(keys._forget_old)
+        return keys
+
+    def all(self) -> list[ApiKey]:
+        """All keys that are listed, the oldest first."""
+        return list(self._keys.values())
+
+    async def create(self, new: NewKey) -> tuple[ApiKey, str]:
+        """Makes a key; gives what is kept of it, and the key itself, which nobody can have again.
+
+        Raises:
+            InvalidRequest: something about it is wrong, or there are too many keys. The message names the field.
+        """
+        now = int(self._clock())
+        _check(new, now)
+
+        async def work() -> tuple[ApiKey, str]:
+            await self._forget_old()
+            of_use = sum(1 for key in self._keys.values() if not 0 < key.ended <= now)
+            if of_use >= MAX_KEYS:
+                raise InvalidRequest(f"there are {MAX_KEYS} keys of use, which is the limit: revoke some first")
+            secret = new_key()
+            made = ApiKey(
+                id=new_key_id(),
+                hash=key_hash(secret),
+                hint=key_hint(secret),
+                name=new.name,
+                scopes=tuple(scope for scope in SCOPES if scope in (new.scopes or (INFERENCE,))),
+                models=tuple(dict.fromkeys(new.models)),
+                requests_per_minute=new.requests_per_minute,
+                tokens_per_minute=new.tokens_per_minute,
+                created=now,
+                expires=new.expires,
+            )
+            await self._database.write(lambda connection: api_key.insert(connection, made))
+            self._keys[made.id] = made
+            self.watchers.notify(made.id)
+            log.info("key created", extra={"key": made.id, "scopes": made.scopes, "expires": made.expires})
+            return made, secret
+
+        return await self._changes.run(work)
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Ends a key for good; again, nothing happens. Raises KeyNotFound."""
+
+        async def work() -> ApiKey:
+            found = self._keys.get(key_id)
+            if found is None:
+                raise KeyNotFound(f"There is no key of the id `{key_id[:MAX_NAME]}`.", param="id")
+            if found.revoked:
+                return found
+            ended = replace(found, revoked=int(self._clock()))
+            await self._database.write(lambda connection: api_key.revoke(connection, ended.id, ended.revoked))
+            self._keys[ended.id] = ended
+            self.watchers.notify(ended.id)
+            log.info("key revoked", extra={"key": ended.id})
+            return ended
+
+        return await self._changes.run(work)
+
+    async def close(self) -> None:
+        """Ends all watches, and waits for what is being written."""
+        self.watchers.close()
+        await self._changes.close()
+
+    async def _forget_old(self) -> None:
+        last = self._clock() - KEPT_SECONDS
+        old = [key.id for key in self._keys.values() if 0 < key.ended < last]
+        if old:
+            await self._database.write(lambda connection: api_key.forget(connection, old))
+        for key_id in old:
+            del self._keys[key_id]
+            self.watchers.notify(key_id)
+
+
+def _check(new: NewKey, now: int) -> None:
+    """Makes sure that a key can be made. Raises InvalidRequest with the field at fault."""
+    if not 1 <= len(new.name) <= MAX_NAME or not new.name.isprintable():
+        raise InvalidRequest(f"'name' must have 1 to {MAX_NAME} characters that can be printed", param="name")
+    if unknown := sorted(set(new.scopes) - set(SCOPES)):
+        known = ", ".join(SCOPES)
+        raise InvalidRequest(f"'scopes' may hold {known}, not {unknown[0][:MAX_NAME]!r}", param="scopes")
+    if len(new.models) > MAX_MODELS or sum(map(len, new.models)) > MAX_MODELS_TOGETHER:
+        limits = f"{MAX_MODELS} models, with {MAX_MODELS_TOGETHER} characters together"
+        raise InvalidRequest(f"'models' may hold {limits}", param="models")
+    for pattern in new.models:
+        name = pattern.removesuffix("*")
+        fine = 1 <= len(pattern) <= MAX_MODEL and name.isascii() and name.isprintable() and not set("* ,") & set(name)
+        if not fine:
+            shape = f"ids, aliases, or the beginning of one with a '*' behind, not {pattern[:MAX_MODEL]!r}"
+            raise InvalidRequest(f"'models' must hold {shape}", param="models")
+    for field, value, most in (
+        ("requests_per_minute", new.requests_per_minute, MAX_REQUESTS),
+        ("tokens_per_minute", new.tokens_per_minute, MAX_TOKENS),
+    ):
+        if not 0 <= value <= most:
+            raise InvalidRequest(f"'{field}' must be a whole number from 0, for no limit, to {most}", param=field)
+    if new.expires and new.expires <= now:
+        raise InvalidRequest("'expire_time' must be in the future", param="expire_time")

@@ -1,0 +1,151 @@
+"""Samples of the machine: one every two seconds, those of the last minutes kept, and who watches them.
+
+A watcher that reads slowly holds up nobody, and costs nothing but its place: what it has not read yet is what is kept
+for all. When it comes too late, it misses the oldest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from services.catalog.machine.machine import Machine, Sample
+from services.catalog.open_watches import OpenWatches
+from services.catalog.replicas.replica_status import REPORT_WITHIN
+
+log = logging.getLogger(__name__)
+
+INTERVAL = REPORT_WITHIN  # seconds from one sample to the next: replicas tell nothing new more often
+KEPT_SECONDS = 900.0
+MOST_KEPT = 100_000  # entries of all samples; with over two hundred hosts and devices less than KEPT_SECONDS are kept
+MAX_WATCHERS = 100
+
+
+class SampleHistory:
+    """The samples of the last minutes, numbered from 0."""
+
+    def __init__(self, seconds: float = KEPT_SECONDS, most: int = MOST_KEPT) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._samples: deque[Sample] = deque()
+        self._size = 0
+        self.end = 0  # number of the next sample
+
+    @property
+    def begin(self) -> int:
+        """Number of the oldest sample that is kept."""
+        return self.end - len(self._samples)
+
+    def add(self, sample: Sample) -> None:
+        """One more; the oldest ones go."""
+        self._samples.append(sample)
+        self._size += sample.size
+        self.end += 1
+        while len(self._samples) > 1 and not self._keeps(self._samples[0], sample.at):
+            self._size -= self._samples.popleft().size
+
+    def _keeps(self, oldest: Sample, now: float) -> bool:
+        """Also where the clock has been set back: what then is of the future goes."""
+        return self._size <= self._most and 0 <= now - oldest.at <= self._seconds
+
+    def __getitem__(self, number: int) -> Sample:
+        """That sample, or the oldest where it is gone. Raises IndexError for one that is not there yet."""
+        return self._samples[max(0, number - self.begin)]
+
+    def since(self, seconds: float) -> int:
+        """Number of the first sample that is at most so much older than the last one; 0 seconds: the last one."""
+        if not self._samples:
+            return self.end
+        oldest = self._samples[-1].at - seconds
+        return next(self.begin + place for place, sample in enumerate(self._samples) if sample.at >= oldest)
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Everything of the past has been told."""
+
+
+class MachineWatch:
+    """One watcher."""
+
+    def __init__(self, history: SampleHistory, seconds: float) -> None:
+        self._history = history
+        self._next = history.since(seconds)
+        self._now = history.end  # where the past ends
+        self._marked = False
+        self._closed = False
+        self._wake = asyncio.Event()
+
+    async def next(self) -> Sample | CaughtUp | None:
+        """The next event; waits for one. None: the catalog stops."""
+        while not self._closed:
+            self._next = max(self._next, self._history.begin)
+            if not self._marked and self._next >= self._now:
+                self._marked = True
+                return CaughtUp()
+            if self._next < self._history.end:
+                self._next += 1
+                return self._history[self._next - 1]
+            self._wake.clear()
+            await self._wake.wait()
+        return None
+
+    def notify(self) -> None:
+        """There is one more sample."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._closed = True
+        self._wake.set()
+
+
+class MachineWatchers:
+    """Takes the samples, and tells all that watch. It needs a running loop; close it."""
+
+    def __init__(self, machine: Machine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._machine = machine
+        self._clock = clock
+        self.history = SampleHistory()
+        self._open: OpenWatches[MachineWatch] = OpenWatches(MAX_WATCHERS, "the machine")
+        self._task = asyncio.create_task(self._sample())
+
+    def watch(self, seconds: float) -> AbstractContextManager[MachineWatch]:
+        """A watch for as long as the block runs. `seconds`: how far back it begins; 0: with the last sample.
+
+        Raises Overloaded when there are too many.
+        """
+        return self._open.watch(lambda: MachineWatch(self.history, seconds))
+
+    def tick(self) -> None:
+        """Takes a sample now."""
+        self.history.add(self._machine.sample())
+        for watch in self._open:
+            watch.notify()
+
+    def end_watches(self) -> None:
+        """Ends all of them, and those to come."""
+        self._open.close()
+
+    async def close(self) -> None:
+        """Ends everything."""
+        self.end_watches()
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _sample(self) -> None:
+        due = self._clock()
+        while True:
+            try:
+                self.tick()
+            except Exception:  # one round that fails must not end the samples for good
+                log.exception("unexpected error in a sample of the machine")
+            due = max(due + INTERVAL, self._clock())
+            await asyncio.sleep(due - self._clock())

@@ -1,0 +1,46 @@
+"""What came together within the last minute: percentiles, and rates of what is counted in large pieces."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from services.catalog.machine.counter_delta import Gained
+from services.catalog.machine.percentiles import Percentiles, percentiles
+from services.telemetry import figures
+from services.telemetry.figures import TIMES
+
+WINDOW = 60.0  # seconds
+BIN = 2.0  # seconds whose gains are kept as one: so memory does not grow with the replicas
+
+
+class LastMinute:
+    """What a modality's replicas gained within the last minute. All times are seconds of one clock that only grows."""
+
+    def __init__(self, began: float) -> None:
+        self._began = began
+        self._bins: deque[tuple[float, Gained]] = deque()
+
+    def add(self, at: float, gain: Gained) -> None:
+        """Something was gained."""
+        if not self._bins or at - self._bins[-1][0] >= BIN:
+            self._bins.append((at, Gained()))
+        self._bins[-1][1].add(gain)
+        self._forget(at)
+
+    def rate(self, counter: figures.Counter, at: float) -> float:
+        """How much of it a second."""
+        self._forget(at)
+        whole = sum(gain.counters.get(counter, 0.0) for _, gain in self._bins)
+        return whole / max(BIN, min(WINDOW, at - self._began))
+
+    def percentiles(self, at: float) -> dict[figures.Times, Percentiles]:
+        """Of the times that were measured; without those of which there were none."""
+        self._forget(at)
+        whole = Gained()
+        for _, gain in self._bins:
+            whole.add(gain)
+        return {name: found for name in TIMES if (found := percentiles(whole.times.get(name, {})))}
+
+    def _forget(self, at: float) -> None:
+        while self._bins and at - self._bins[0][0] > WINDOW:
+            self._bins.popleft()

@@ -1,0 +1,142 @@
+"""What an image model is made of beside its own files: a base for a checkpoint of one file, and LoRAs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.catalog.registration.opening import open_source
+from services.errors import AllmError, InvalidRequest, ModelInvalid, ModelNotReady
+from services.models.descriptor import Format
+from services.models.desired import ImageDefaults, Part
+from services.models.formats.base_pipeline import inspect_base
+from services.models.formats.finding import Finding
+from services.models.formats.lora import check_fit, inspect_lora
+from services.models.formats.original_layout import layout_of
+from services.models.hub.source import HubSource, parse_source
+
+FORMAT: Format = "diffusers"  # the only one that has parts
+MAX_LORAS = 16
+MOST_SCALE = 10.0
+MOST_STEPS = 1000
+MOST_GUIDANCE = 100.0
+_SINGLE = ""  # where an inspection puts the tensors of a checkpoint of one file
+
+
+@dataclass(frozen=True, slots=True)
+class LoraChoice:
+    """A LoRA as an operator names it."""
+
+    source: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """What an operator asks a model to be made of. `base` is empty where what is usual is meant."""
+
+    base: str = ""
+    loras: tuple[LoraChoice, ...] = ()
+    kept: bool = False  # whether the base is one of earlier, which a pipeline's folder simply does without
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> Composition:
+        """What a registered model was asked to be made of."""
+        base = next((part.source for part in parts if part.kind == "base"), "")
+        return cls(base, tuple(LoraChoice(part.source, part.scale) for part in parts if part.kind == "lora"))
+
+    def check(self, format: Format, roots: Sequence[Path]) -> None:
+        """Makes sure that it can be meant. Raises InvalidRequest with param `base` or `loras`."""
+        for name, there in (("base", self.base), ("loras", self.loras)):
+            if there and format != FORMAT:
+                raise InvalidRequest(f"'{name}' is for models of the format {FORMAT}, not {format}", param=name)
+        if self.base:
+            found = parse_source(self.base, roots, "base")
+            if isinstance(found, HubSource) and found.file:
+                raise InvalidRequest(f"a base is a whole pipeline: {found.file[:200]} is one file", param="base")
+        if len(self.loras) > MAX_LORAS:
+            raise InvalidRequest(f"a model may have {MAX_LORAS} LoRAs; {len(self.loras)} were given", param="loras")
+        seen: set[str] = set()
+        for lora in self.loras:
+            parse_source(lora.source, roots, "loras")
+            if not (math.isfinite(lora.scale) and 0 < abs(lora.scale) <= MOST_SCALE):
+                allowed = f"from -{MOST_SCALE:g} to {MOST_SCALE:g} and not 0"
+                raise InvalidRequest(f"the scale of a LoRA must be {allowed}, not {lora.scale:g}", param="loras")
+            if lora.source in seen:
+                raise InvalidRequest(f"the LoRA {lora.source!r} is there twice", param="loras")
+            seen.add(lora.source)
+
+
+def check_defaults(defaults: ImageDefaults, format: Format) -> None:
+    """Makes sure that a model can be drawn with these. Raises InvalidRequest with param `image_defaults`."""
+    if defaults == ImageDefaults():
+        return
+    param = "image_defaults"
+    if format != FORMAT:
+        raise InvalidRequest(f"'{param}' is for image models ({FORMAT}), not {format}", param=param)
+    if defaults.steps is not None and not 1 <= defaults.steps <= MOST_STEPS:
+        raise InvalidRequest(f"'{param}.steps' must be from 1 to {MOST_STEPS}, not {defaults.steps}", param=param)
+    if defaults.guidance is not None and not 0 <= defaults.guidance <= MOST_GUIDANCE:  # also what is no number
+        limits = f"from 0 to {MOST_GUIDANCE:g}"
+        raise InvalidRequest(f"'{param}.guidance' must be {limits}, not {defaults.guidance:g}", param=param)
+
+
+def compose(finding: Finding, wanted: Composition, roots: Sequence[Path]) -> tuple[Part, ...]:
+    """Lists, checks and pins what belongs to a model. Blocks.
+
+    Raises:
+        InvalidRequest: a base is named for a model that brings its own configuration.
+        ModelInvalid: files are missing or damaged, or do not fit the model; `param` says which part is meant.
+        ModelNotReady, Overloaded: the hub cannot be asked now.
+    """
+    parts = []
+    if _SINGLE in finding.tensors:
+        parts.append(_base(finding, wanted.base, roots))
+    elif wanted.base and not wanted.kept:
+        what = "a base is for a checkpoint of one file: a pipeline's folder brings its own configuration"
+        raise InvalidRequest(what, param="base")
+    parts += [_lora(finding, choice, roots) for choice in wanted.loras]
+    return tuple(parts)
+
+
+def _base(finding: Finding, source: str, roots: Sequence[Path]) -> Part:
+    tensors = finding.tensors[_SINGLE]
+    layout = layout_of(tensors, finding.primary)
+    usual = f"hf://{layout.base}"
+    what = f"{layout.name} takes its configuration and tokenizers from {usual} unless `base` names another"
+    try:
+        with _about("base"):
+            tree, file = open_source(parse_source(source or usual, roots, "base"), roots)
+            manifest = inspect_base(tree, layout, tensors) if not file else None
+    except ModelInvalid as error:
+        if source:
+            raise
+        raise ModelInvalid(f"{what}: {error.message}", param="base") from error
+    except ModelNotReady as error:
+        if source:
+            raise
+        raise ModelNotReady(f"{what}: {error.message}") from error
+    if manifest is None:
+        raise InvalidRequest(f"a base is the folder of a pipeline: {source[:200]} is one file", param="base")
+    return Part(kind="base", source=source, manifest=manifest)
+
+
+def _lora(finding: Finding, choice: LoraChoice, roots: Sequence[Path]) -> Part:
+    with _about("loras"):
+        tree, file = open_source(parse_source(choice.source, roots, "loras"), roots)
+        found = inspect_lora(tree, file)
+        check_fit(found, finding.tensors)
+    return Part(kind="lora", source=choice.source, manifest=found.manifest, scale=choice.scale)
+
+
+@contextmanager
+def _about(param: str) -> Iterator[None]:
+    """Whatever is wrong is wrong with that parameter."""
+    try:
+        yield
+    except AllmError as error:
+        error.param = param
+        raise

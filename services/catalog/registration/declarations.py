@@ -1,0 +1,260 @@
+"""Follows the models file: what it declares is registered, brought up to date, and removed when it no longer has it.
+
+The file is read again every few seconds, whatever it is: a ConfigMap is swapped by a link, which no watch of a folder
+tells everywhere. A change counts once it was read twice, since it may be half written. Each entry is applied by itself,
+and again with growing pauses while that fails: the hub may be away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from services.catalog import metrics
+from services.catalog.registration.marked_yaml import Wrong
+from services.catalog.registration.models_file import Declaration, ModelsFile, Problem, read_file, read_models
+from services.catalog.registration.register import Declared, Registrar
+from services.catalog.registration.registration import Registration
+from services.catalog.registration.registrations import Registrations
+from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+FIRST_PAUSE = 2.0  # seconds until an entry that failed is tried again; doubled each time
+LONGEST_PAUSE = 300.0
+AT_ONCE = 3  # entries that are looked at; of the surveyor's places one is left to operators
+
+
+class Declarations:
+    """The models file at `path`, applied; None: there is no such file. It needs a running loop; close it."""
+
+    def __init__(self, path: Path | None, registrations: Registrations, registrar: Registrar) -> None:
+        self._path = path
+        self._registrations = registrations
+        self._registrar = registrar
+        self._seen: bytes | Problem | None = None  # what was last read, or why it was not
+        self._taken: bytes | Problem | None = None  # what was last understood, or tried to
+        self._file: ModelsFile | None = None  # the last one that could be understood
+        self._fault: Problem | None = None  # what is wrong with the file as a whole
+        self._failures: dict[str, AllmError] = {}  # by id: what applying an entry ended with
+        self._tasks: dict[str, tuple[Declaration, asyncio.Task[None]]] = {}
+        self._looked: set[str] = set()  # ids whose local files this process has looked at
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._tried = asyncio.Event()
+        self._following = asyncio.create_task(self._follow())
+
+    @property
+    def path(self) -> Path | None:
+        """The file."""
+        return self._path
+
+    def problems(self) -> list[Problem]:
+        """What of the file is not applied, and why."""
+        found = [self._fault] if self._fault else []
+        if self._file:
+            found += self._file.problems
+            for declaration in self._file.declarations:
+                if error := self._failures.get(declaration.id):
+                    found.append(declaration.problem(error.param, error.message))
+        return found
+
+    def check_by_hand(self, registration: Registration) -> None:
+        """Makes sure that an operator may change or remove a model by hand. Raises InvalidRequest."""
+        if registration.declared and self._path:
+            what = f"the model {registration.id!r} is declared in ALLM_MODELS_FILE: change {self._path} instead"
+            raise InvalidRequest(what, param="id")
+
+    async def tried(self, seconds: float) -> None:
+        """Waits until everything in the file was tried once, but no longer than that."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._tried.wait(), seconds)
+
+    async def close(self) -> None:
+        """Stops following the file."""
+        tasks = [self._following, *(task for _, task in self._tasks.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        if self._path is None:
+            await self._let_go()
+            self._tried.set()
+            return
+        while True:
+            try:
+                await self._look(self._path)
+                await self._reconcile()
+            except Exception:  # a disk that is full, or a bug in one round, must not end it
+                log.exception("unexpected error while the models file was applied")
+            metrics.MODELS_FILE_PROBLEMS.set(len(self.problems()))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _let_go(self) -> None:
+        """Without a file, what one had declared is an operator's to change."""
+        for registration in self._registrations:
+            if registration.declared:
+                with contextlib.suppress(AllmError):
+                    await self._registrations.change(registration, lambda old: replace(old, declared=""))
+
+    async def _look(self, path: Path) -> None:
+        """Reads the file, and takes it in where it is another one. What cannot be understood changes nothing."""
+        found = await asyncio.to_thread(_read, path)
+        settled = self._taken is None or found == self._seen
+        self._seen = found
+        if not settled or found == self._taken:
+            return
+        self._taken = found
+        understood = await asyncio.to_thread(_understand, found)
+        if isinstance(understood, Problem):
+            self._fault = understood
+            _log(understood, path)
+            return
+        self._file, self._fault = understood, None
+        for problem in understood.problems:
+            _log(problem, path)
+        facts = {"path": str(path), "models": len(understood.declarations), "problems": len(understood.problems)}
+        log.info("models file read", extra=facts)
+
+    async def _reconcile(self) -> None:
+        """Has everything under way that the file asks for, and removes what it no longer has."""
+        file = self._file
+        if file is None:
+            self._tried.set()
+            return
+        declared = {declaration.id: declaration for declaration in file.declarations}
+        for model_id in [model_id for model_id in self._tasks if model_id not in declared]:
+            await self._stop(model_id)
+        for model_id in [model_id for model_id in self._failures if model_id not in declared]:
+            del self._failures[model_id]
+        if file.complete:
+            await self._remove(
+                registration for registration in self._registrations if registration.id not in file.named
+            )
+        for declaration in file.declarations:
+            under_way = self._tasks.get(declaration.id)
+            if under_way and under_way[0] != declaration:
+                await self._stop(declaration.id)
+            if self._due(declaration) and declaration.id not in self._tasks:
+                await self._free_names(declaration, declared)
+                self._tasks[declaration.id] = (declaration, asyncio.create_task(self._apply(declaration)))
+        self._note_tried()
+
+    def _due(self, declaration: Declaration) -> bool:
+        """Whether an entry says something else than what is registered, or its files may have changed meanwhile."""
+        found = self._registrations.find(declaration.id)
+        if found is None or found.declared != declaration.text:
+            return True
+        return declaration.local and declaration.id not in self._looked
+
+    async def _apply(self, declaration: Declaration) -> None:
+        """Applies an entry, however often that has to be tried."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with self._places:
+                    await self._declare(declaration)
+            except Exception as error:
+                self._fail(declaration, error)
+            else:
+                self._failures.pop(declaration.id, None)
+                self._looked.add(declaration.id)
+                del self._tasks[declaration.id]
+                self._note_tried()
+                return
+            self._note_tried()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _declare(self, declaration: Declaration) -> None:
+        found = self._registrations.find(declaration.id)
+        before = json.loads(found.declared) if found and found.declared else {}
+        # What the entry no longer says goes back to what it is without; what it never said stays an operator's.
+        runtime = declaration.new.runtime or ("" if before.get("runtime") else None)
+        keep_loaded = declaration.keep_loaded
+        if keep_loaded is None and before.get("keep_loaded") is not None:
+            keep_loaded = False
+        same = found is not None and found.declared == declaration.text
+        declared = Declared(
+            text=declaration.text,
+            runtime=None if same else runtime,
+            keep_loaded=None if same else keep_loaded,
+        )
+        look = declaration.local and declaration.id not in self._looked
+        await self._registrar.declare(declaration.new, declared, look=look)
+
+    def _fail(self, declaration: Declaration, error: Exception) -> None:
+        before = self._failures.get(declaration.id)
+        if not isinstance(error, AllmError):
+            log.exception("unexpected error while a model was declared", extra={"model": declaration.id})
+            error = Internal("it could not be registered: the catalog's log says why")
+        self._failures[declaration.id] = error
+        if (before is None or before.message != error.message) and self._path:  # said once, not each time
+            _log(declaration.problem(error.param, error.message), self._path)
+
+    def _note_tried(self) -> None:
+        if all(model_id in self._failures for model_id in self._tasks):
+            self._tried.set()
+
+    async def _stop(self, model_id: str) -> None:
+        _, task = self._tasks.pop(model_id)
+        self._failures.pop(model_id, None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def _remove(self, registrations: Iterable[Registration]) -> None:
+        for registration in [one for one in registrations if one.declared]:
+            with contextlib.suppress(ModelNotFound):
+                await self._registrations.remove(registration)
+            self._looked.discard(registration.id)
+            log.info("model removed: the models file no longer has it", extra={"model": registration.id})
+
+    async def _free_names(self, declaration: Declaration, declared: dict[str, Declaration]) -> None:
+        """Takes names from declared models that are to have them no longer: aliases may move, or change places."""
+        for name in (declaration.id, *declaration.new.aliases):
+            try:
+                holder = self._registrations.get(name)
+            except ModelNotFound:
+                continue
+            other = declared.get(holder.id)
+            if holder.id == declaration.id or not holder.declared or other is None or name in other.new.aliases:
+                continue
+            with contextlib.suppress(AllmError):  # applying it tells what is wrong
+                await self._registrations.change(holder, partial(_without, name))
+
+
+def _read(path: Path) -> bytes | Problem:
+    try:
+        return read_file(path)
+    except Wrong as wrong:
+        return _fault(wrong)
+
+
+def _understand(found: bytes | Problem) -> ModelsFile | Problem:
+    if isinstance(found, Problem):
+        return found
+    try:
+        return read_models(found)
+    except Wrong as wrong:
+        return _fault(wrong)
+
+
+def _fault(wrong: Wrong) -> Problem:
+    return Problem(line=wrong.line, key=wrong.key, model="", message=wrong.message)
+
+
+def _without(name: str, registration: Registration) -> Registration:
+    aliases = tuple(alias for alias in registration.desired.aliases if alias != name)
+    return replace(registration, desired=replace(registration.desired, aliases=aliases))
+
+
+def _log(problem: Problem, path: Path) -> None:
+    facts = {"path": str(path), "line": problem.line, "key": problem.key, "model": problem.model}
+    log.error("models file: %s", problem.message, extra=facts)

@@ -1,0 +1,258 @@
+"""Registering a model, and giving it another source: checked first, then written, then visible."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+
+from services.catalog.registration.composition import Composition, LoraChoice, check_defaults
+from services.catalog.registration.names import check_aliases, check_id
+from services.catalog.registration.registration import Registration
+from services.catalog.registration.registrations import Registrations
+from services.catalog.registration.requested_engine import check_engine, check_runtime, check_stages
+from services.catalog.registration.survey import Survey, Surveyor
+from services.errors import InvalidRequest
+from services.models.descriptor import AS_THE_SERVICE_DOES, FORMATS, EngineSettings, Format, Modality
+from services.models.desired import DesiredModel, ImageDefaults
+from services.models.hub.source import Source, parse_source
+from services.settings.settings import ModelSettings
+
+log = logging.getLogger(__name__)
+
+# What each format is for. A format is chosen by an operator and fixed for good; nothing in a folder changes it.
+_FOR: dict[Format, Modality] = {"gguf": "text", "safetensors": "text", "whisper": "audio", "diffusers": "image"}
+
+
+_AS_IT_COMES = Composition()
+_AS_THE_PIPELINE_SAYS = ImageDefaults()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewModel:
+    """What an operator asks to be registered, as it came."""
+
+    id: str
+    source: str
+    format: str
+    modality: str = ""  # empty: what the format is for
+    aliases: tuple[str, ...] = ()
+    composition: Composition = _AS_IT_COMES
+    image_defaults: ImageDefaults = _AS_THE_PIPELINE_SAYS
+    runtime: str = ""  # empty: the registry's choice
+    engine: EngineSettings = AS_THE_SERVICE_DOES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """What the models file says of a model beside what a registration does. None: nothing, it stays as it is."""
+
+    text: str  # of the whole entry
+    runtime: str | None = None  # that of a model which is there already
+    keep_loaded: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an operator asks of a registered model; what is empty or None stays as it is."""
+
+    source: str = ""
+    aliases: tuple[str, ...] | None = None
+    base: str = ""
+    loras: tuple[LoraChoice, ...] | None = None
+    image_defaults: ImageDefaults | None = None
+    runtime: str | None = None
+    engine: EngineSettings | None = None
+
+    @property
+    def looks(self) -> bool:
+        """Whether sources are looked at: also where nothing at all is asked."""
+        named = bool(self.source or self.base or self.loras is not None)
+        others = (self.aliases, self.image_defaults, self.runtime, self.engine)
+        return named or all(other is None for other in others)
+
+
+class Registrar:
+    """Registers models and changes their sources and aliases."""
+
+    def __init__(self, registrations: Registrations, surveyor: Surveyor, settings: ModelSettings) -> None:
+        self._registrations = registrations
+        self._surveyor = surveyor
+        self._settings = settings
+
+    async def register(self, new: NewModel) -> Registration:
+        """Registers a model.
+
+        Raises:
+            InvalidRequest: a parameter is wrong; `param` names it.
+            ModelExists: its id or an alias is taken.
+            ModelInvalid: something is wrong with its files; the message names them.
+            ModelNotReady, Overloaded: the hub cannot be asked now.
+        """
+        return await self._register(new, *self._checked(new))
+
+    async def declare(self, new: NewModel, declared: Declared, *, look: bool) -> Registration:
+        """Registers a model as the models file has it, or makes of the one that is registered what the file has.
+
+        Sources are only looked at where the file names others than before, or where `look` says so.
+
+        Raises what `register` raises, and InvalidRequest where the format is another than the registered model's.
+        """
+        format, source = self._checked(new)
+        found = self._registrations.find(new.id)
+        if found is None:
+            return await self._register(new, format, source, declared)
+        was = found.desired
+        if was.facts.format != format:
+            what = f"the model {new.id!r} is registered as {was.facts.format}, and a format is fixed for good"
+            raise InvalidRequest(f"{what}: give it another id", param="format")
+        self._registrations.check_aliases_free(found.id, new.aliases)
+        survey = None
+        if look or (new.source, new.composition) != (was.source, Composition.of(was.parts)):
+            survey = await self._surveyor.survey(new.id, source, format, new.composition)
+        change = Change(
+            source=new.source,
+            aliases=new.aliases,
+            image_defaults=new.image_defaults,
+            runtime=declared.runtime,
+            engine=new.engine,
+        )
+
+        def work(old: Registration) -> Registration:
+            return _with_declared(_changed(old, change, survey), declared)
+
+        changed = await self._registrations.change(found, work)
+        log.info("model declared", extra={"model": changed.id, "generation": changed.desired.generation})
+        return changed
+
+    def _checked(self, new: NewModel) -> tuple[Format, Source]:
+        """All that can be told without looking at files. Raises InvalidRequest."""
+        check_id(new.id)
+        check_aliases(new.aliases, new.id)
+        format = _format(new.format)
+        if new.modality and new.modality != _FOR[format]:
+            raise InvalidRequest(f"{format} is for {_FOR[format]} models, not {new.modality!r}", param="modality")
+        source = parse_source(new.source, self._settings.roots)
+        new.composition.check(format, self._settings.roots)
+        check_defaults(new.image_defaults, format)
+        check_runtime(new.runtime, _FOR[format])
+        check_engine(new.engine, format, _FOR[format])
+        check_stages(new.engine, new.runtime, format)
+        return format, source
+
+    async def _register(
+        self, new: NewModel, format: Format, source: Source, declared: Declared | None = None
+    ) -> Registration:
+        self._registrations.check_free(new.id, new.aliases)  # before the network is troubled; the database looks too
+        survey = await self._surveyor.survey(new.id, source, format, new.composition)
+        now = int(time.time())
+        desired = DesiredModel(
+            facts=survey.facts,
+            aliases=new.aliases,
+            source=new.source,
+            generation=1,
+            manifest=survey.manifest,
+            created=now,
+            updated=now,
+            parts=survey.parts,
+            image_defaults=new.image_defaults,
+            artifacts=survey.artifacts,
+            runtime=new.runtime,
+            registered_runtime=new.runtime,
+            engine=new.engine,
+            keep_loaded=bool(declared and declared.keep_loaded),
+        )
+        text = declared.text if declared else ""
+        registration = await self._registrations.add(desired, survey.fingerprint, text)
+        log.info("model registered", extra={"model": new.id, "format": format, "bytes": desired.manifest.size})
+        return registration
+
+    async def update(self, name: str, change: Change) -> Registration:
+        """Gives a model another source of its format, or the same as it is now, other parts, aliases or defaults, or
+        another way of being run.
+
+        A new generation begins where files, facts, parts or execution caches are not what they were, and where another
+        runtime or other settings are asked for: so the old one serves until the new one can.
+
+        Raises what `register` raises, and ModelNotFound.
+        """
+        found = self._registrations.get(name)
+        format, roots = found.desired.facts.format, self._settings.roots
+        if change.aliases is not None:
+            check_aliases(change.aliases, found.id)
+            self._registrations.check_aliases_free(found.id, change.aliases)
+        if change.image_defaults is not None:
+            check_defaults(change.image_defaults, format)
+        _check_way(found, change)
+        survey = None
+        if change.looks:
+            parsed = parse_source(change.source or found.desired.source, roots)
+            before = Composition.of(found.desired.parts)
+            loras = before.loras if change.loras is None else change.loras
+            composition = Composition(change.base or before.base, loras, kept=not change.base)
+            composition.check(format, roots)
+            survey = await self._surveyor.survey(found.id, parsed, format, composition)
+        changed = await self._registrations.change(found, lambda old: _changed(old, change, survey))
+        log.info("model updated", extra={"model": changed.id, "generation": changed.desired.generation})
+        return changed
+
+
+def _format(text: str) -> Format:
+    for format in FORMATS:
+        if format == text:
+            return format
+    allowed = ", ".join(FORMATS)
+    if not text:
+        raise InvalidRequest(f"Missing required parameter: 'format'. It is one of {allowed}.", param="format")
+    raise InvalidRequest(f"the format {text!r} is not known: it must be one of {allowed}", param="format")
+
+
+def _check_way(found: Registration, change: Change) -> None:
+    """Makes sure that a model can be run as a change has it. Raises InvalidRequest."""
+    if change.runtime is None and change.engine is None:
+        return
+    was, modality = found.desired, found.desired.facts.modality
+    runtime = was.runtime if change.runtime is None else change.runtime
+    engine = was.engine if change.engine is None else change.engine
+    check_runtime(change.runtime or "", modality)  # that of LoadModel may be any that a replica has
+    check_engine(engine, was.facts.format, modality)
+    check_stages(engine, runtime, was.facts.format)
+
+
+def _with_declared(registration: Registration, declared: Declared) -> Registration:
+    was = registration.desired
+    keep_loaded = was.keep_loaded if declared.keep_loaded is None else declared.keep_loaded
+    return replace(registration, desired=replace(was, keep_loaded=keep_loaded), declared=declared.text)
+
+
+def _changed(old: Registration, change: Change, survey: Survey | None) -> Registration:
+    was = old.desired
+    desired = replace(
+        was,
+        source=change.source or was.source,
+        aliases=was.aliases if change.aliases is None else change.aliases,
+        image_defaults=was.image_defaults if change.image_defaults is None else change.image_defaults,
+        runtime=was.runtime if change.runtime is None else change.runtime,
+        registered_runtime=was.registered_runtime if change.runtime is None else change.runtime,
+        engine=was.engine if change.engine is None else change.engine,
+    )
+    fingerprint = old.fingerprint
+    if survey:
+        fingerprint = survey.fingerprint
+        desired = replace(
+            desired,
+            facts=survey.facts,
+            manifest=survey.manifest,
+            parts=survey.parts,
+            artifacts=survey.artifacts,
+        )
+    if (*_what_runs(desired), fingerprint) != (*_what_runs(was), old.fingerprint):
+        desired = replace(desired, generation=was.generation + 1)
+    if desired != was:
+        desired = replace(desired, updated=int(time.time()))
+    return replace(old, desired=desired, fingerprint=fingerprint)
+
+
+def _what_runs(desired: DesiredModel) -> tuple[object, ...]:
+    """What is another generation where it is another."""
+    return desired.facts, desired.manifest, desired.parts, desired.artifacts, desired.runtime, desired.engine

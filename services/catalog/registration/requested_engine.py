@@ -1,0 +1,63 @@
+"""With which runtime, and how, a model is to be run: what an operator says of it when it is registered or updated."""
+
+from __future__ import annotations
+
+from services.errors import InvalidRequest
+from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Format, Modality
+from services.models.registry import RUNTIMES
+from services.settings.settings import DTYPES
+
+# What the services' own settings allow, but for 0, which means these.
+_LIMITS = {
+    "tensor_parallel": (1, 64),
+    "pipeline_parallel": (1, 64),
+    "context_tokens": (16, 10_000_000),
+    "max_sequences": (1, 192),
+    "kv_tokens": (16, 100_000_000),
+}
+
+
+def check_runtime(name: str, modality: Modality) -> None:
+    """Makes sure that there is such a runtime, or none is named (a catalog that has just started has not heard from any
+    service yet). Raises InvalidRequest with param `runtime`.
+    """
+    names = [runtime.name for runtime in RUNTIMES if runtime.modality == modality]
+    if name and name not in names:
+        what = f"there is no runtime {name!r} for {modality} models: it must be one of {', '.join(names)}"
+        raise InvalidRequest(what, param="runtime")
+
+
+def check_engine(engine: EngineSettings, format: Format, modality: Modality) -> None:
+    """Makes sure that models of that format can be run so. Raises InvalidRequest with param `engine`, or one of it."""
+    if engine == AS_THE_SERVICE_DOES:
+        return
+    if modality != "text":
+        raise InvalidRequest(f"'engine' is for text models, not for {modality} models", param="engine")
+    for name, (least, most) in _LIMITS.items():
+        value = getattr(engine, name)
+        if value and not least <= value <= most:
+            what = f"must be from {least} to {most}, or 0, which is as its service is set, not {value}"
+            raise InvalidRequest(f"'engine.{name}' {what}", param=f"engine.{name}")
+    if engine.dtype and engine.dtype not in DTYPES:
+        what = f"must be one of {', '.join(DTYPES)}, not {engine.dtype[:100]!r}"
+        raise InvalidRequest(f"'engine.dtype' {what}", param="engine.dtype")
+    for name, there in (("dtype", bool(engine.dtype)), ("tensor_parallel", engine.tensor_parallel > 1)):
+        if there and format != "safetensors":
+            raise InvalidRequest(f"'engine.{name}' is for safetensors, not for {format}", param=f"engine.{name}")
+
+
+def check_stages(engine: EngineSettings, runtime: str, format: Format) -> None:
+    """Makes sure that the runtime (empty: any) can divide a model, where that is asked.
+
+    Raises:
+        InvalidRequest: it cannot; with param `engine.pipeline_parallel`.
+    """
+    if engine.pipeline_parallel <= 1:
+        return
+    able = [one.name for one in RUNTIMES if one.pipelines and format in one.formats]
+    if not able or runtime not in ("", *able):
+        who = f"the runtime {runtime} does" if runtime else f"the runtimes for {format} do"
+        what = f"'engine.pipeline_parallel' is {engine.pipeline_parallel}, and {who} not divide models into stages"
+        if able:
+            what += f": {', '.join(able)} does"
+        raise InvalidRequest(what, param="engine.pipeline_parallel")

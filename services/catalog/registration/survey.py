@@ -1,0 +1,177 @@
+"""What a source holds: its files listed, checked and pinned, in threads, since disks and hubs may take their time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from services.catalog.registration.composition import Composition, compose
+from services.catalog.registration.opening import open_source
+from services.errors import ModelInvalid, Overloaded
+from services.models.artifacts import KnownArtifact, SupportedModels, allowed
+from services.models.descriptor import Format, ModelFacts
+from services.models.desired import Artifact, Part
+from services.models.formats.inspect import inspect
+from services.models.hub.source import HubSource, Source
+from services.models.manifest import Manifest
+from services.settings.settings import ModelSettings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+AT_ONCE = 4  # surveys that run
+MAX_WAITING = 64
+ARTIFACT_SECONDS = 30.0  # after that a registration goes on without its execution caches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A source that can be a model."""
+
+    facts: ModelFacts
+    manifest: Manifest
+    fingerprint: str  # of local files as they are now; empty for the hub
+    parts: tuple[Part, ...]
+    artifacts: tuple[Artifact, ...]
+
+
+class Surveyor:
+    """Surveys sources, a few at the same time."""
+
+    def __init__(self, settings: ModelSettings, supported: SupportedModels) -> None:
+        self._settings = settings
+        self._supported = supported
+        self._threads = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="catalog-survey")
+        self._open = 0
+
+    async def survey(self, model_id: str, source: Source, format: Format, composition: Composition) -> Survey:
+        """Lists and checks a source, and what else belongs to the model, its execution caches among it.
+
+        Raises:
+            ModelInvalid: files are missing, damaged or ambiguous; the message names them.
+            InvalidRequest, ModelNotReady, Overloaded: as opening and inspecting raise them, and when too many wait.
+        """
+        if self._open >= AT_ONCE + MAX_WAITING:
+            raise Overloaded(f"{self._open} registrations are being checked already, which is the limit", retry_after=5)
+        self._open += 1
+        try:
+            found = await self._in_thread(lambda: self._look(model_id, source, format, composition))
+            artifacts = await self._artifacts(source, found.facts)
+        finally:
+            self._open -= 1
+        return replace(found, artifacts=artifacts)
+
+    def close(self) -> None:
+        """Takes nothing more on; what runs ends by its own limits."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self, model_id: str, source: Source, format: Format, composition: Composition) -> Survey:
+        """All but execution caches."""
+        tree, file = open_source(source, self._settings.roots)
+        finding = inspect(tree, format, file)
+        manifest = finding.manifest(tree)
+        parts = compose(finding, composition, self._settings.roots)
+        manifests = [manifest, *(part.manifest for part in parts)]
+        for one in manifests:
+            _check_text(one)
+        facts = replace(finding.facts(model_id), size=sum(one.size for one in manifests))
+        fingerprint = fingerprint_of(*manifests)
+        return Survey(facts=facts, manifest=manifest, fingerprint=fingerprint, parts=parts, artifacts=())
+
+    async def _artifacts(self, source: Source, facts: ModelFacts) -> tuple[Artifact, ...]:
+        """The execution caches that may be used. Whatever is wrong with one, the model is registered without it."""
+        if not isinstance(source, HubSource) or facts.format != "safetensors":
+            return ()
+        wanted = [
+            known
+            for known in self._supported.artifacts_of(source.repository)
+            if self._may_be_looked_at(known, facts.id)
+        ]
+        if not wanted:
+            return ()
+        try:
+            looked = self._in_thread(lambda: [_look_at_artifact(known, facts) for known in wanted])
+            found = await asyncio.wait_for(looked, ARTIFACT_SECONDS)
+        except TimeoutError:
+            log.warning("execution caches skipped: the hub takes too long", extra={"model": facts.id})
+            return ()
+        return tuple(artifact for artifact in found if artifact)
+
+    def _may_be_looked_at(self, known: KnownArtifact, model_id: str) -> bool:
+        """Decided before there is any request for it."""
+        reason = ""
+        if not self._settings.artifacts:
+            reason = "ALLM_ARTIFACTS is off"
+        elif not allowed(known.source.repository, self._settings.publishers):
+            reason = "ALLM_ARTIFACT_PUBLISHERS does not have its publisher"
+        if reason:
+            _log_skipped(model_id, known, reason)
+        return not reason
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        context = contextvars.copy_context()  # its log lines carry the request's id
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
+
+
+def fingerprint_of(*manifests: Manifest) -> str:
+    """Tells local files from what they were; changed content need not change a size. Empty where all are the hub's.
+
+    Raises:
+        ModelInvalid: a file has gone meanwhile.
+    """
+    local = [manifest for manifest in manifests if manifest.folder]
+    if not local:
+        return ""
+    try:
+        stats = [(file.path, Path(one.folder, file.path).stat()) for one in local for file in one.files]
+    except OSError as error:
+        raise ModelInvalid(f"{error.filename or 'a file'}: {error.strerror}") from error
+    seen = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
+
+
+def _look_at_artifact(known: KnownArtifact, owner: ModelFacts) -> Artifact | None:
+    try:
+        tree, file = open_source(known.source, ())
+        finding = inspect(tree, known.format, file)
+        manifest = finding.manifest(tree)
+        _check_text(manifest)
+    except Exception as error:
+        # Anything: a registration never fails for want of something that it can do without.
+        _log_skipped(owner.id, known, str(error))
+        return None
+    # What the model is stays as registered: only what a runtime reads is the cache's own.
+    facts = ModelFacts(
+        id=owner.id,
+        modality=owner.modality,
+        format=known.format,
+        architecture=finding.architecture,
+        capabilities=owner.capabilities,
+        size=manifest.size,
+        context_tokens=owner.context_tokens,
+        quantization=finding.quantization,
+        unpacked_size=finding.unpacked_size,
+    )
+    return Artifact(runtime=known.runtime, devices=known.devices, facts=facts, manifest=manifest)
+
+
+def _log_skipped(model_id: str, known: KnownArtifact, reason: str) -> None:
+    facts = {"model": model_id, "artifact": known.source.repository, "reason": reason}
+    log.warning("execution cache skipped", extra=facts)
+
+
+def _check_text(manifest: Manifest) -> None:
+    """Names on a disk may be any bytes; what is written down and sent must be text."""
+    for name in (manifest.folder, *(file.path for file in manifest.files)):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ModelInvalid(f"the name {name!a} is not UTF-8: rename it") from error

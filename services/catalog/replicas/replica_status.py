@@ -1,0 +1,136 @@
+"""What the replicas of all services say of their models, in memory only: after a restart they are asked again.
+
+A replica that has not reported for three times the interval it was given no longer counts; one that says that it leaves
+does so at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from services.catalog import metrics
+from services.errors import Overloaded
+from services.models.descriptor import MODALITIES, Modality
+from services.models.registry import EngineRegistry, Runtime
+from services.models.status import Status
+from services.telemetry.figures import Figures
+
+REPORT_WITHIN = 2.0  # seconds
+MISSED_REPORTS = 3
+MAX_REPLICAS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a replica sends. Device and runtimes count only in complete reports."""
+
+    replica: str
+    modality: Modality
+    complete: bool = False
+    device: str = ""
+    forced: bool = False  # whether an operator chose the device
+    runtimes: tuple[Runtime, ...] = ()
+    statuses: Mapping[str, Status] = field(default_factory=dict)  # by model id
+    leaving: bool = False
+    figures: Figures | None = None  # not the board's: the machine's
+
+
+@dataclass(slots=True, kw_only=True)
+class Replica:
+    """A replica that counts."""
+
+    name: str
+    modality: Modality
+    registry: EngineRegistry
+    statuses: dict[str, Status]
+    heard: float  # when it last reported, by the board's clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a report has changed."""
+
+    known: bool  # whether the catalog has everything of the replica; else it must send it
+    models: frozenset[str] = frozenset()  # ids whose status there is another now
+    rosters: frozenset[Modality] = frozenset()  # where the choice of runtimes is another now, for every model
+
+
+class Board:
+    """All live replicas, and what each says of each model. `clock`: seconds that only grow."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._replicas: dict[str, Replica] = {}
+        self._live: dict[Modality, tuple[Replica, ...]] = {}  # by name; asked for once for each model of a list
+        self._arrange()
+
+    def report(self, report: Report, registered: Callable[[str], bool]) -> Heard:
+        """Takes a report in; models that are not `registered` for its modality are ignored. Raises Overloaded."""
+        replica = self._replicas.get(report.replica)
+        if report.leaving:
+            self._drop(report.replica)
+            return Heard(known=True, rosters=frozenset({replica.modality} if replica else ()))
+        if report.complete:
+            return self._complete(report, replica, registered)
+        if replica is None or replica.modality != report.modality:
+            return Heard(known=False)
+        replica.heard = self._clock()
+        fresh = {
+            model_id: status
+            for model_id, status in report.statuses.items()
+            if registered(model_id) and replica.statuses.get(model_id) != status
+        }
+        replica.statuses |= fresh
+        return Heard(known=True, models=frozenset(fresh))
+
+    def expire(self) -> list[Replica]:
+        """Drops the replicas that have been silent for too long, and gives them."""
+        oldest = self._clock() - REPORT_WITHIN * MISSED_REPORTS
+        gone = [replica for replica in self._replicas.values() if replica.heard < oldest]
+        for replica in gone:
+            self._drop(replica.name)
+        return gone
+
+    def forget(self, model_id: str) -> None:
+        """Drops what was said of a model: a later one of its id is another."""
+        for replica in self._replicas.values():
+            replica.statuses.pop(model_id, None)
+
+    def live(self, modality: Modality) -> tuple[Replica, ...]:
+        """The replicas of a modality, by name."""
+        return self._live[modality]
+
+    def _complete(self, report: Report, old: Replica | None, registered: Callable[[str], bool]) -> Heard:
+        if old is None and len(self._replicas) >= MAX_REPLICAS:
+            raise Overloaded(f"{MAX_REPLICAS} replicas are known, which is the limit", retry_after=REPORT_WITHIN)
+        new = Replica(
+            name=report.replica,
+            modality=report.modality,
+            registry=EngineRegistry(report.device, forced=report.forced, runtimes=report.runtimes),
+            statuses={model_id: status for model_id, status in report.statuses.items() if registered(model_id)},
+            heard=self._clock(),
+        )
+        self._replicas[new.name] = new
+        self._arrange()
+        if old is None or _offer(old) != _offer(new):
+            return Heard(known=True, rosters=frozenset({new.modality, old.modality if old else new.modality}))
+        ids = old.statuses.keys() | new.statuses.keys()
+        changed = {model_id for model_id in ids if old.statuses.get(model_id) != new.statuses.get(model_id)}
+        return Heard(known=True, models=frozenset(changed))
+
+    def _drop(self, name: str) -> None:
+        self._replicas.pop(name, None)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        replicas = [self._replicas[name] for name in sorted(self._replicas)]
+        for modality in MODALITIES:
+            self._live[modality] = tuple(replica for replica in replicas if replica.modality == modality)
+            metrics.REPLICAS.labels(modality).set(len(self._live[modality]))
+
+
+def _offer(replica: Replica) -> tuple[Modality, str, bool, tuple[Runtime, ...]]:
+    registry = replica.registry
+    return replica.modality, registry.device, registry.forced, registry.runtimes

@@ -1,0 +1,106 @@
+"""How a replica would run a model, told from what the replica offers: by the rules that the replica itself follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from services.catalog.replicas.replica_status import Replica
+from services.errors import Unsupported
+from services.models.desired import Artifact, DesiredModel
+from services.models.registry import Runtime, Verdict
+from services.models.status import State
+
+
+def outlook(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
+    """What is to be expected of a replica that has not said anything of a model yet: its state, and why."""
+    if next(_fitting(replica, desired), None):
+        return "pending", f"{replica.name} has not begun with it yet"
+    try:
+        replica.registry.resolve(desired.facts, desired.measured, desired.runtime, desired.engine)
+    except Unsupported as refusal:
+        return "unsupported", refusal.message
+    return "pending", f"{replica.name} has not begun with it yet"
+
+
+def explain(replica: Replica, desired: DesiredModel) -> list[Verdict]:
+    """What a replica thinks of every runtime it has, best first; one that fits an execution cache comes before all.
+
+    Why an execution cache is not used is told with the runtime that would use it.
+    """
+    return _with_skipped(_verdicts(replica, desired), list(_skipped(replica, desired)))
+
+
+def _verdicts(replica: Replica, desired: DesiredModel) -> list[Verdict]:
+    verdicts = replica.registry.explain(desired.facts, desired.measured, desired.runtime, desired.engine)
+    caches: dict[str, list[str]] = {}
+    runtimes: dict[str, Runtime] = {}
+    for artifact, runtime in _fitting(replica, desired):
+        caches.setdefault(runtime.name, []).append(artifact.name)
+        runtimes[runtime.name] = runtime
+    if not caches:
+        return verdicts
+    first = next(iter(caches))
+    with_cache = [
+        Verdict(runtime=runtimes[name], able=True, chosen=name == first, reason=_cache_reason(found, name == first))
+        for name, found in caches.items()
+    ]
+    return with_cache + [_behind(verdict) for verdict in verdicts if verdict.runtime.name not in caches]
+
+
+def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact, Runtime]]:
+    """The execution caches that device and runtime of a replica match, in order."""
+    for artifact in desired.artifacts:
+        if replica.registry.device not in artifact.devices or desired.runtime not in ("", artifact.runtime):
+            continue
+        try:
+            yield artifact, replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
+        except Unsupported:
+            continue
+
+
+def _skipped(replica: Replica, desired: DesiredModel) -> Iterator[tuple[str, str]]:
+    """The execution caches that a replica does not use: their runtime, and why."""
+    device = replica.registry.device
+    for artifact in desired.artifacts:
+        reason = ""
+        if device not in artifact.devices:
+            reason = f"it is for {', '.join(sorted(artifact.devices))}, and this is {device}"
+        elif desired.runtime not in ("", artifact.runtime):
+            reason = f"it is for {artifact.runtime}, and an operator asked for {desired.runtime}"
+        else:
+            try:
+                replica.registry.resolve(artifact.facts, asked=artifact.runtime, engine=desired.engine)
+            except Unsupported as refusal:
+                reason = refusal.message
+        if reason:
+            yield artifact.runtime, f"the execution cache {artifact.name} is skipped: {reason}"
+
+
+def _with_skipped(verdicts: list[Verdict], skipped: list[tuple[str, str]]) -> list[Verdict]:
+    """Puts what is said of execution caches with their runtime, or with the first where that one is not here."""
+    if not verdicts:
+        return verdicts
+    names = {verdict.runtime.name for verdict in verdicts}
+    told = [(name if name in names else verdicts[0].runtime.name, words) for name, words in skipped]
+    return [
+        replace(
+            verdict,
+            reason="; ".join([verdict.reason, *(words for name, words in told if name == verdict.runtime.name)]),
+        )
+        for verdict in verdicts
+    ]
+
+
+def _cache_reason(names: list[str], chosen: bool) -> str:
+    caches = ", ".join(names)
+    if chosen:
+        return f"an official execution cache fits device and runtime: {caches}"
+    return f"it could run an official execution cache ({caches}); another is preferred"
+
+
+def _behind(verdict: Verdict) -> Verdict:
+    if not verdict.chosen:
+        return verdict
+    reason = "it could run the model's own files; an official execution cache is preferred"
+    return replace(verdict, chosen=False, reason=reason)

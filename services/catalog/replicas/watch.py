@@ -1,0 +1,136 @@
+"""Who watches the models: each watcher gets all of them, a mark, and then every change.
+
+A watcher that reads slowly holds up nobody: for each model only that it has changed is kept, and what it then gets is
+how the model is by that time. So its memory is bounded by the number of models, however long it does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from services.catalog import metrics
+from services.catalog.open_watches import OpenWatches
+from services.catalog.replicas.model_view import Picture, View
+from services.models.descriptor import Modality
+
+MAX_WATCHERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A model is there, or is not as it was."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The model of this id is gone."""
+
+    model_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """Everything that there was when the watch began has been told."""
+
+
+Event = Changed | Removed | Synced
+
+
+class Watch:
+    """One watcher. `modality` None: all; `statuses`: whether what replicas report is news to it."""
+
+    def __init__(self, picture: Picture, modality: Modality | None, statuses: bool) -> None:
+        self._picture = picture
+        self._modality = modality
+        self._statuses = statuses
+        self._closed = False
+        self._wake = asyncio.Event()
+        self._sent: dict[str, tuple[object, ...]] = {}  # by id, what its reader knows of a model
+        self._events: deque[Event] = deque()
+        # The snapshot, and after it None for the mark. What changes meanwhile stays where it is.
+        self._first: deque[str | None] = deque([*(view.id for view in picture.all() if self._wants(view)), None])
+        self._pending: dict[str, None] = {model_id: None for model_id in self._first if model_id is not None}
+
+    async def next(self) -> Event | None:
+        """The next event; waits for one. None: the catalog stops."""
+        while not self._closed:
+            if self._events:
+                return self._events.popleft()
+            if self._first:
+                model_id = self._first.popleft()
+                if model_id is None:
+                    return Synced()
+                self._look(model_id)
+            elif self._pending:
+                self._look(next(iter(self._pending)))
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        return None
+
+    def notify(self, model_ids: Iterable[str]) -> None:
+        """Something about these models has changed."""
+        for model_id in model_ids:
+            if model_id in self._sent or self._picture.has(model_id, self._modality):
+                self._pending[model_id] = None
+            else:  # it came and went, and the reader never heard of it
+                self._pending.pop(model_id, None)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._closed = True
+        self._wake.set()
+
+    def _wants(self, view: View) -> bool:
+        return self._modality in (None, view.desired.facts.modality)
+
+    def _look(self, model_id: str) -> None:
+        """Puts into words what the reader does not know of a model yet."""
+        if model_id not in self._pending:
+            return
+        del self._pending[model_id]
+        view = self._picture.find(model_id)
+        if view and not self._wants(view):
+            view = None
+        known = self._sent.get(model_id)
+        if known and (view is None or view.registration.serial != known[0]):  # also: gone, and registered anew
+            del self._sent[model_id]
+            self._events.append(Removed(model_id))
+            known = None
+        if view and known != (news := self._news(view)):
+            self._sent[model_id] = news
+            self._events.append(Changed(view))
+
+    def _news(self, view: View) -> tuple[object, ...]:
+        """What of a model is worth telling."""
+        known = (view.registration.serial, view.registration, view.desired.ready_replicas)
+        return (*known, view.replicas, view.state, view.reason, view.runtime) if self._statuses else known
+
+
+class Watchers:
+    """All that watch."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        self._open: OpenWatches[Watch] = OpenWatches(MAX_WATCHERS, "models", metrics.WATCHERS.set)
+
+    def watch(self, modality: Modality | None, *, statuses: bool) -> AbstractContextManager[Watch]:
+        """A watch for as long as the block runs. Raises Overloaded when there are too many."""
+        return self._open.watch(lambda: Watch(self._picture, modality, statuses))
+
+    def notify(self, model_ids: Iterable[str]) -> None:
+        """Something about these models has changed."""
+        ids = list(model_ids)
+        for watch in self._open:
+            watch.notify(ids)
+
+    def close(self) -> None:
+        """Ends all of them, and those to come."""
+        self._open.close()

@@ -1,0 +1,50 @@
+"""Which optional parts of allm are installed: those that bring a service of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from services.settings.setting_reader import SettingError
+from services.settings.settings import Settings
+from services.settings.trace_settings import ENDPOINT, EXTRA
+
+# What the audio service and its processes import, all of the extra `audio`.
+AUDIO_PACKAGES = ("av", "faster_whisper", "numpy", "python_multipart")
+NO_AUDIO = (
+    "There is no audio service: pip install 'allm[audio]' brings it (ALLM_AUDIO_REPLICAS=0 says that none is wanted)"
+)
+# Likewise of the extra `image`.
+IMAGE_PACKAGES = ("PIL", "diffusers", "peft", "python_multipart", "safetensors", "torch", "transformers")
+NO_IMAGE = (
+    "There is no image service: pip install 'allm[image]' brings it (ALLM_IMAGE_REPLICAS=0 says that none is wanted)"
+)
+
+
+# Likewise of the extra `traces`, which any service needs that makes them.
+TRACES_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
+
+
+def check_traces(settings: Settings) -> None:
+    """Raises SettingError where traces are wanted that cannot be made: no service would start."""
+    if settings.trace.wanted and not _installed(TRACES_PACKAGES):
+        raise SettingError(ENDPOINT, "...", EXTRA)
+
+
+def with_installed(settings: Settings, say: Callable[[str], None]) -> Settings:
+    """The settings without the services whose packages are not there, which is said."""
+    if settings.audio_replicas and not _installed(AUDIO_PACKAGES):
+        say(NO_AUDIO)
+        settings = replace(settings, audio_replicas=0)
+    if settings.image_replicas and not _installed(IMAGE_PACKAGES):
+        say(NO_IMAGE)
+        settings = replace(settings, image_replicas=0)
+    return settings
+
+
+def _installed(packages: Sequence[str]) -> bool:
+    try:
+        return all(map(importlib.util.find_spec, packages))  # imports nothing
+    except ModuleNotFoundError:  # not even what a package lies in
+        return False

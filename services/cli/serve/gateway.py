@@ -1,0 +1,186 @@
+"""`allm gateway`: the gateway alone, in front of services that run elsewhere, until it is told to stop.
+
+Envoy ends its streams at once when it gets SIGTERM, so it runs as the only child of this process, which takes the
+signal and eases it out. Whoever runs this in a container needs no hook before the stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gateway.address import split_host_port
+from gateway.admin import AdminError, EnvoyAdmin
+from gateway.drain import drain
+from gateway.exposure import KEYS, confined, is_confined
+from gateway.process import envoy_command
+from gateway.render import Gateway, write_config
+from gateway.text_groups import TextGroups
+from services.cli.problem import Problem
+from services.cli.serve.ports import choose_port
+from services.cli.serve.process import LAUNCHER, describe_exit
+from services.cli.serve.run_folder import socket_parent
+from services.settings.cluster_settings import GROUPS_VARIABLE
+from services.settings.setting_reader import SettingError
+from services.settings.settings import Settings, load_settings
+from services.telemetry.logs import setup_logs
+
+log = logging.getLogger(__name__)
+
+CONFINED = (
+    "ALLM_HOST=%s is not obeyed, the gateway listens on 127.0.0.1: whoever reached it could use the models. "
+    "Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open where something else guards it"
+)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+POLL_SECONDS = 0.05
+STOP_SECONDS = 10.0  # for Envoy to end once nothing runs any more
+
+
+def run_gateway(environ: Mapping[str, str]) -> None:
+    """Runs Envoy until SIGTERM or SIGINT, and then until what it serves has ended; a second signal ends it at once.
+
+    Raises:
+        SettingError: a variable of `environ` holds what is not allowed there.
+        Problem: Envoy cannot start, or has ended by itself.
+    """
+    settings = load_settings(environ)
+    setup_logs(settings.service.log_level)
+    with tempfile.TemporaryDirectory(prefix="allm-gateway-", dir=socket_parent()) as folder:
+        gateway = describe(settings, Path(folder))
+        if is_confined(settings.gateway):
+            log.warning(CONFINED, settings.gateway.host)
+        port = choose_port(gateway.settings.host, gateway.settings.port, "ALLM_PORT")
+        gateway = replace(gateway, settings=replace(gateway.settings, port=port))
+        asyncio.run(_Run(gateway, settings).until_stopped())
+
+
+def describe(settings: Settings, folder: Path) -> Gateway:
+    """The gateway that the settings want, with what it writes in `folder`.
+
+    Raises:
+        SettingError: addresses are missing, or are none.
+    """
+    cluster, models = settings.cluster, settings.cluster.share.models
+    if not cluster.text:
+        raise SettingError("ALLM_GATEWAY_TEXT", "", "where the text service is: host:port, or several, comma-separated")
+    for name in models.names:
+        if name not in dict(cluster.groups):
+            allowed = f"a list of all groups that ALLM_TEXT_GROUP_MODELS names; {name!r} is missing"
+            raise SettingError(GROUPS_VARIABLE, ";".join(dict(cluster.groups)), allowed)
+    asks = settings.gateway.auth == KEYS
+    places = {
+        "ALLM_GATEWAY_TEXT": cluster.text,
+        "ALLM_GATEWAY_AUDIO": cluster.audio,
+        "ALLM_GATEWAY_IMAGE": cluster.image,
+        GROUPS_VARIABLE: tuple(address for _, addresses in cluster.groups for address in addresses),
+        "ALLM_CATALOG": (settings.model.catalog,),
+        "ALLM_AUTHORIZER": (settings.gateway.authorizer,) if asks else (),
+    }
+    for variable, addresses in places.items():
+        for address in addresses:
+            _check(variable, address)
+    try:
+        return Gateway(
+            confined(settings.gateway),
+            text=cluster.text,
+            audio=cluster.audio,
+            image=cluster.image,
+            catalog=settings.model.catalog,
+            groups=TextGroups(cluster.groups, models),
+            admin=f"unix:{folder / 'admin.sock'}",
+            folder=folder,
+            tls=settings.tls,
+            trace=settings.trace,
+        )
+    except ValueError as error:
+        raise Problem(str(error)) from error
+
+
+def _check(variable: str, address: str) -> None:
+    if address.startswith("unix:/"):
+        return
+    try:
+        _, port = split_host_port(address)
+        there = 0 < port < 65536
+    except ValueError:
+        there = False
+    if not there:
+        raise SettingError(variable, address, "host:port or unix:/path")
+
+
+class _Run:
+    """One run of Envoy."""
+
+    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+        self._gateway = gateway
+        self._service = settings.service
+        self._admin = EnvoyAdmin(gateway.folder / "admin.sock")
+        self._stop = asyncio.Event()  # the first signal
+        self._kill = asyncio.Event()  # the second
+
+    async def until_stopped(self) -> None:
+        """Starts Envoy, waits for a signal, and eases it out. Raises Problem when it ends by itself."""
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        command = envoy_command(write_config(self._gateway), os.cpu_count() or 1)
+        # Its output is ours. A session of its own: a terminal's Ctrl-C is for us to handle.
+        launcher = (sys.executable, "-m", LAUNCHER, str(os.getpid()))
+        envoy = await asyncio.create_subprocess_exec(
+            *launcher, *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            if await _first(envoy.wait(), self._serving()):
+                raise Problem(f"Envoy {describe_exit(await envoy.wait())}; the reason is in its log, above")
+            await _first(envoy.wait(), self._kill.wait(), self._leave())
+            if envoy.returncode is None:
+                envoy.terminate()
+                await _first(envoy.wait(), asyncio.sleep(STOP_SECONDS), self._kill.wait())
+        finally:
+            if envoy.returncode is None:
+                envoy.kill()
+            await envoy.wait()
+        log.info("stopped")
+
+    def _on_signal(self) -> None:
+        (self._kill if self._stop.is_set() else self._stop).set()
+
+    async def _serving(self) -> None:
+        """Says when it serves; returns when it is to stop."""
+        started = asyncio.create_task(self._started())
+        await self._stop.wait()
+        started.cancel()
+
+    async def _started(self) -> None:
+        while not await self._admin.is_ready():  # noqa: ASYNC110 - another process, it has no events
+            await asyncio.sleep(POLL_SECONDS)
+        log.info("serving", extra={"host": self._gateway.settings.host, "port": self._gateway.settings.port})
+
+    async def _leave(self) -> None:
+        """Says that others should be asked, serves on until they are, and lets what runs end."""
+        log.info("draining", extra={"delay": self._service.drain_delay_seconds, "grace": self._service.drain_seconds})
+        try:
+            await self._admin.fail_health()
+        except AdminError as error:
+            log.warning("Envoy does not answer", extra={"reason": str(error)})
+            return
+        await asyncio.sleep(self._service.drain_delay_seconds)
+        await drain(self._admin, self._service.drain_seconds, log.info)
+
+
+async def _first(*waits: Awaitable[object]) -> bool:
+    """Waits until one of them has ended, and ends the others; tells whether the first was it."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].done()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

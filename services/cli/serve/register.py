@@ -1,0 +1,215 @@
+"""What `allm serve` registers by itself, through the same door as everybody: ALLM_MODELS, or the demo models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
+
+from services.cli.problem import Problem
+from services.cli.serve.unpack import unpack_demo
+from services.errors import AllmError
+from services.models.demo.encoder_demo import DEMO_ENCODER_ID, install_encoder
+from services.models.demo.image_demo import (
+    DEMO_SHAPES_ALIAS,
+    DEMO_SHAPES_GUIDANCE,
+    DEMO_SHAPES_ID,
+    DEMO_SHAPES_STEPS,
+    install_shapes,
+)
+from services.models.demo.safetensors_demo import SAFETENSORS_DEMO_ID, safetensors_demo
+from services.models.demo.text_demo import DEMO_ID, DemoError, install_demo
+from services.models.demo.whisper_demo import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID, install_whisper
+from services.models.formats.guess import guess
+from services.models.formats.whisper import CHECKPOINT
+from services.models.hub.source_tree import LocalTree
+from services.rpc.own_identity import OwnIdentity
+from services.settings.settings import Settings
+
+SETTLE_SECONDS = 30.0
+POLL_SECONDS = 0.05
+CALL_SECONDS = 150.0
+_OF_FILES = {CHECKPOINT: "whisper", ".safetensors": "diffusers"}  # others are GGUF
+_SHAPES_DEFAULTS = model_pb2.ImageDefaults(steps=DEMO_SHAPES_STEPS, guidance=DEMO_SHAPES_GUIDANCE)
+# Local files are soon there or not; downloads may take hours, and nobody waits for them at the start.
+ON_ITS_WAY = (model_pb2.MODEL_STATE_PENDING, model_pb2.MODEL_STATE_VERIFYING)
+
+
+class Registrar:
+    """Registers models with the catalog behind `address`. What cannot be registered is said, and the rest goes on."""
+
+    def __init__(self, address: str, settings: Settings, say: Callable[[str], None]) -> None:
+        self._address = address
+        self._settings = settings
+        self._own = OwnIdentity.of_command(settings.auth, "supervisor", settings.tls.service)
+        self._say = say
+        self._hears = settings.audio_replicas > 0
+        self._draws = settings.image_replicas > 0
+        self._named = bool(settings.models or settings.model.models_file)  # whether an operator says which models
+        self._first = False  # whether the demo is new here
+
+    async def register(self) -> list[model_pb2.Model]:
+        """Registers what the settings name, and gives all models once their states have settled.
+
+        Raises:
+            Problem: the catalog does not answer, or the demo model cannot be made.
+        """
+        async with self._connected() as catalog:
+            for model_id, path in self._settings.models:
+                await self._offer(catalog, model_id, path)
+            if not self._named and not await _listed(catalog):
+                await self._demo(catalog)
+            for alias, model_id in self._settings.aliases:
+                await self._alias(catalog, alias, model_id)
+            return await _settled(catalog)
+
+    async def register_late(self) -> None:
+        """Registers the demo model as safetensors too, beside the other one. It is made first: nobody should wait.
+
+        Once made it is offered no more: an operator may have removed it.
+
+        Raises:
+            Problem: the catalog does not answer, or the model cannot be made.
+        """
+        folder = self._settings.model.folder
+        if self._named or not (self._first or not safetensors_demo(folder).exists()):
+            return
+        async with self._connected() as catalog:
+            ids = {model.id for model in await _listed(catalog)}
+            if DEMO_ID not in ids or SAFETENSORS_DEMO_ID in ids:
+                return
+            try:
+                path = await unpack_demo(folder, self._say)
+            except DemoError as error:
+                raise Problem(str(error)) from error
+            if path:
+                await self._offer(catalog, SAFETENSORS_DEMO_ID, path)
+                for made in await _settled(catalog):
+                    if made.id == SAFETENSORS_DEMO_ID:
+                        state = model_pb2.ModelState.Name(made.state).removeprefix("MODEL_STATE_").lower()
+                        self._say(f"{made.id} - {made.reason or state} (the same model as safetensors, on torch)")
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[model_service_pb2_grpc.ModelServiceAsyncStub]:
+        options = (("grpc.max_receive_message_length", -1),)
+        async with self._own.channel(self._address, options) as channel:
+            try:
+                yield model_service_pb2_grpc.ModelServiceStub(channel)
+            except grpc.aio.AioRpcError as error:
+                raise Problem(f"the catalog does not answer: {error.details()}") from error
+
+    async def _demo(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> None:
+        folder = self._settings.model.folder
+        try:
+            path = await asyncio.to_thread(install_demo, folder, self._say)
+            encoder = await asyncio.to_thread(install_encoder, folder, self._say)
+            whisper = await asyncio.to_thread(install_whisper, folder, self._say) if self._hears else None
+            shapes = await asyncio.to_thread(install_shapes, folder, self._say) if self._draws else None
+        except DemoError as error:
+            raise Problem(str(error)) from error
+        if path:
+            self._first = True
+            await self._offer(catalog, DEMO_ID, path)
+        if encoder:
+            await self._offer(catalog, DEMO_ENCODER_ID, encoder)
+        if whisper:
+            await self._offer(catalog, DEMO_WHISPER_ID, whisper, [DEMO_WHISPER_ALIAS])
+        if shapes:
+            await self._offer(catalog, DEMO_SHAPES_ID, shapes, [DEMO_SHAPES_ALIAS], _SHAPES_DEFAULTS)
+
+    async def _offer(
+        self,
+        catalog: model_service_pb2_grpc.ModelServiceAsyncStub,
+        model_id: str,
+        path: Path,
+        aliases: Sequence[str] = (),
+        image_defaults: model_pb2.ImageDefaults | None = None,
+    ) -> None:
+        """Registers a file or a folder of a model, or brings an older registration of that id up to date."""
+        source, format = _url(path), await asyncio.to_thread(_format, path)
+        new = model_service_pb2.RegisterModelRequest(
+            id=model_id, source=source, format=format, aliases=aliases, image_defaults=image_defaults
+        )
+        try:
+            await catalog.RegisterModel(new, timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise
+            taken = error.code() == grpc.StatusCode.ALREADY_EXISTS
+            if not (taken and await self._refresh(catalog, model_id, source)):
+                self._say(f"{model_id} was not registered: {error.details()}")
+
+    async def _refresh(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, model_id: str, source: str) -> bool:
+        """Has the files of a registered model looked at again, now from `source`; False if it only is an alias."""
+        reply = await catalog.GetModel(model_service_pb2.GetModelRequest(id=model_id), timeout=CALL_SECONDS)
+        if reply.model.id != model_id:  # nobody asked for the other model to be changed
+            return False
+        change = model_service_pb2.UpdateModelRequest(id=model_id, source=source)
+        try:
+            await catalog.UpdateModel(change, timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise
+            self._say(f"{model_id} stays as it was registered: {error.details()}")
+        else:
+            if source != reply.model.source:
+                self._say(f"{model_id} is now {source}, no longer {reply.model.source}")
+        return True
+
+    async def _alias(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, alias: str, model_id: str) -> None:
+        try:
+            reply = await catalog.GetModel(model_service_pb2.GetModelRequest(id=model_id), timeout=CALL_SECONDS)
+            if alias in reply.model.aliases:
+                return
+            names = model_service_pb2.AliasList(names=[*reply.model.aliases, alias])
+            change = model_service_pb2.UpdateModelRequest(id=model_id, aliases=names)
+            await catalog.UpdateModel(change, timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                raise
+            self._say(f"ALLM_ALIASES: {alias} does not stand for {model_id}: {error.details()}")
+
+
+def _url(path: Path) -> str:
+    return path.expanduser().absolute().as_uri()
+
+
+def _format(path: Path) -> str:
+    """What a path that only has a name is taken for: folders are told by what is in them."""
+    path = path.expanduser()
+    if not path.is_dir():
+        return _OF_FILES.get(path.suffix, "gguf")
+    try:
+        formats = {format for format, _ in guess(LocalTree(path, [path]))}
+    except AllmError:  # the catalog says what is wrong with it
+        formats = set()
+    return formats.pop() if formats in ({"whisper"}, {"diffusers"}) else "safetensors"
+
+
+async def _listed(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:
+    reply = await catalog.ListModels(model_service_pb2.ListModelsRequest(), timeout=CALL_SECONDS)
+    return list(reply.models)
+
+
+def _on_its_way(model: model_pb2.Model) -> bool:
+    """Whether its state is about to change, which is also so while a replica only tells of an older generation."""
+    return model.state in ON_ITS_WAY or any(
+        replica.generation < model.generation
+        and (replica.next.generation < model.generation or replica.next.state in ON_ITS_WAY)
+        for replica in model.replicas
+    )
+
+
+async def _settled(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:
+    """All models, once none of them is about to be ready, or after a while."""
+    deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
+    while True:
+        models = await _listed(catalog)
+        settled = not any(map(_on_its_way, models))
+        if settled or asyncio.get_running_loop().time() > deadline:
+            return models
+        await asyncio.sleep(POLL_SECONDS)

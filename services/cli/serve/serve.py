@@ -1,0 +1,198 @@
+"""`allm serve`: the whole of allm on one machine, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gateway.exposure import confined, is_confined
+from services.auth.secret_file import SecretUnusable, ensure_secret
+from services.cli.problem import Problem
+from services.cli.serve.extras import check_traces, with_installed
+from services.cli.serve.ports import choose_port
+from services.cli.serve.register import Registrar
+from services.cli.serve.run_folder import RunNote, run_folder
+from services.cli.serve.screen import Screen
+from services.cli.serve.stack import (
+    CATALOG,
+    Stack,
+    audio_names,
+    authorizer_names,
+    image_names,
+    text_names,
+    with_listener,
+)
+from services.cli.serve.supervisor import Supervisor
+from services.models.demo.encoder_demo import DEMO_ENCODER_ID
+from services.models.demo.image_demo import DEMO_SHAPES_ID
+from services.models.demo.safetensors_demo import SAFETENSORS_DEMO_ID
+from services.models.demo.text_demo import DEMO_ID
+from services.models.demo.whisper_demo import DEMO_WHISPER_ID
+from services.settings.settings import Settings, load_settings
+
+DEMO_IDS = (DEMO_ID, SAFETENSORS_DEMO_ID, DEMO_ENCODER_ID, DEMO_WHISPER_ID, DEMO_SHAPES_ID)
+CONFINED = (
+    "Mind: ALLM_HOST={host} is not obeyed, the gateway listens on 127.0.0.1: whoever reached it could use the models. "
+    "Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open where something else guards it (docs/keys.md)."
+)
+NOTE_SECONDS = 2.0  # until `run.json` is tried again that could not be written
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
+    """Serves until SIGINT or SIGTERM.
+
+    Raises:
+        SettingError: a variable of `environ` holds what is not allowed there.
+        Problem: it cannot start.
+    """
+    settings = with_installed(load_settings(environ), screen.say)
+    check_traces(settings)
+    if is_confined(settings.gateway):
+        screen.say(CONFINED.format(host=settings.gateway.host))
+    with run_folder(settings.home) as folder:
+        host = confined(settings.gateway).host
+        port = choose_port(host, settings.gateway.port, "ALLM_PORT")
+        settings = _with_demo(_with_gateway_metrics(with_listener(settings, host, port)))
+        if settings.auth.keys:
+            _make_secret(settings)
+        stack = Stack(settings, folder, environ, _metrics_ports(settings), screen.say)
+        asyncio.run(_Run(stack, version, screen).until_stopped())
+
+
+def _make_secret(settings: Settings) -> None:
+    """Services read it when they start."""
+    try:
+        ensure_secret(settings.auth.secret_file)
+    except SecretUnusable as error:
+        raise Problem(str(error)) from error
+
+
+def _with_demo(settings: Settings) -> Settings:
+    """With the demos' folders below one of the roots, also where ALLM_MODEL_ROOTS leaves them out."""
+    model = settings.model
+    folders = [model.folder / name for name in DEMO_IDS]
+    if (
+        settings.models
+        or model.models_file
+        or all(any(folder.is_relative_to(root) for root in model.roots) for folder in folders)
+    ):
+        return settings
+    return replace(settings, model=replace(model, roots=(*model.roots, *folders)))
+
+
+def _with_gateway_metrics(settings: Settings) -> Settings:
+    """With the port on which the gateway tells its own metrics."""
+    gateway = settings.gateway
+    port = choose_port(gateway.stats_host, gateway.stats_port, "ALLM_GATEWAY_METRICS_PORT")
+    return replace(settings, gateway=replace(gateway, stats_port=port))
+
+
+def _metrics_ports(settings: Settings) -> dict[str, int]:
+    """The first text service has the port of the settings, the other services have free ones."""
+    host, port = settings.service.metrics_host, settings.service.metrics_port
+    first, *others = (
+        *text_names(settings.text_replicas),
+        *audio_names(settings.audio_replicas),
+        *image_names(settings.image_replicas),
+    )
+    return {
+        first: choose_port(host, port, "ALLM_METRICS_PORT"),
+        **{name: choose_port(host, 0, "ALLM_METRICS_PORT") for name in (*others, CATALOG, *authorizer_names(settings))},
+    }
+
+
+class _Run:
+    """One run of the stack."""
+
+    def __init__(self, stack: Stack, version: str, screen: Screen) -> None:
+        self._stack = stack
+        self._version = version
+        self._screen = screen
+        self._signals = 0
+        self._ready = False  # whether the models of the settings are registered
+        self._children: dict[str, int] = {}
+        self._registrar = Registrar(stack.catalog_address, stack.settings, screen.say)
+        self._stop = asyncio.Event()  # the first signal
+        self._kill = asyncio.Event()  # the second
+        self._logs = stack.settings.home / "logs"
+        self._supervisor = Supervisor(stack.services(), self._logs, screen.say, self._note)
+
+    async def until_stopped(self) -> None:
+        """Starts everything, waits for a signal, and stops everything."""
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+                loop.add_signal_handler(number, self._on_signal)
+        try:
+            if await _unless(self._stop, self._start()) and await _unless(self._stop, self._start_late()):
+                await self._stop.wait()
+            self._screen.say("Stopping.")
+            await _unless(self._kill, self._supervisor.stop())
+        finally:
+            await self._supervisor.kill()  # whatever is left; nothing, as a rule
+            self._supervisor.close()
+
+    async def _start(self) -> None:
+        with self._screen.step(f"Starting the catalog, {_services(self._stack.settings)} and the gateway"):
+            await self._supervisor.start()
+        with self._screen.step("Looking for models"):
+            models = await self._registrar.register()
+        self._ready = True
+        self._note(self._children)
+        self._screen.serving(self._version, self._stack, models, self._logs)
+
+    async def _start_late(self) -> None:
+        """What may come after everything else serves; without it the rest goes on."""
+        try:
+            await self._registrar.register_late()
+        except Problem as problem:
+            self._screen.say(str(problem))
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        (self._stop if self._signals == 1 else self._kill).set()
+
+    def _note(self, children: dict[str, int]) -> None:
+        """Tells who runs. Where the disk takes nothing, that is tried again: whoever is back serves all the same."""
+        stack, self._children = self._stack, children
+        note = RunNote(
+            pid=os.getpid(),
+            base_url=stack.base_url,
+            grpc=stack.grpc_address,
+            metrics=stack.metrics_urls,
+            folder=str(stack.folder),
+            children=children,
+            ready=self._ready,
+            local=stack.local_address,
+        )
+        try:
+            note.write(stack.settings.home)
+        except OSError:
+            asyncio.get_running_loop().call_later(NOTE_SECONDS, lambda: self._note(self._children))
+
+
+def _services(settings: Settings) -> str:
+    replicas = {"text": settings.text_replicas, "audio": settings.audio_replicas, "image": settings.image_replicas}
+    *names, last = [name for name, count in replicas.items() if count]
+    return f"the {', '.join(names)} and {last} services" if names else f"the {last} service"
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Does `work` unless `event` comes first; tells whether the work was done."""
+    task = asyncio.create_task(work)
+    interruption = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait((task, interruption), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        for pending in (task, interruption):
+            pending.cancel()
+        await asyncio.gather(task, interruption, return_exceptions=True)

@@ -1,0 +1,186 @@
+"""The services of one machine, as the supervisor runs them: catalog, text, audio, image, with keys the
+authorizer, and then the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from gateway import stats
+from gateway.address import url_host
+from gateway.admin import EnvoyAdmin
+from gateway.drain import drain
+from gateway.process import envoy_command
+from gateway.render import Gateway, write_config
+from services.cli.serve.process import Program
+from services.cli.serve.supervisor import Service
+from services.settings.settings import Settings
+
+POLL_SECONDS = 0.05
+CATALOG = "catalog"
+TEXT = "text"
+AUDIO = "audio"
+IMAGE = "image"
+AUTHORIZER = "authorizer"
+GATEWAY = "gateway"
+
+# A socket that is not there yet is tried again soon: nothing is spared by waiting.
+RETRY_SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 200))
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """All services of one machine. The ports are real ones: free, and not 0."""
+
+    settings: Settings
+    folder: Path  # for sockets and rendered files
+    environ: Mapping[str, str]  # for the children; each gets its own additions
+    metrics_ports: Mapping[str, int]  # of every service but the gateway
+    say: Callable[[str], None]
+
+    @property
+    def base_url(self) -> str:
+        """For OpenAI clients on this machine."""
+        return f"{'https' if self.settings.tls.edge else 'http'}://{self.grpc_address}/v1"
+
+    @property
+    def grpc_address(self) -> str:
+        """For gRPC clients on this machine."""
+        return f"{url_host(self.settings.gateway.host)}:{self.settings.gateway.port}"
+
+    @property
+    def local_address(self) -> str:
+        """For the commands of this user: where they need no certificate."""
+        return self._socket(GATEWAY) if self.settings.tls.edge else self.grpc_address
+
+    @property
+    def metrics_urls(self) -> dict[str, str]:
+        """Where each service tells its Prometheus metrics, and the gateway those of Envoy."""
+        host, gateway = url_host(self.settings.service.metrics_host), self.settings.gateway
+        urls = {name: f"http://{host}:{port}/metrics" for name, port in self.metrics_ports.items()}
+        if gateway.stats_port:
+            urls[GATEWAY] = f"http://{url_host(gateway.stats_host)}:{gateway.stats_port}{stats.PATH}"
+        return urls
+
+    @property
+    def catalog_address(self) -> str:
+        """Where the catalog listens: a Unix socket in the run folder."""
+        return self._socket(CATALOG)
+
+    def services(self) -> list[Service]:
+        """In the order in which they start: after the catalog all that answer requests, then the gateway."""
+        text = [self._service(TEXT, name) for name in text_names(self.settings.text_replicas)]
+        audio = [self._service(AUDIO, name) for name in audio_names(self.settings.audio_replicas)]
+        image = [self._service(IMAGE, name) for name in image_names(self.settings.image_replicas)]
+        authorizer = [self._service(name, name) for name in authorizer_names(self.settings)]
+        first, *others = (*text, *audio, *image, *authorizer)
+        beside = [replace(service, beside=True) for service in others]
+        return [self._service(CATALOG, CATALOG), first, *beside, self._gateway()]
+
+    def _socket(self, name: str) -> str:
+        return f"unix:{self.folder / name}.sock"
+
+    def _service(self, module: str, name: str) -> Service:
+        address = self._socket(name)
+        # Files that ALLM_MODELS names are the operator's own word: they, and they alone, may lie anywhere.
+        named = [str(path.expanduser().absolute()) for _, path in self.settings.models]
+        roots = [*map(str, self.settings.model.roots), *named]
+        environ = {
+            **self.environ,
+            "ALLM_LISTEN": address,
+            # The gateway's real ones: what callers are told to fetch later has them in its address.
+            "ALLM_HOST": self.settings.gateway.host,
+            "ALLM_PORT": str(self.settings.gateway.port),
+            "ALLM_METRICS_PORT": str(self.metrics_ports[name]),
+            "ALLM_CATALOG": self.catalog_address,
+            "ALLM_REPLICA": name,
+            "ALLM_MODEL_ROOTS": ",".join(roots),
+            # The only gateway has already let go of it when it is told to stop.
+            "ALLM_DRAIN_DELAY_SECONDS": "0",
+            # It starts workers; gRPC's own preparations for a fork can crash a child before it becomes one.
+            "GRPC_ENABLE_FORK_SUPPORT": "0",
+        }
+        program = Program(name, (sys.executable, "-m", f"services.{module}"), environ)
+        return Service(program, wait_ready=lambda: _wait_serving(address), drain=_nothing)
+
+    def _gateway(self) -> Service:
+        admin = EnvoyAdmin(self.folder / "admin.sock")
+        config = write_config(
+            Gateway(
+                replace(self.settings.gateway, authorizer=self._socket(AUTHORIZER)),
+                text=tuple(map(self._socket, text_names(self.settings.text_replicas))),
+                audio=tuple(map(self._socket, audio_names(self.settings.audio_replicas))),
+                image=tuple(map(self._socket, image_names(self.settings.image_replicas))),
+                catalog=self.catalog_address,
+                admin=f"unix:{admin.socket}",
+                folder=self.folder,
+                tls=self.settings.tls,
+                local=self._socket(GATEWAY) if self.settings.tls.edge else "",
+                trace=self.settings.trace,
+            )
+        )
+        program = Program(GATEWAY, tuple(envoy_command(config, os.cpu_count() or 1)), self.environ)
+        return Service(program, wait_ready=lambda: _wait_live(admin), drain=lambda: self._drain(admin))
+
+    async def _drain(self, admin: EnvoyAdmin) -> None:
+        """Turns clients away, and gives running requests time to end."""
+        await drain(admin, self.settings.service.drain_seconds, self.say)
+
+
+def text_names(replicas: int) -> list[str]:
+    """Names of the text services: a single one needs no number."""
+    return _names(TEXT, replicas)
+
+
+def audio_names(replicas: int) -> list[str]:
+    """Names of the audio services, likewise; there may be none."""
+    return _names(AUDIO, replicas)
+
+
+def image_names(replicas: int) -> list[str]:
+    """Names of the image services, likewise."""
+    return _names(IMAGE, replicas)
+
+
+def _names(service: str, replicas: int) -> list[str]:
+    return [service] if replicas == 1 else [f"{service}-{number}" for number in range(1, replicas + 1)]
+
+
+def authorizer_names(settings: Settings) -> list[str]:
+    """Name of the authorizer, if there is one."""
+    return [AUTHORIZER] if settings.auth.keys else []
+
+
+def with_listener(settings: Settings, host: str, port: int) -> Settings:
+    """The settings with the gateway's host and port that were chosen."""
+    return replace(settings, gateway=replace(settings.gateway, host=host, port=port))
+
+
+async def _wait_serving(address: str) -> None:
+    """Waits until a service says of itself that it serves."""
+    async with grpc.aio.insecure_channel(address, options=RETRY_SOON) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack Watch
+        while True:
+            try:
+                async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError:  # it has gone again; whoever watches the process knows why
+                await asyncio.sleep(POLL_SECONDS)
+
+
+async def _wait_live(admin: EnvoyAdmin) -> None:
+    while not await admin.is_ready():  # noqa: ASYNC110 - another process, it has no events
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _nothing() -> None:
+    """A service has no requests of its own: all came through the gateway, which has drained."""

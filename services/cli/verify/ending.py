@@ -1,0 +1,68 @@
+"""Whether the model ends its turns, and with a token that is made for it."""
+
+from __future__ import annotations
+
+import re
+
+from allm.text.v1 import chat_pb2
+
+from services.cli.verify.answer import Answer
+from services.cli.verify.check import Check, Failed
+from services.cli.verify.subject import Asked, Subject, said
+
+TOKENS = 96
+PROMPTS = (
+    "What is the capital of France? Answer with one word.",
+    "Say hello.",
+    "Is fire hot? Answer yes or no.",
+)
+# Markup as families spell it: `<|im_end|>`, `</s>`, `<SPECIAL_12>`, `[EOS]`.
+_MARKUP = re.compile(r"\s*[<\[][^<>\[\]\s]*[>\]]\s*")
+
+
+def _run(subject: Subject) -> str:
+    answers = subject.ask_together([_asked(prompt, TOKENS) for prompt in PROMPTS])
+    ended = [
+        (prompt, answer)
+        for prompt, answer in zip(PROMPTS, answers, strict=True)
+        if answer.finish == chat_pb2.FINISH_REASON_STOP
+    ]
+    if not ended:
+        raise Failed(
+            f"none of {len(PROMPTS)} short answers ended within {TOKENS} tokens",
+            "the token that ends a turn is not known: eos_token_id is missing or wrong, and no token has a known name",
+        )
+    ends = {_end(subject, prompt, answer) for prompt, answer in ended}
+    wrong = [end for end in ends if end and not _MARKUP.fullmatch(end)]
+    if wrong:
+        raise Failed(
+            f"an answer ended with {wrong[0]!r}, which is text",
+            "eos_token_id, or what else ends a turn, names the wrong token",
+        )
+    names = ", ".join(sorted(repr(end) for end in ends if end)) or "a token without text"
+    return f"{len(ended)} of {len(PROMPTS)} answers ended by themselves, with {names}"
+
+
+CHECK = Check(
+    name="stop-tokens",
+    compared=f"whether one of {len(PROMPTS)} short answers ends by itself within {TOKENS} tokens, and that what ends "
+    "answers is markup and no text",
+    run=_run,
+    sense=True,
+)
+
+
+def _end(subject: Subject, prompt: str, answer: Answer) -> str:
+    """The token that ended an answer: the likeliest in its place when the model is made to go on."""
+    size = len(answer.tokens)
+    longer = subject.ask(_asked(prompt, answer.completion_tokens, on=True))
+    if len(longer.tokens) <= size or [each.token for each in longer.tokens[:size]] != [
+        each.token for each in answer.tokens
+    ]:
+        return ""  # rounding has led elsewhere: nothing can be told
+    top = longer.tokens[size].top
+    return top[0][0].decode(errors="replace") if top else ""
+
+
+def _asked(prompt: str, tokens: int, *, on: bool = False) -> Asked:
+    return Asked(messages=[said(prompt)], max_tokens=tokens, on=on)

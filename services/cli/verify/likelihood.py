@@ -1,0 +1,60 @@
+"""Whether the model finds likely what every model has read many times.
+
+The texts are forced on it by a grammar, so that the log-probabilities of each token can be read.
+"""
+
+from __future__ import annotations
+
+import math
+
+from services.cli.verify.answer import Answer
+from services.cli.verify.check import Check, Failed
+from services.cli.verify.subject import Asked, Subject, said
+
+# Bits per byte. Small working models are below 0.8; one with layers, weights or tokens in the wrong place is above 2.
+MOST_BITS = 1.5
+LOWEST = -9000.0  # what stands for minus infinity is lower
+TEXTS = (
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday.",
+    "We hold these truths to be self-evident, that all men are created equal.",
+)
+
+
+def _run(subject: Subject) -> str:
+    answers = subject.ask_together([forced(text, "Write on.") for text in TEXTS])
+    for text, answer in zip(TEXTS, answers, strict=True):
+        check_numbers(answer)
+        bits = answer.bits_per_byte()
+        if bits > MOST_BITS:
+            raise Failed(
+                f"{bits:.2f} bits per byte for {text!r}",
+                "weights in the wrong place, transposed, zeroed or damaged; a wrong rotary base; or the tokenizer of "
+                "another model",
+            )
+    return f"{max(answer.bits_per_byte() for answer in answers):.2f} bits per byte at the most"
+
+
+CHECK = Check(
+    name="likelihood",
+    compared="how likely the model finds the days of the week and a famous sentence: "
+    f"at most {MOST_BITS:g} bits per byte",
+    run=_run,
+    sense=True,
+)
+
+
+def forced(text: str, prompt: str) -> Asked:
+    """A request that can only be answered by this text, as a JSON string."""
+    return Asked(messages=[said(prompt)], max_tokens=len(text) + 16, schema={"const": text})
+
+
+def check_numbers(answer: Answer) -> None:
+    """Raises Failed where the model has computed what is no number, or nothing."""
+    if not answer.tokens:
+        raise Failed("no log-probabilities came", "the runtime does not tell them")
+    bad = sum(math.isnan(token.logprob) or token.logprob < LOWEST for token in answer.tokens)
+    if bad:
+        raise Failed(
+            f"{bad} of {len(answer.tokens)} log-probabilities are no numbers",
+            "the weights hold NaN or infinite numbers, or they overflow in the precision that is computed in",
+        )

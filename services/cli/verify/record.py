@@ -1,0 +1,60 @@
+"""What a run of the checks has found, as a document: for scripts, and to be recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from services.cli.models.words import format_word
+from services.cli.problem import Problem
+from services.cli.verify.check import Outcome
+from services.cli.verify.subject import Subject
+
+# What answers depend on; as installed where the command runs, which is where `allm serve` was installed.
+PACKAGES = {"allm": "allm", "torch": "torch", "transformers": "transformers", "llama-cpp-python": "llama-cpp-python"}
+LOCAL = "files of this machine"
+
+
+def record(subject: Subject, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The document. It names no path of the machine."""
+    model = subject.catalog.get(subject.model.id).model
+    source = model.source if model.source.startswith("hf://") else LOCAL
+    ran = next((each for each in model.replicas if each.runtime), None)
+    return {
+        "model": model.id,
+        "architecture": model.architecture,
+        "format": format_word(model.format),
+        "quantization": model.quantization,
+        "size_bytes": model.size_bytes,
+        "source": f"{source}@{model.revision}" if model.revision and "@" not in source else source,
+        "weights": "random" if subject.random else "real",
+        "runtime": ran.runtime if ran else "",
+        "device": ran.device if ran else "",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
+        "versions": {name: version for name, package in PACKAGES.items() if (version := _version(package))},
+        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "passed": not any(outcome.verdict == "failed" for outcome in outcomes),
+        "checks": [dataclasses.asdict(outcome) for outcome in outcomes],
+    }
+
+
+def write(document: dict[str, Any], path: Path) -> None:
+    """Writes it as JSON. Raises Problem when that cannot be done."""
+    try:
+        path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise Problem(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

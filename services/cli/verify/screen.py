@@ -1,0 +1,63 @@
+"""What a run of the checks shows: a bar on a terminal, a line for each elsewhere, and a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from services.cli.models.page import Page
+from services.cli.verify.check import Check, Outcome
+
+HEADERS = ("CHECK", "RESULT", "SECONDS", "SEEN")
+
+
+class CheckScreen:
+    """Shows checks as they run, on the standard error, while the `with` block lasts."""
+
+    def __init__(self, model_id: str, total: int, console: Console | None = None) -> None:
+        console = console or Console(highlight=False, stderr=True)
+        self._page = Page(console)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(model_id, total=total)
+        self._model_id, self._lines = model_id, not console.is_terminal
+
+    def __enter__(self) -> CheckScreen:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def begun(self, number: int, check: Check) -> None:
+        """A check begins, after so many."""
+        self._bar.update(self._task, completed=number, description=f"{self._model_id} {check.name}")
+
+    def done(self, outcome: Outcome) -> None:
+        """It is done."""
+        if self._lines:
+            self._page.say(f"{outcome.name}: {outcome.verdict} ({outcome.seconds:.1f} s)")
+
+
+def show_outcomes(page: Page, model_id: str, outcomes: Sequence[Outcome]) -> None:
+    """The table, and what failed at length."""
+    rows = [(each.name, each.verdict, f"{each.seconds:.1f}", each.seen) for each in outcomes]
+    page.table(HEADERS, rows, right=frozenset({"SECONDS"}))
+    failed = [each for each in outcomes if each.verdict == "failed"]
+    for each in failed:
+        page.heading(f"{each.name} failed")
+        page.pairs([("compared", each.compared), ("seen", each.seen), ("likely", each.likely)])
+    counts = {verdict: sum(each.verdict == verdict for each in outcomes) for verdict in ("passed", "failed", "skipped")}
+    page.say(f"{model_id}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items() if count)}")

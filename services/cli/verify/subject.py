@@ -1,0 +1,162 @@
+"""The model under test, as requests reach it: conversations through the typed API, bare texts through OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+from allm.models.v1 import model_pb2
+from allm.openai.v1 import text_service_pb2_grpc
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from google.api import httpbody_pb2
+
+from services.cli.models.catalog import Catalog
+from services.cli.models.connection import Refused, by_model, told
+from services.cli.problem import Problem
+from services.cli.verify.answer import Answer, Scored
+
+ANSWER_SECONDS = 600.0
+NO_THOUGHTS, LITTLE = "none", "low"  # how much to reason
+TOP = 5  # of the likeliest tokens that are asked for: as many as OpenAI's completions tell
+
+USER, SYSTEM, ASSISTANT, TOOL = (
+    chat_pb2.CHAT_ROLE_USER,
+    chat_pb2.CHAT_ROLE_SYSTEM,
+    chat_pb2.CHAT_ROLE_ASSISTANT,
+    chat_pb2.CHAT_ROLE_TOOL,
+)
+
+
+class Stream(Protocol):
+    """A call that streams an answer, as gRPC gives it."""
+
+    def __iter__(self) -> Iterator[chat_service_pb2.StreamChatCompletionResponse]: ...
+
+    def cancel(self) -> object:
+        """Gives it up."""
+
+    def code(self) -> grpc.StatusCode:
+        """How it ended; waits for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request, always greedy."""
+
+    messages: Sequence[chat_pb2.ChatMessage]
+    max_tokens: int | None
+    schema: Mapping[str, Any] | None = None
+    tools: Sequence[chat_pb2.Tool] = ()
+    required: bool = False  # whether a tool must be called
+    on: bool = False  # past the end of the turn
+    thinking: bool = False  # as much as the model does by itself; else as little as it can
+
+    def fields(self, model: str, effort: str) -> dict[str, Any]:
+        """The fields of the two kinds of requests, which are the same; `effort` is the least that the model thinks."""
+        sampling = chat_pb2.SamplingParameters(temperature=0, max_tokens=self.max_tokens, ignore_eos=self.on)
+        fields: dict[str, Any] = {"model": model, "messages": self.messages, "sampling": sampling, "top_logprobs": TOP}
+        fields["reasoning_effort"] = "" if self.thinking else effort
+        if self.schema is not None:
+            fields["output_format"] = chat_pb2.OutputFormat(json_schema=json.dumps(self.schema))
+        if self.tools:
+            fields["parallel_tool_calls"] = False  # or a small model may go on calling
+            mode = chat_pb2.ToolChoice.MODE_REQUIRED if self.required else chat_pb2.ToolChoice.MODE_AUTO
+            fields |= {"tools": self.tools, "tool_choice": chat_pb2.ToolChoice(mode=mode)}
+        return fields
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject:
+    """A model, and the ways to ask it. What the requests raise is a Problem (services.cli.models.connection)."""
+
+    model: model_pb2.Model
+    catalog: Catalog
+    chat: chat_service_pb2_grpc.ChatServiceStub
+    text: text_service_pb2_grpc.TextServiceStub
+    runtime: str = ""  # to load it with; empty: the registry's choice
+    random: bool = False  # whether its weights are random, so that nothing that it says means anything
+    prompt_tokens: int = 1000  # of a long prompt, about
+    deadline: float = ANSWER_SECONDS
+    _effort: str = field(default="", init=False)
+
+    def ask(self, asked: Asked) -> Answer:
+        """The whole answer to one request."""
+        return self.ask_together([asked])[0]
+
+    def ask_together(self, requests: Sequence[Asked]) -> list[Answer]:
+        """The answers to requests that are sent at once."""
+        kind, effort = chat_service_pb2.CreateChatCompletionRequest, self._least_effort()
+        how = self._how()
+        with told():
+            calls = [
+                self.chat.CreateChatCompletion.future(kind(**each.fields(self.model.id, effort)), **how)
+                for each in requests
+            ]
+            try:
+                return [_whole(call.result()) for call in calls]
+            finally:
+                for call in calls:
+                    call.cancel()
+
+    def stream(self, asked: Asked) -> Stream:
+        """One request as a stream; the caller reads or cancels it, inside of `told`."""
+        request = chat_service_pb2.StreamChatCompletionRequest(**asked.fields(self.model.id, self._least_effort()))
+        return self.chat.StreamChatCompletion(request, **self._how())
+
+    def _how(self) -> dict[str, Any]:
+        return {"timeout": self.deadline, "metadata": by_model(self.model.id)}
+
+    def _least_effort(self) -> str:
+        """`none`, or what a model that always reasons takes for it."""
+        if not self._effort:
+            asked = Asked(messages=[said("Hello!")], max_tokens=1)
+            request = chat_service_pb2.CreateChatCompletionRequest(**asked.fields(self.model.id, NO_THOUGHTS))
+            self._effort = NO_THOUGHTS
+            try:
+                with told():
+                    self.chat.CreateChatCompletion(request, **self._how())
+            except Refused as refused:
+                if LITTLE not in str(refused):
+                    raise
+                self._effort = LITTLE
+        return self._effort
+
+    def count(self, asked: Asked) -> int:
+        """How many tokens the model is given."""
+        return self.ask(asked).prompt_tokens
+
+    def go_on(self, text: str) -> tuple[int, dict[bytes, float]]:
+        """A bare text's tokens, and the likeliest ones to follow it with their log-probabilities."""
+        body = {"model": self.model.id, "prompt": text, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
+        request = httpbody_pb2.HttpBody(content_type="application/json", data=json.dumps(body).encode())
+        with told():
+            answered = b"".join(part.data for part in self.text.CreateCompletion(request, **self._how()))
+        try:
+            reply = json.loads(answered)
+            likeliest = (reply["choices"][0].get("logprobs") or {}).get("top_logprobs") or [{}]
+            return reply["usage"]["prompt_tokens"], {
+                text.encode(): float("nan") if value is None else value for text, value in likeliest[0].items()
+            }
+        except (ValueError, LookupError) as error:
+            raise Problem(f"{self.model.id} gave no completion: {answered[:200].decode(errors='replace')}") from error
+
+
+def said(text: str, role: chat_pb2.ChatRole.ValueType = USER) -> chat_pb2.ChatMessage:
+    """A message of plain text."""
+    return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)])
+
+
+def _whole(reply: chat_service_pb2.CreateChatCompletionResponse) -> Answer:
+    choice = reply.choices[0]
+    return Answer(
+        text="".join(part.text or part.refusal for part in choice.message.content),
+        reasoning=choice.message.reasoning,
+        calls=[(call.name, call.arguments_json) for call in choice.message.tool_calls],
+        finish=choice.finish_reason,
+        tokens=[Scored.of(token) for token in choice.logprobs],
+        prompt_tokens=reply.usage.prompt_tokens,
+        completion_tokens=reply.usage.completion_tokens,
+    )

@@ -1,0 +1,97 @@
+"""Whether conversations are put to the model as its family publishes it.
+
+What a conversation became cannot be seen, but what it does can: a bare text with the same tokens makes the same tokens
+likely.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from services.cli.verify.answer import TIE
+from services.cli.verify.check import Check, Failed, Skipped
+from services.cli.verify.rendering import Rendering, of_architecture
+from services.cli.verify.subject import ASSISTANT, SYSTEM, USER, Asked, Subject, said
+
+TELL = "You are a careful clerk."
+TURNS = (("What is in the box?",), ("What is in the box?", "Three apples.", "And in the bag?"))
+
+
+def _run(subject: Subject) -> str:
+    forms = [form for form in of_architecture(subject.model.architecture) if _knows(subject, form)]
+    if not forms:
+        raise Skipped(
+            f"no published form is known here for the architecture {subject.model.architecture} and the special tokens "
+            "of this model"
+        )
+    seen = [_compare(subject, form) for form in forms]
+    fitting = [form.name for form, fault in zip(forms, seen, strict=True) if not fault]
+    if not fitting:
+        faults = "; ".join(f"{form.name}: {fault}" for form, fault in zip(forms, seen, strict=True))
+        raise Failed(faults, "the chat template is not the one that the model was trained with")
+    return f"the prompts are those of {fitting[0]}"
+
+
+CHECK = Check(
+    name="chat-template",
+    compared="the prompts of two conversations with what the family publishes: as many tokens, and the same one "
+    f"likeliest to follow, within {TIE:g} of its log-probability",
+    run=_run,
+)
+
+
+def _knows(subject: Subject, form: Rendering) -> bool:
+    """Whether all marks of a form are single tokens of the model."""
+    added = _added(subject)
+    return all(subject.go_on(mark)[0] - added == 1 for mark in form.marks)
+
+
+def _added(subject: Subject) -> int:
+    """How many tokens the tokenizer puts in front of every text."""
+    return subject.go_on("x")[0] - 1  # one token in about every vocabulary
+
+
+def _compare(subject: Subject, form: Rendering) -> str:
+    """What is not as published; empty where all is."""
+    added = _added(subject)
+    if added and not form.bos:
+        return f"the tokenizer puts {added} tokens in front of every prompt, the published prompts begin without"
+    for turns in TURNS:
+        given, likely = _given(subject, turns)
+        counts = set()
+        for text in form.render(TELL, turns):
+            tokens, next_likely = subject.go_on(text.removeprefix(form.bos) if added else text)
+            counts.add(tokens)
+            if tokens == given and _alike(likely, next_likely):
+                break
+        else:
+            return _fault(len(turns), given, counts)
+    return ""
+
+
+def _given(subject: Subject, turns: Sequence[str]) -> tuple[int, dict[bytes, float]]:
+    roles = [USER if at % 2 == 0 else ASSISTANT for at in range(len(turns))]
+    spoken = [said(turn, role) for turn, role in zip(turns, roles, strict=True)]
+    answer = subject.ask(Asked(messages=[said(TELL, SYSTEM), *spoken], max_tokens=1, thinking=True))
+    return answer.prompt_tokens, dict(answer.tokens[0].top) if answer.tokens else {}
+
+
+def _alike(one: dict[bytes, float], other: dict[bytes, float]) -> bool:
+    """Whether two lists of likely tokens are of one prompt."""
+    if not one or not other:
+        return not one and not other  # the end of the turn is told by neither
+    token = max(one, key=lambda each: one[each])
+    if math.isnan(one[token]):
+        return all(math.isnan(value) for value in other.values())
+    if token not in other:  # JSON spells pieces of characters otherwise
+        return any(b"\xef\xbf\xbd" in each for each in other)
+    return abs(other[token] - one[token]) < TIE
+
+
+def _fault(turns: int, given: int, counts: set[int]) -> str:
+    where = f"with a system message and {turns} turn{'s' if turns > 1 else ''}"
+    if given not in counts:
+        published = " or ".join(map(str, sorted(counts)))
+        return f"{where} the model is given {given} tokens, published are {published}"
+    return f"{where} the model is given as many tokens as published, {given}, but others"

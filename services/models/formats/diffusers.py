@@ -1,0 +1,193 @@
+"""A model for diffusers: a pipeline's folder with `model_index.json`, or one checkpoint in its makers' own layout."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from services.errors import ModelInvalid
+from services.models.formats.adapter import refuse_adapter
+from services.models.formats.architecture import architecture_of
+from services.models.formats.document import read_object
+from services.models.formats.finding import Finding
+from services.models.formats.listing import listed, missing, there
+from services.models.formats.original_layout import layout_of
+from services.models.formats.safetensors_header import read_tensors
+from services.models.formats.weights import Weights, check_weights, find_weights
+from services.models.hub.source_tree import FileTree
+
+INDEX = "model_index.json"
+MAX_COMPONENTS = 64
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_PROCESSORS = ("FeatureExtractor", "ImageProcessor", "Processor")
+# What a component must have, by what it is: one of these sets of files.
+_SCHEDULER = (("scheduler_config.json",),)
+_TOKENIZER = (("tokenizer_config.json",), ("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
+_PROCESSOR = (("preprocessor_config.json",), ("processor_config.json",))
+_MODEL = (("config.json",),)
+_COMPANIONS = frozenset(
+    """
+    scheduler_config.json config.json generation_config.json preprocessor_config.json processor_config.json
+    tokenizer_config.json tokenizer.json tokenizer.model vocab.json vocab.txt merges.txt spiece.model
+    added_tokens.json special_tokens_map.json chat_template.jinja chat_template.json
+    """.split()  # noqa: SIM905 (easier to read)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """What a pipeline is made of."""
+
+    name: str
+    library: str
+    kind: str  # the class
+
+    @property
+    def folder(self) -> str:
+        """Its own, ending with `/`."""
+        return f"{self.name}/"
+
+    @property
+    def needs(self) -> tuple[tuple[str, ...], ...]:
+        """The sets of files of which it needs one whole."""
+        if self.kind.endswith("Scheduler"):
+            return _SCHEDULER
+        if "Tokenizer" in self.kind:
+            return _TOKENIZER
+        return _PROCESSOR if self.kind.endswith(_PROCESSORS) else _MODEL
+
+    @property
+    def stem(self) -> str:
+        """What its library calls the weights; empty: it has none."""
+        if self.needs is not _MODEL:
+            return ""
+        return "diffusion_pytorch_model" if self.library == "diffusers" else "model"
+
+    def absent(self, tree: FileTree) -> str:
+        """Which files it lacks, weights aside; empty: none. Raises ModelInvalid where its configuration is no JSON."""
+        folder = self.folder
+        if not any(all(there(tree, folder + name) for name in names) for names in self.needs):
+            return " or ".join(" + ".join(folder + name for name in names) for names in self.needs)
+        if self.stem:
+            read_object(tree, f"{folder}config.json")
+        return ""
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What was found of all components, and what was not."""
+
+    paths: set[str] = field(default_factory=set)
+    weights: dict[str, Weights] = field(default_factory=dict)  # of each component that has some
+    absent: list[str] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)  # weights that are no safetensors
+
+
+def inspect_diffusers(tree: FileTree, file: str) -> Finding:
+    """Checks a pipeline and all its components, or the one checkpoint that is named, without reading their weights.
+
+    Raises:
+        ModelInvalid: files are missing, ambiguous or damaged; names them.
+        Unsupported: the checkpoint is of no kind that is known.
+    """
+    return _checkpoint(tree, file) if file else _pipeline(tree)
+
+
+def components(index: dict[str, object]) -> Iterator[Component]:
+    """Entries are `"name": ["library", "Class"]`; with null in it the pipeline goes without. Others are options.
+
+    Raises:
+        ModelInvalid: there are too many, or one has no name that a folder can have.
+    """
+    names = [
+        name
+        for name, value in index.items()
+        if isinstance(value, list) and None not in value and any(isinstance(each, str) for each in value)
+    ]
+    if len(names) > MAX_COMPONENTS:
+        raise ModelInvalid(f"{INDEX} names {len(names)} components; {MAX_COMPONENTS} are allowed")
+    for name in names:
+        match index[name]:
+            case [str(library), str(kind)] if library and kind and _FOLDER.fullmatch(name):
+                yield Component(name, library, kind)
+            case value:
+                raise ModelInvalid(f"{INDEX} names {reprlib.repr(name)}: {reprlib.repr(value)}, which is no component")
+
+
+def companions(tree: FileTree, component: Component) -> set[str]:
+    """The small files of a component that are there.
+
+    Raises:
+        ModelInvalid: an adapter lies beside it, which its library would put into the model unasked.
+    """
+    refuse_adapter(tree, component.folder)
+    return {component.folder + name for name in _COMPANIONS} & tree.files.keys()
+
+
+def _checkpoint(tree: FileTree, file: str) -> Finding:
+    if file not in tree.files:
+        raise missing(tree, [file])
+    if not file.lower().endswith(".safetensors"):
+        raise ModelInvalid(f"{file[:200]}: of single files only .safetensors are read")
+    tensors = read_tensors(tree, file)
+    layout = layout_of(tensors, file)
+    return Finding(
+        format="diffusers",
+        modality="image",
+        architecture=layout.architecture,
+        capabilities=frozenset({"image"}),
+        context_tokens=0,
+        files=(tree.files[file],),
+        primary=file,
+        tensors={"": tensors},
+    )
+
+
+def _pipeline(tree: FileTree) -> Finding:
+    if not there(tree, INDEX):
+        single = [path for path in tree.files if "/" not in path and path.endswith(".safetensors")]
+        hint = f" (is the model one file? Then name it: {listed(single)})" if single else ""
+        raise ModelInvalid(f"{missing(tree, [INDEX]).message}{hint}")
+    index = read_object(tree, INDEX)
+    architecture = architecture_of(index.get("_class_name"), f"_class_name in {INDEX}")
+    parts = _Parts()
+    for component in components(index):
+        _collect(tree, component, parts)
+    if parts.other:
+        raise ModelInvalid(f"{listed(parts.other)}: only safetensors are read, and there are none beside it")
+    if parts.absent:
+        raise missing(tree, parts.absent)
+    if not parts.weights:
+        raise ModelInvalid(f"{INDEX} names no component that has weights")
+    tensors = check_weights(tree, parts.weights.values())
+    return Finding(
+        format="diffusers",
+        modality="image",
+        architecture=architecture,
+        capabilities=frozenset({"image"}),
+        context_tokens=0,
+        files=tuple(tree.files[path] for path in sorted({INDEX, *parts.paths})),
+        primary="",
+        tensors=dict(zip(parts.weights, tensors, strict=True)),
+    )
+
+
+def _collect(tree: FileTree, component: Component, parts: _Parts) -> None:
+    folder = component.folder
+    if lacking := component.absent(tree):
+        parts.absent.append(lacking)
+    parts.paths |= companions(tree, component)
+    if not component.stem:
+        return
+    weights = find_weights(tree, folder, stem=component.stem, variants=True)
+    if weights:
+        parts.weights[component.name] = weights
+        parts.paths.update(weights.files)
+        return
+    others = [path for path in tree.files if path.startswith(folder) and path.endswith((".bin", ".ckpt", ".pt"))]
+    if others:
+        parts.other += others
+    else:
+        parts.absent.append(f"{folder}{component.stem}.safetensors")

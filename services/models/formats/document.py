@@ -1,0 +1,110 @@
+"""Reads JSON objects that strangers wrote: bounded in size and depth, and named when they are wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+
+from services.errors import ModelInvalid
+from services.models.hub.source_tree import FileTree
+
+CONFIG_BYTES = 4 * 1024 * 1024
+# What is parsed takes many times the memory of its text, and the interpreter parses one thing at a time anyway.
+_PARSING = threading.Lock()
+
+
+def read_bytes(tree: FileTree, path: str, limit: int) -> bytes:
+    """A whole file.
+
+    Raises:
+        ModelInvalid: it is missing, larger than `limit` bytes, or cannot be read.
+    """
+    entry = tree.files.get(path)
+    if entry is None:
+        raise ModelInvalid(f"{path} is missing")
+    if entry.size > limit:
+        raise ModelInvalid(f"{path} has {entry.size} bytes; {limit} are allowed")
+    parts: list[bytes] = []
+    try:
+        with tree.open(path) as file:
+            left = entry.size
+            while left > 0 and (part := file.read(left)):  # what is remote may come in smaller parts
+                parts.append(part)
+                left -= len(part)
+    except OSError as error:
+        raise ModelInvalid(f"{path}: {error.strerror or error}") from error
+    if left > 0:
+        raise ModelInvalid(f"{path} is cut off: it has {entry.size - left} bytes; {entry.size} were expected")
+    return b"".join(parts)
+
+
+def read_object(tree: FileTree, path: str, limit: int = CONFIG_BYTES, *, strict: bool = False) -> dict[str, Any]:
+    """The JSON object that a file holds; `strict` as in `parse_object`.
+
+    Raises:
+        ModelInvalid: it is missing, larger than `limit` bytes, or no JSON object; names it.
+    """
+    return parse_object(read_bytes(tree, path, limit), path, strict=strict)
+
+
+def read_list(tree: FileTree, path: str, limit: int = CONFIG_BYTES) -> list[Any]:
+    """The JSON list that a file holds. Raises ModelInvalid as `read_object` does."""
+    found = _parse(read_bytes(tree, path, limit), path, strict=False)
+    if not isinstance(found, list):
+        raise ModelInvalid(f"{path} is no JSON list")
+    return found
+
+
+def known_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model that was inspected before; empty where it holds another value.
+
+    Raises:
+        OSError, ModelInvalid: it is not there any more, or no JSON.
+    """
+    with path.open("rb") as file:
+        found = _parse(file.read(CONFIG_BYTES), str(path), strict=False)
+    return found if isinstance(found, dict) else {}
+
+
+def parse_object(data: bytes, name: str, *, strict: bool) -> dict[str, Any]:
+    """Reads a JSON object; `name` is for messages.
+
+    `strict` refuses what two readers could take for different things: a key that is there twice, NaN, Infinity.
+    Published config.json files do hold Infinity.
+
+    Raises:
+        ModelInvalid: it is none.
+    """
+    found = _parse(data, name, strict=strict)
+    if not isinstance(found, dict):
+        raise ModelInvalid(f"{name} is no JSON object")
+    return found
+
+
+def _parse(data: bytes, name: str, *, strict: bool) -> Any:
+    try:
+        with _PARSING:
+            text = data.decode()
+            return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse) if strict else json.loads(text)
+    except RecursionError:
+        raise ModelInvalid(f"{name} is nested too deeply") from None
+    except ValueError as error:  # also what is no UTF-8
+        raise ModelInvalid(f"{name} is no valid JSON: {str(error)[:200]}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key[:100]!r} is there twice")
+        seen.add(key)
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not allowed")

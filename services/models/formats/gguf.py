@@ -1,0 +1,106 @@
+"""GGUF models: which files of the source they are, and what their headers say."""
+
+from __future__ import annotations
+
+from services.errors import ModelInvalid, Unsupported
+from services.models.formats.architecture import architecture_of
+from services.models.formats.finding import Finding
+from services.models.formats.gguf_header import GgufError, GgufHeader, read_header_from
+from services.models.formats.listing import listed, place
+from services.models.formats.parallel import in_parallel
+from services.models.formats.split import Split, require_all, split_of, splits_in
+from services.models.hub.source_tree import FileTree
+
+# Architectures of llama.cpp that embed and do not write.
+ENCODERS = frozenset(
+    """
+    bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding t5encoder
+    """.split()  # noqa: SIM905 (easier to read)
+)
+_PARTS = {"mmproj": "a projector", "adapter": "an adapter", "imatrix": "an importance matrix"}  # general.type
+_POOLING_NONE, _POOLING_RANK = 0, 4  # llama.cpp's own numbers
+
+
+def inspect_gguf(tree: FileTree, file: str) -> Finding:
+    """Checks the GGUF file of that path, or the only GGUF model of the tree, by its headers.
+
+    Raises:
+        ModelInvalid: it is missing, not the only one, cut off or otherwise wrong; names the files.
+        Unsupported: it ranks texts.
+    """
+    split = _choose(tree, file)
+    require_all(tree, split)
+    headers = in_parallel(lambda path: _header(tree, path), split.paths)
+    _check_split(split, headers)
+    first = headers[0]
+    part = _PARTS.get(str(first.metadata.get("general.type")))
+    if part or first.architecture == "clip":
+        raise ModelInvalid(f"{split.primary} is {part or 'a projector'}, not a model")
+    where = f"general.architecture in {split.primary}"
+    architecture = architecture_of(first.metadata.get("general.architecture"), where)
+    return Finding(
+        format="gguf",
+        modality="text",
+        architecture=architecture,
+        capabilities=frozenset({"embeddings" if _embeds(first) else "chat"}),
+        context_tokens=first.context_length,
+        files=tuple(tree.files[path] for path in sorted(split.paths)),
+        primary=split.primary,
+    )
+
+
+def _choose(tree: FileTree, file: str) -> Split:
+    if file:
+        if file not in tree.files:
+            raise ModelInvalid(f"{place(tree)}: {file} is missing")
+        return split_of(file)
+    found = splits_in(tree)
+    if not found:
+        raise ModelInvalid(f"{place(tree)}: there is no GGUF file")
+    if len(found) > 1:
+        names = listed(split.primary for split in found)
+        which = f"which of {len(found)} models is ambiguous: {names}"
+        raise ModelInvalid(f"{place(tree)}: {which}. Name the file in the source")
+    return found[0]
+
+
+def _header(tree: FileTree, path: str) -> GgufHeader:
+    """The header of one file, with the weights as long as it says."""
+    size = tree.files[path].size
+    try:
+        with tree.open(path) as file:
+            header = read_header_from(file, path, size)
+    except OSError as error:
+        raise ModelInvalid(f"{path}: {error.strerror or error}") from error
+    except GgufError as error:
+        raise ModelInvalid(str(error)) from error
+    if size < header.needed:
+        raise ModelInvalid(f"{path} is cut off: it has {size} bytes; by its header it must have {header.needed}")
+    return header
+
+
+def _check_split(split: Split, headers: list[GgufHeader]) -> None:
+    """What the headers say of the split must be what the names say."""
+    count = len(split.paths)
+    for number, (path, header) in enumerate(zip(split.paths, headers, strict=True)):
+        default = (0, 1) if count == 1 else (None, None)
+        said = (header.metadata.get("split.no", default[0]), header.metadata.get("split.count", default[1]))
+        if count == 1 and said[1] == 0:  # what some writers put into a file that is not split
+            continue
+        if said != (number, count):
+            raise ModelInvalid(
+                f"{path} is shard {number + 1} of {count} by its name, but its header says split.no {said[0]} "
+                f"(counted from 0) and split.count {said[1]}"
+            )
+    total = headers[0].metadata.get("split.tensors.count")
+    held = sum(header.tensors for header in headers)
+    if count > 1 and isinstance(total, int) and total != held:
+        raise ModelInvalid(f"{split.primary} says that there are {total} tensors; all shards together hold {held}")
+
+
+def _embeds(header: GgufHeader) -> bool:
+    """Whether it is an encoder, or a decoder that was made to embed: only those say how to pool."""
+    pooling = header.metadata.get(f"{header.architecture}.pooling_type", _POOLING_NONE)
+    if pooling == _POOLING_RANK:
+        raise Unsupported("the model ranks texts (its pooling_type is rank), which is not served", param="source")
+    return header.architecture in ENCODERS or (isinstance(pooling, int) and pooling > _POOLING_NONE)

@@ -1,0 +1,182 @@
+"""A LoRA: one safetensors file with two small factors for each of the matrices of a model that it changes.
+
+Two ways of naming them are known: diffusers' own, with dots as in the model, and that of kohya's scripts, with `_` in
+their place. Which matrices they mean in a file of other names is found when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from services.errors import ModelInvalid
+from services.models.formats.listing import listed, place
+from services.models.formats.safetensors_header import Tensor, read_tensors
+from services.models.hub.source_tree import FileTree
+from services.models.manifest import Manifest
+
+SUFFIX = ".safetensors"
+_DOWN = re.compile(
+    r"(?P<module>.+?)(?P<how>[._]lora(?:_linear_layer)?\.down|\.lora_down|\.lora_A)(?P<rest>(?:\.[A-Za-z0-9_]+)?\.weight)"
+)
+_UP = {"down": "up", "lora_A": "lora_B"}
+_OTHERS = {
+    "dora_scale": "DoRA",
+    "hada_w1_a": "LoHa",
+    "lokr_w1": "LoKr",
+    "oft_blocks": "OFT",
+    "oft_diag": "OFT",
+    "diff_b": "weights' differences",
+}
+_KOHYA = {
+    "lora_unet_": ("unet", "transformer"),
+    "lora_transformer_": ("transformer",),
+    "lora_te_": ("text_encoder",),
+    "lora_te1_": ("text_encoder",),
+    "lora_te2_": ("text_encoder_2",),
+    "lora_te3_": ("text_encoder_3",),
+}
+_COMPONENTS = frozenset({"unet", "transformer", "text_encoder", "text_encoder_2", "text_encoder_3"})
+_KEYS = re.compile(r".*attn2[._](?:processor\.)?to_k")
+_PLAIN_KEYS = ".attn2.to_k.weight"
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is done to one matrix."""
+
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """A LoRA's file, and what it changes."""
+
+    manifest: Manifest
+    changes: Mapping[str, _Change]  # by the name that the file has for a matrix
+
+
+def inspect_lora(tree: FileTree, file: str) -> Lora:
+    """Checks a LoRA's header. `file` is the one that was named; else there must be one only.
+
+    Raises:
+        ModelInvalid: there is no such file, it is damaged or no LoRA; says what.
+    """
+    path = file or _only(tree)
+    if path not in tree.files:
+        raise ModelInvalid(f"{place(tree)}: {path[:200]} is missing")
+    if not path.lower().endswith(SUFFIX):
+        raise ModelInvalid(f"{path[:200]}: a LoRA is a {SUFFIX} file")
+    changes = _changes(read_tensors(tree, path), path)
+    manifest = Manifest(
+        files=(tree.files[path],),
+        primary=path,
+        repository=tree.repository,
+        revision=tree.revision,
+        folder=tree.folder,
+    )
+    manifest.check()
+    return Lora(manifest, changes)
+
+
+def check_fit(lora: Lora, model: Mapping[str, Tensors]) -> None:
+    """Makes sure that a LoRA can be one of a model, as far as names and shapes tell.
+
+    `model` has the tensors of each component; of a checkpoint in its makers' own layout all of them under "".
+
+    Raises:
+        ModelInvalid: it was made for another model; says what does not fit.
+    """
+    path = lora.manifest.primary
+    widths = {
+        tensor.shape[1]
+        for tensors in model.values()
+        for name, tensor in tensors.items()
+        if name.endswith(_PLAIN_KEYS) and len(tensor.shape) > 1
+    }
+    for name, change in lora.changes.items():
+        if widths and _KEYS.fullmatch(name) and change.inputs not in widths:
+            theirs = ", ".join(map(str, sorted(widths)))
+            raise ModelInvalid(
+                f"{path} was made for another model: {name} in it takes prompts {change.inputs} numbers wide, this "
+                f"model has {theirs}"
+            )
+    if "" not in model:
+        _check_matrices(lora, model)
+
+
+def _check_matrices(lora: Lora, model: Mapping[str, Tensors]) -> None:
+    """Finds the matrices in the model that are changed."""
+    path = lora.manifest.primary
+    matrices = dict(_matrices(model))
+    unknown = []
+    for name, change in lora.changes.items():
+        shape = matrices.get(_written_out(name))
+        if shape is None:
+            if name.partition(".")[0] in _COMPONENTS:
+                unknown.append(name)
+        elif (shape[0], shape[1]) != (change.outputs, change.inputs):
+            raise ModelInvalid(
+                f"{path} was made for another model: {name} in it is for {change.outputs}x{change.inputs} numbers, "
+                f"this model has {shape[0]}x{shape[1]}"
+            )
+    if unknown:
+        what = f"{len(unknown)} of its {len(lora.changes)} matrices are not in this one, such as {min(unknown)}"
+        raise ModelInvalid(f"{path} was made for another model: {what}")
+
+
+def _matrices(model: Mapping[str, Tensors]) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Every matrix under the names that LoRAs have for it, with its shape."""
+    for component, tensors in model.items():
+        for name, tensor in tensors.items():
+            module, dot, kind = name.rpartition(".")
+            if kind != "weight" or not dot or len(tensor.shape) < 2:
+                continue
+            module = module.removeprefix("text_model.")
+            yield f"{component}.{module}", tensor.shape
+            for prefix, components in _KOHYA.items():
+                if component in components:
+                    yield prefix + module.replace(".", "_"), tensor.shape
+
+
+def _written_out(name: str) -> str:
+    """Earlier diffusers named a matrix by what computed with it; earlier transformers had a level more in encoders."""
+    name = name.replace(".text_model.", ".").replace("_text_model_", "_")
+    return name.replace(".processor.to_out", ".to_out.0").replace(".processor.to_", ".to_")
+
+
+def _changes(tensors: Tensors, path: str) -> dict[str, _Change]:
+    found: dict[str, _Change] = {}
+    for name, down in tensors.items():
+        match = _DOWN.fullmatch(name)
+        if not match:
+            continue
+        how = match["how"]
+        for old, new in _UP.items():
+            how = how.replace(old, new)
+        up = tensors.get(match["module"] + how + match["rest"])
+        if up is None or len(down.shape) < 2 or len(up.shape) < 2:
+            raise ModelInvalid(f"{path} is no LoRA: {name[:200]} has no counterpart")
+        if down.shape[0] != up.shape[1]:
+            raise ModelInvalid(
+                f"{path} is corrupt: {name[:200]} has rank {down.shape[0]}, its counterpart {up.shape[1]}"
+            )
+        found[match["module"]] = _Change(inputs=down.shape[1], outputs=up.shape[0])
+    for mark, kind in _OTHERS.items():
+        if any(mark in name for name in tensors):
+            raise ModelInvalid(f"{path} holds {kind}, which is not LoRA and not read here")
+    if not found:
+        raise ModelInvalid(f"{path} is no LoRA: it has no pairs of small matrices, such as lora_A and lora_B")
+    return found
+
+
+def _only(tree: FileTree) -> str:
+    names = [path for path in tree.files if "/" not in path and path.lower().endswith(SUFFIX)]
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise ModelInvalid(f"{place(tree)} has no {SUFFIX} file")
+    raise ModelInvalid(f"{place(tree)} has several files: name one of {listed(names)}")

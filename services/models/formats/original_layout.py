@@ -1,0 +1,215 @@
+"""Image checkpoints of one file, in the layouts that their makers publish: told by the names and shapes of tensors.
+
+Such a file holds weights only. What is read here is its header; configuration and tokenizers come from a base, which is
+a pipeline of diffusers of the same kind (`base_pipeline.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+
+from services.errors import ModelInvalid, Unsupported
+from services.models.formats.safetensors_header import Tensor
+
+Tensors = Mapping[str, Tensor]
+# The bare names are those of files that hold nothing but the denoiser.
+_PREFIX = "model.diffusion_model."
+_INPUT = f"{_PREFIX}input_blocks.0.0.weight"  # [channels, channels of latents, 3, 3]
+_VAE = ("first_stage_model.decoder.conv_in.weight", "vae.decoder.conv_in.weight")
+_POSITIONS = "transformer.text_model.embeddings.position_embedding.weight"
+_PLAIN_CHANNELS, _INPAINTING_CHANNELS = 4, 9
+# Files that are something else, and would partly pass for one of those below.
+_OTHERS = {
+    "control_model.": "a ControlNet",
+    "distilled_guidance_layer.": "Chroma",
+    "single_stream_modulation.lin.weight": "Flux 2",
+    "motion_modules.": "AnimateDiff",
+    "clip_txt_mapper.": "Stable Cascade",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a checkpoint is."""
+
+    name: str  # for messages
+    architecture: str  # the class of its pipeline
+    base: str  # the repository whose configuration is usual for it
+    marks: Mapping[str, tuple[str, ...]] = field(repr=False)  # component -> a tensor of its, under any of these names
+    optional: tuple[str, ...] = ()  # components that the pipeline can do without
+
+    def missing(self, tensors: Tensors) -> list[str]:
+        """Components whose weights are not in the file and cannot be done without."""
+        return [part for part in self.marks if part not in self.optional and not self.holds(part, tensors)]
+
+    def holds(self, component: str, tensors: Container[str]) -> bool:
+        """Whether the weights of a component are in the file."""
+        return any(name in tensors for name in self.marks.get(component, ()))
+
+    def left_out(self, tensors: Tensors) -> list[str]:
+        """Optional components whose weights are not in the file."""
+        return [component for component in self.optional if not self.holds(component, tensors)]
+
+
+def layout_of(tensors: Tensors, path: str) -> Layout:
+    """What a checkpoint of these tensors is; `path` is for messages.
+
+    Raises:
+        Unsupported: it is something else, or a kind that is not run; says what.
+        ModelInvalid: it lacks weights that only it could bring.
+    """
+    for mark, what in _OTHERS.items():
+        if any(mark in name for name in tensors):
+            raise Unsupported(f"{path} is {what}, which is not read from a single file", param="source")
+    layout = _stable_diffusion(tensors, path) if _INPUT in tensors else _transformer(tensors)
+    if layout is None:
+        known = "Stable Diffusion 1.x, 2.x, XL, 3 and 3.5, and Flux"
+        raise Unsupported(
+            f"{path} is no checkpoint in a layout that is known here, which are the original ones of {known}. "
+            "A pipeline of diffusers is registered as a folder, a LoRA with a model that it belongs to",
+            param="source",
+        )
+    if absent := layout.missing(tensors):
+        raise ModelInvalid(
+            f"{path} ({layout.name}) holds no weights of {', '.join(absent)}: from a base come only configuration and "
+            "tokenizers, so all weights must be in the file"
+        )
+    return layout
+
+
+def _stable_diffusion(tensors: Tensors, path: str) -> Layout | None:
+    """One with a UNet."""
+    shape = tensors[_INPUT].shape
+    channels = shape[1] if len(shape) > 1 else 0
+    if channels not in (_PLAIN_CHANNELS, _INPAINTING_CHANNELS):
+        taken = f"{_PLAIN_CHANNELS} or, for inpainting, {_INPAINTING_CHANNELS}"
+        raise Unsupported(f"{path} takes {channels} channels of latents; {taken} are known", param="source")
+    masks = channels == _INPAINTING_CHANNELS
+    if "edm_mean" in tensors:
+        return _XL_PLAYGROUND
+    for layout, inpainting in _UNETS:
+        if layout.holds("text_encoder", tensors) or (layout is _REFINER and layout.holds("text_encoder_2", tensors)):
+            return inpainting if masks else layout
+    return None
+
+
+def _transformer(tensors: Tensors) -> Layout | None:
+    """One with a transformer."""
+    if _SD3.holds("transformer", tensors):
+        if any("joint_blocks.37." in name for name in tensors):
+            return _SD35_LARGE
+        return _SD35_MEDIUM if any(".x_block.attn2." in name for name in tensors) else _SD3
+    if not _FLUX_SCHNELL.holds("transformer", tensors):
+        return None
+    if not any(f"{prefix}guidance_in.in_layer.bias" in tensors for prefix in ("", _PREFIX)):
+        return _FLUX_SCHNELL
+    inputs = next((tensors[name].shape for name in (f"{_PREFIX}img_in.weight", "img_in.weight") if name in tensors), ())
+    return _FLUX.get(inputs[1]) if len(inputs) > 1 else None
+
+
+def _with(layout: Layout, **changes: str) -> Layout:
+    values = {"name": layout.name, "architecture": layout.architecture, "base": layout.base} | changes
+    return Layout(**values, marks=layout.marks, optional=layout.optional)
+
+
+def _either(*names: str) -> tuple[str, ...]:
+    return tuple(prefix + name for name in names for prefix in (_PREFIX, ""))
+
+
+_SD1 = Layout(
+    name="Stable Diffusion 1.x",
+    architecture="StableDiffusionPipeline",
+    base="stable-diffusion-v1-5/stable-diffusion-v1-5",
+    marks={"unet": (_INPUT,), "vae": _VAE, "text_encoder": (f"cond_stage_model.{_POSITIONS}",)},
+)
+_SD2 = Layout(
+    name="Stable Diffusion 2.x",
+    architecture="StableDiffusionPipeline",
+    base="stabilityai/stable-diffusion-2-1",
+    marks={"unet": (_INPUT,), "vae": _VAE, "text_encoder": ("cond_stage_model.model.token_embedding.weight",)},
+)
+_XL = Layout(
+    name="Stable Diffusion XL",
+    architecture="StableDiffusionXLPipeline",
+    base="stabilityai/stable-diffusion-xl-base-1.0",
+    marks={
+        "unet": (_INPUT,),
+        "vae": _VAE,
+        "text_encoder": (f"conditioner.embedders.0.{_POSITIONS}",),
+        "text_encoder_2": ("conditioner.embedders.1.model.positional_embedding",),
+    },
+)
+_XL_PLAYGROUND = _with(_XL, name="Playground 2.5", base="playgroundai/playground-v2.5-1024px-aesthetic")
+_REFINER = Layout(
+    name="the refiner of Stable Diffusion XL",
+    architecture="StableDiffusionXLImg2ImgPipeline",
+    base="stabilityai/stable-diffusion-xl-refiner-1.0",
+    marks={"unet": (_INPUT,), "vae": _VAE, "text_encoder_2": ("conditioner.embedders.0.model.text_projection",)},
+)
+# For 4 channels of latents, and for 9.
+_UNETS = (
+    (
+        _SD1,
+        _with(
+            _SD1,
+            architecture="StableDiffusionInpaintPipeline",
+            base="stable-diffusion-v1-5/stable-diffusion-inpainting",
+        ),
+    ),
+    (
+        _SD2,
+        _with(_SD2, architecture="StableDiffusionInpaintPipeline", base="stabilityai/stable-diffusion-2-inpainting"),
+    ),
+    (
+        _XL,
+        _with(
+            _XL,
+            architecture="StableDiffusionXLInpaintPipeline",
+            base="diffusers/stable-diffusion-xl-1.0-inpainting-0.1",
+        ),
+    ),
+    (_REFINER, _REFINER),
+)
+_ENCODERS = {
+    "text_encoder": (f"text_encoders.clip_l.{_POSITIONS}",),
+    "text_encoder_2": (f"text_encoders.clip_g.{_POSITIONS}",),
+    "text_encoder_3": ("text_encoders.t5xxl.transformer.shared.weight",),
+}
+_SD3 = Layout(
+    name="Stable Diffusion 3",
+    architecture="StableDiffusion3Pipeline",
+    base="stabilityai/stable-diffusion-3-medium-diffusers",
+    marks={
+        "transformer": _either("joint_blocks.0.context_block.adaLN_modulation.1.bias"),
+        "vae": _VAE,
+        **_ENCODERS,
+    },
+    optional=("text_encoder_3",),
+)
+_SD35_MEDIUM = _with(_SD3, name="Stable Diffusion 3.5 Medium", base="stabilityai/stable-diffusion-3.5-medium")
+_SD35_LARGE = _with(_SD3, name="Stable Diffusion 3.5 Large", base="stabilityai/stable-diffusion-3.5-large")
+_FLUX_SCHNELL = Layout(
+    name="Flux.1 schnell",
+    architecture="FluxPipeline",
+    base="black-forest-labs/FLUX.1-schnell",
+    marks={
+        "transformer": _either("double_blocks.0.img_attn.norm.key_norm.scale"),
+        "vae": _VAE,
+        "text_encoder": _ENCODERS["text_encoder"],
+        "text_encoder_2": _ENCODERS["text_encoder_3"],
+    },
+)
+# By the numbers in a packed latent: some take an image beside it.
+_FLUX = {
+    64: _with(_FLUX_SCHNELL, name="Flux.1 dev", base="black-forest-labs/FLUX.1-dev"),
+    128: _with(
+        _FLUX_SCHNELL,
+        name="Flux.1 Depth or Canny",
+        architecture="FluxControlPipeline",
+        base="black-forest-labs/FLUX.1-Depth-dev",
+    ),
+    384: _with(
+        _FLUX_SCHNELL, name="Flux.1 Fill", architecture="FluxFillPipeline", base="black-forest-labs/FLUX.1-Fill-dev"
+    ),
+}

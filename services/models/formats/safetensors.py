@@ -1,0 +1,82 @@
+"""A folder of safetensors: config.json, tokenizer.json, and weights in one file or in shards with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from services.errors import InvalidRequest, ModelInvalid
+from services.models.formats.adapter import refuse_adapter
+from services.models.formats.config import CONFIG, read_config
+from services.models.formats.finding import Finding
+from services.models.formats.listing import missing, place, there
+from services.models.formats.modules import MODULES, find_modules, input_limit
+from services.models.formats.safetensors_header import Tensor
+from services.models.formats.weights import INDEX, WHOLE, check_weights, find_weights
+from services.models.hub.source_tree import FileTree
+from services.models.manifest import ManifestFile
+
+TOKENIZER = "tokenizer.json"
+_PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
+# What runtimes read when it is there. Nothing else of the folder belongs to the model: no other formats' weights, no
+# code, and no metadata.json, which another program keeps for itself.
+COMPANIONS = frozenset(
+    """
+    generation_config.json tokenizer_config.json special_tokens_map.json chat_template.jinja chat_template.json
+    tokenizer.model tiktoken.model spiece.model sentencepiece.bpe.model vocab.json vocab.txt merges.txt
+    added_tokens.json preprocessor_config.json processor_config.json video_preprocessor_config.json modules.json
+    config_sentence_transformers.json sentence_bert_config.json hf_quant_config.json quantize_config.json
+    """.split()  # noqa: SIM905 (twenty quoted words are harder to read)
+)
+
+
+def inspect_safetensors(tree: FileTree) -> Finding:
+    """Checks a folder of safetensors without reading its weights.
+
+    Raises:
+        ModelInvalid: files are missing, ambiguous or damaged, or the model needs code of its own; names them.
+        InvalidRequest: it is a Whisper model, which has a format of its own.
+        Unsupported: it is an embedding model with a step that is not known.
+    """
+    config = read_config(tree) if there(tree, CONFIG) else None
+    if config and config.model_type == "whisper":
+        raise InvalidRequest(f"{CONFIG} is of a Whisper model: register it with the format 'whisper'", param="format")
+    absent = [path for path in (CONFIG, TOKENIZER) if not there(tree, path)]
+    if not any("/" not in path and (path.endswith(".safetensors") or path == INDEX) for path in tree.files):
+        absent.append(WHOLE)
+    if absent or config is None:
+        raise missing(tree, absent)
+    refuse_adapter(tree)
+    if config.fault:
+        raise ModelInvalid(f"{place(tree)}: {config.fault}")
+    weights = find_weights(tree)
+    if weights is None:
+        raise missing(tree, [WHOLE])
+    modules, modules_weights = find_modules(tree)
+    tensors = check_weights(tree, [weights, *modules_weights])[0]
+    paths = {CONFIG, TOKENIZER, *weights.files, *modules, *(COMPANIONS & tree.files.keys())}
+    files = tuple(tree.files[path] for path in sorted(paths))
+    quantization = config.quantization or _unsaid_quantization(tensors)
+    return Finding(
+        format="safetensors",
+        modality="text",
+        architecture=config.model_type,
+        capabilities=frozenset({"embeddings"}) if MODULES in tree.files else config.capabilities,
+        context_tokens=input_limit(tree) or config.context_tokens,
+        files=files,
+        primary="",
+        quantization=quantization,
+        unpacked_size=_unpacked(files, tensors) if quantization == "mxfp4" else 0,
+    )
+
+
+def _unsaid_quantization(tensors: Mapping[str, Tensor]) -> str:
+    """The type of weights that are in none that models compute in, though config.json says nothing of it."""
+    strange = {tensor.dtype for name, tensor in tensors.items() if name.endswith(".weight")} - _PLAIN
+    return min(strange, default="").lower()
+
+
+def _unpacked(files: Iterable[ManifestFile], tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of a model in MXFP4 once its weights are in bfloat16: a byte of two numbers becomes four bytes."""
+    blocks = sum(tensor.size for name, tensor in tensors.items() if name.endswith("_blocks"))
+    scales = sum(tensor.size for name, tensor in tensors.items() if name.endswith("_scales"))
+    return sum(file.size for file in files) + 3 * blocks - scales

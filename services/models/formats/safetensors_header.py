@@ -1,0 +1,152 @@
+"""The header of one safetensors file: eight bytes of length, JSON, and then the weights, which are never read.
+
+Format: https://github.com/huggingface/safetensors (README, "Format").
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from services.errors import ModelInvalid
+from services.models.formats.document import parse_object
+from services.models.hub.source_tree import FileTree
+
+MAX_HEADER = 100_000_000  # bytes; the limit of the format's own reader
+FIRST_READ = 256 * 1024  # bytes; holds most headers whole: of a remote file that is one request
+MAX_DIMENSIONS = 64
+_LFS = b"version https://git-lfs"
+# Bits of a number. What is not in it is accepted without knowing its size.
+_BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "I64": 64,
+    "U64": 64,
+    "F64": 64,
+    "C64": 64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """What a header says of a tensor."""
+
+    dtype: str  # in the format's own words, such as `BF16`
+    size: int  # bytes
+    shape: tuple[int, ...]
+
+
+def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
+    """Reads and checks the header of a safetensors file, and returns what tensors it holds.
+
+    Raises:
+        ModelInvalid: it is no safetensors file, does not agree with itself, or does not have the size it should have.
+    """
+    size = tree.files[path].size
+    try:
+        with tree.open(path) as file:
+            data = _header(file, path, size)
+    except OSError as error:
+        raise ModelInvalid(f"{path}: {error.strerror or error}") from error
+    entries = parse_object(data, f"the header of {path}", strict=True)
+    metadata = entries.pop("__metadata__", None)
+    if metadata is not None and not _is_metadata(metadata):
+        raise ModelInvalid(f"{path} is corrupt: __metadata__ in its header is no object of strings")
+    if not entries:
+        raise ModelInvalid(f"{path} holds no tensors")
+    needed = 8 + len(data) + _weights(path, entries)
+    if size < needed:
+        raise ModelInvalid(f"{path} is cut off: it has {size} bytes; by its header it must have {needed}")
+    if size > needed:
+        raise ModelInvalid(f"{path} is corrupt: it has {size} bytes; by its header it must have {needed}")
+    return {name: _tensor(entry) for name, entry in entries.items()}
+
+
+def _header(file: BinaryIO, path: str, size: int) -> bytes:
+    """The JSON of the header."""
+    begin = _read(file, min(size, FIRST_READ))
+    if begin.startswith(_LFS):
+        raise ModelInvalid(f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`")
+    length = int.from_bytes(begin[:8], "little")
+    if length > MAX_HEADER:
+        raise ModelInvalid(
+            f"{path} is no safetensors file: it claims a header of {length} bytes; {MAX_HEADER} are allowed"
+        )
+    if size < 8 + length:
+        raise ModelInvalid(f"{path} is cut off: it has {size} bytes; its header alone takes {8 + length}")
+    data = begin[8 : 8 + length]
+    data += _read(file, length - len(data))
+    if len(data) < length:
+        raise ModelInvalid(f"{path} is cut off: it ends after {8 + len(data)} bytes; {size} were expected")
+    return data
+
+
+def _read(file: BinaryIO, count: int) -> bytes:
+    parts: list[bytes] = []
+    while count > 0 and (part := file.read(count)):  # what is remote may come in smaller parts
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _weights(path: str, entries: dict[str, Any]) -> int:
+    """Bytes of all tensors, which must lie one after the other without a gap."""
+    ranges = sorted((*_range(path, name, entry), name) for name, entry in entries.items())
+    reached = 0
+    for begin, end, name in ranges:
+        if begin != reached:
+            how = "overlaps the one before it" if begin < reached else "leaves a gap before it"
+            raise ModelInvalid(f"{path} is corrupt: tensor {name[:100]!r} begins at {begin}, which {how} ({reached})")
+        reached = end
+    return reached
+
+
+def _tensor(entry: Any) -> Tensor:
+    begin, end = entry["data_offsets"]
+    return Tensor(entry["dtype"], end - begin, tuple(entry["shape"]))
+
+
+def _range(path: str, name: str, entry: Any) -> tuple[int, int]:
+    """First byte and the one after the last of a tensor, relative to the end of the header."""
+    fault = f"{path} is corrupt: in its header tensor {name[:100]!r}"
+    if not isinstance(entry, dict):
+        raise ModelInvalid(f"{fault} is no object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str):
+        raise ModelInvalid(f"{fault} has no dtype")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, shape)):
+        raise ModelInvalid(f"{fault} has the shape {reprlib.repr(shape)}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+        raise ModelInvalid(f"{fault} has the data_offsets {reprlib.repr(offsets)}")
+    begin, end = offsets
+    if begin > end:
+        raise ModelInvalid(f"{fault} ends before it begins, at {end} and {begin}")
+    if dtype in _BITS and math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
+        raise ModelInvalid(f"{fault} has {end - begin} bytes, which is not what {dtype} of {reprlib.repr(shape)} takes")
+    return begin, end
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_metadata(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())

@@ -1,0 +1,43 @@
+"""How a generation that is in memory makes room for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from services.errors import OutOfMemory
+from services.models.store import Serving
+from services.residency.manager import ModelManager
+from services.residency.memory.refusal import NeverFits, TooManyModels
+from services.residency.resident import resident_key
+
+log = logging.getLogger(__name__)
+
+
+async def load_beside(manager: ModelManager[Any], new: Serving, step_down: Callable[[str], None]) -> None:
+    """Loads a new generation while the old one serves; where both do not fit into memory, the old one goes first.
+
+    `step_down` is told why as soon as that is known: from then on nobody new may get the old one, for whose running
+    requests this waits.
+
+    Raises what loading raises. After `step_down` the old one is no longer in memory, but could be loaded again.
+    """
+    descriptor = new.descriptor
+    try:
+        await manager.load(descriptor, new.runtime)
+    except NeverFits:
+        raise
+    except (OutOfMemory, TooManyModels) as problem:
+        extra = {"model": descriptor.id, "generation": descriptor.generation, "reason": problem.message}
+        log.warning("both generations do not fit: the old one ends first", extra=extra)
+        step_down(
+            f"{descriptor.id} is changing to generation {descriptor.generation}; the old one is unloaded first, "
+            f"because both do not fit into memory: {problem.message}"
+        )
+    else:
+        return
+    # Shielded: should another update come meanwhile, requests that still run on the old one end in peace all the same.
+    await asyncio.shield(manager.retire(descriptor.id, keep=resident_key(descriptor, new.runtime)))
+    await manager.load(descriptor, new.runtime)

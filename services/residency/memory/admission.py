@@ -1,0 +1,217 @@
+"""Whether a model may be loaded: room is made for it, and set aside, before its worker starts.
+
+What is needed is compared with the budgets, and with what is free below the threshold less what other loads have been
+promised (services/residency/memory/capacity.py). Where it does not fit, the least recently used idle models of any service of
+the host are asked to go, if that suffices; where it would fit but for models that are in use, it waits a few seconds
+for one of them; else it is refused. Loads take turns here only for an attempt, never while they load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.byte_count import bytes_word
+from services.errors import AllmError
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import Runtime
+from services.residency.manager import ModelManager
+from services.residency.memory.estimate import HOST, Need, budget_of, place_word
+from services.residency.memory.eviction_plan import Outlook, look_ahead
+from services.residency.memory.ledger import Ledger
+from services.residency.memory.ledger_sync import Books
+from services.residency.memory.peer import ask_to_release
+from services.residency.memory.readings import Readings
+from services.residency.memory.refusal import NeverFits, NoRoom, TooManyModels
+from services.residency.memory.reservation import Full, Reservation
+from services.residency.slot import Slot
+from services.rpc.own_identity import NOBODY, OwnIdentity
+from services.settings.settings import ResidencySettings
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 5.0  # seconds that a load waits for a model that is in use to become idle
+LOOK_AGAIN = 0.2  # seconds between two attempts meanwhile
+ROUNDS = 8  # looks of an attempt: each after the first follows upon models that went, or one that did not
+PEER_SECONDS = 5.0  # a neighbour that has not unloaded by then is passed over
+
+Needed = Callable[[ModelDescriptor, Runtime], Need]
+
+
+class _NotNow(Exception):
+    """An attempt that failed. `hopeful`: another one may succeed before long."""
+
+    def __init__(self, problem: AllmError, *, hopeful: bool) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+        self.hopeful = hopeful
+
+
+class Admission:
+    """The gate of a service's manager. `replica`: its name, for the log of neighbours that are asked to unload.
+    `patience`: seconds that a load may wait for room. `own`: what neighbours are shown.
+    """
+
+    def __init__(
+        self,
+        manager: ModelManager[Any],
+        ledger: Ledger,
+        books: Books,
+        needed: Needed,
+        settings: ResidencySettings,
+        readings: Readings,
+        replica: str = "",
+        patience: float = PATIENCE,
+        own: OwnIdentity = NOBODY,
+    ) -> None:
+        self._manager = manager
+        self._ledger = ledger
+        self._books = books
+        self._needed = needed
+        self._settings = settings
+        self._readings = readings
+        self._replica = replica
+        self._patience = patience
+        self._own = own
+        self._turn = asyncio.Lock()  # for one attempt; what evicts and what loads takes none
+        self.stopped: Mapping[str, str] = {}  # places that take nothing more now, and why
+
+    async def enter(self, slot: Slot[Any]) -> None:
+        """Sets memory aside for a model, in `slot.reservation`. One who is cancelled leaves nothing set aside.
+
+        Raises:
+            NeverFits, NoRoom: there is not enough memory; the message names what is needed, what is free, and who
+                holds the rest.
+            TooManyModels: the service has as many as ALLM_MAX_LOADED_MODELS allows, and all are in use.
+            Internal: the ledger cannot be used.
+        """
+        need = await asyncio.to_thread(self._reckon, slot)
+        await asyncio.to_thread(self._check, slot, need)
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._patience
+        refusals: dict[str, float] = {}  # reservations that were asked for in vain -> when they were last used
+        while True:
+            try:
+                async with self._turn:
+                    slot.reservation = await self._attempt(slot, need, refusals)
+            except _NotNow as attempt:
+                if not attempt.hopeful or now() >= deadline:
+                    raise attempt.problem from None
+            else:
+                return
+            await asyncio.sleep(LOOK_AGAIN)
+
+    async def leave(self, slot: Slot[Any]) -> None:
+        """Gives back what was set aside, if anything was. Never raises."""
+        reservation, slot.reservation = slot.reservation, None
+        if reservation:
+            await self._ledger.release(reservation)
+
+    # --- what is needed
+
+    def _reckon(self, slot: Slot[Any]) -> Need:
+        """What a model needs. Files that cannot be read are the load's to complain about, in its own words."""
+        try:
+            return self._needed(slot.descriptor, slot.runtime)
+        except Exception as error:
+            extra = {"model": slot.key.model_id, "reason": str(error)}
+            log.warning("cannot tell from its files what a model needs: taking their size", extra=extra)
+            return Need({HOST: slot.descriptor.size})
+
+    def _check(self, slot: Slot[Any], need: Need) -> None:
+        """Raises NeverFits for a model that no unloading helps."""
+        settings, name = self._settings, slot.key.model_id
+        if 0 < settings.model_bytes < need.total:
+            raise NeverFits(
+                f"{name} needs {need}; one model may take {bytes_word(settings.model_bytes)} (ALLM_MODEL_MEMORY_BYTES)"
+            )
+        totals = self._readings.read().totals()
+        for place, wanted in need.places.items():
+            total, _ = totals.get(place, (0, 0))
+            budget, variable = budget_of(place, self._settings)
+            if 0 < budget < wanted:
+                limit = f"all models may take {bytes_word(budget)} ({variable})"
+            elif 0 < total * settings.threshold < wanted:
+                share = f"{bytes_word(total * settings.threshold)} of {bytes_word(total)}"
+                limit = f"{share} may be used (ALLM_MEMORY_THRESHOLD)"
+            else:
+                continue
+            raise NeverFits(f"{name} needs {need}; of {place_word(place)} {limit}")
+
+    # --- one attempt
+
+    async def _attempt(self, slot: Slot[Any], need: Need, refusals: dict[str, float]) -> Reservation:
+        for place, why in self.stopped.items():
+            if need.places.get(place):
+                raise _NotNow(NoRoom(f"{slot.key.model_id} needs {need}; {why}"), hopeful=True)
+        await self._make_place(slot)
+        await self._books.update()
+        for _ in range(ROUNDS):
+            try:
+                return await self._reserve(slot, need)
+            except Full as full:
+                outlook = self._look(slot, full, refusals)
+            if not outlook.victims:
+                break
+            for victim in outlook.victims:
+                if await self._ask(victim) is None:
+                    refusals[victim.id] = victim.last_used
+                    break  # whether the others still suffice, and whether they are idle, is another look's matter
+        raise _NotNow(_no_room(slot, need, outlook), hopeful=outlook.hopeful)
+
+    async def _reserve(self, slot: Slot[Any], need: Need) -> Reservation:
+        return await self._ledger.reserve(slot.key, need, lambda: self._readings.capacity(self._settings))
+
+    def _look(self, slot: Slot[Any], full: Full, refusals: Mapping[str, float]) -> Outlook:
+        own = {row.id: row for row in self._books.rows()}
+        current = {one.reservation.id for one in self._same(slot) if one.reservation}
+        holders = sorted((own.get(one.id, one) for one in full.holders), key=lambda one: one.last_used)
+        return look_ahead(
+            full.missing,
+            holders,
+            stays=lambda one: one.id in current,
+            refused=lambda one: refusals.get(one.id) == one.last_used,
+        )
+
+    def _same(self, slot: Slot[Any]) -> list[Slot[Any]]:
+        """Other generations of the model that serve here: they do not go for a new one's sake until that is decided
+        (services/provision/preparation.py).
+        """
+        everything = self._manager.slots()
+        same = [one for one in everything if one is not slot and one.key.model_id == slot.key.model_id]
+        return [one for one in same if self._manager.slot(one.key) is one]
+
+    async def _ask(self, victim: Reservation) -> int | None:
+        """Unloads a model of this service, or has a neighbour unload one. Bytes; None: it stays."""
+        for slot in self._manager.slots():
+            if slot.reservation and slot.reservation.id == victim.id:
+                return await self._manager.evict(slot.key, "admission")
+        log.info("asking a neighbour to unload", extra={"model": victim.key.model_id, "replica": victim.replica})
+        return await ask_to_release(victim, PEER_SECONDS, self._replica, self._own)
+
+    async def _make_place(self, slot: Slot[Any]) -> None:
+        """Keeps the number of models within ALLM_MAX_LOADED_MODELS."""
+        most = self._settings.max_models
+        while most:
+            admitted = [one for one in self._manager.slots() if one is not slot and one.reservation]
+            if len(admitted) < most:
+                return
+            same = self._same(slot)
+            others = [one for one in admitted if one not in same]
+            idle = sorted((one for one in others if self._manager.evictable(one.key)), key=lambda one: one.last_used)
+            if not idle or await self._manager.evict(idle[0].key, "max_models") is None:
+                problem = TooManyModels(
+                    f"{slot.key.model_id} is not loaded: {len(admitted)} models are in memory and in use, and no more "
+                    f"than {most} may be (ALLM_MAX_LOADED_MODELS)"
+                )
+                raise _NotNow(problem, hopeful=any(not self._manager.pinned(one.key.model_id) for one in others))
+
+
+def _no_room(slot: Slot[Any], need: Need, outlook: Outlook) -> NoRoom:
+    free = " and ".join(
+        f"{bytes_word(max(0, need.places.get(place, 0) - short))} of {place_word(place)}"
+        for place, short in outlook.missing.items()
+    )
+    return NoRoom(f"{slot.key.model_id} needs {need}; free: {free}; {outlook.words()}")

@@ -1,0 +1,216 @@
+"""The ledger of a host: who has reserved how much of its memory. All service processes under one ALLM_HOME share it.
+
+A reservation lives as long as the process that made it, which holds a file of its own locked (owner_file.py); what a
+dead one had is dropped by whoever reserves next. Places are written as pools (pools.py), so that what two containers
+call by one name is not taken for the same memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import uuid
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from services.errors import Internal
+from services.residency.memory import ledger_file, owner_file
+from services.residency.memory.capacity import Capacity
+from services.residency.memory.estimate import Need
+from services.residency.memory.ledger_file import LedgerFile
+from services.residency.memory.owner_file import OwnerFile
+from services.residency.memory.pools import Pools
+from services.residency.memory.reservation import Full, Reservation
+from services.residency.resident import ResidentKey
+from services.storage.sqlite_file import DatabaseUnusable
+
+log = logging.getLogger(__name__)
+
+NAME = "ledger.db"
+
+
+class Ledger:
+    """An open ledger; every process has one. Its methods are called on the event loop; SQLite works in a thread."""
+
+    def __init__(self, folder: Path, address: str, replica: str, pools: Pools) -> None:
+        """Not open yet: see `open`."""
+        self._folder = folder
+        self._address = address
+        self._replica = replica
+        self._pools = pools
+        self._owner = uuid.uuid4().hex
+        self._mark: OwnerFile | None = None
+        self._file = LedgerFile(folder / NAME)
+        self._mine: dict[str, Reservation] = {}  # as the file has them
+        self._gone: set[str] = set()  # given back, but perhaps still in the file
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, folder: Path, address: str, replica: str, pools: Pools | None = None) -> Ledger:
+        """Opens the ledger below `folder`, or makes it, and becomes an owner there.
+
+        Args:
+            folder: ResidencySettings.folder.
+            address: where other processes reach this one's ResidencyService (see peer_address).
+            replica: this process's name, for messages.
+            pools: which memory the places of this process really are; None: they are looked up.
+
+        Raises:
+            DatabaseUnusable: the file or its folder cannot be used; the message says what to do about it.
+        """
+        if pools is None:
+            pools = await asyncio.to_thread(Pools.read)
+        ledger = cls(folder, address, replica, pools)
+        await ledger._file.open()
+        try:
+            ledger._mark = OwnerFile(ledger._mark_of(ledger._owner))
+            await ledger._file.write(ledger._enter)
+        except (OSError, Internal) as problem:
+            await ledger.close()
+            raise DatabaseUnusable(f"the ledger in {folder} cannot be used: {problem}") from problem
+        except BaseException:
+            await ledger.close()
+            raise
+        return ledger
+
+    async def reserve(self, key: ResidentKey, need: Need, capacity: Callable[[], Capacity]) -> Reservation:
+        """Reserves what a load will need, or nothing at all.
+
+        `capacity` reads the memory while nobody else can reserve: it runs in the ledger's thread, and must be quick.
+        What dead owners had is dropped first. `Capacity.missing` says what fits. A caller that is cancelled leaves
+        nothing reserved. The reservation is `loading` and `busy`, as it is until `touch` tells otherwise.
+
+        Raises:
+            Full: it does not fit.
+            Internal: the ledger cannot be used: the message names the file, and why.
+        """
+        made = Reservation(
+            id=uuid.uuid4().hex, address=self._address, replica=self._replica, key=key, places=dict(need.places)
+        )
+        work = asyncio.ensure_future(self._file.write(lambda connection: self._admit(connection, made, capacity)))
+        try:
+            full = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._gone.add(made.id)
+            self._later(self._forget())  # after that work: the thread takes one after the other
+            raise
+        if full:
+            raise full
+        self._mine[made.id] = made
+        return made
+
+    async def touch(self, reservations: Iterable[Reservation]) -> None:
+        """Tells how this process's own reservations are now: any field but `id`, `address` and `replica`.
+
+        Writes only when something has changed since it was last told; ignores what has been released meanwhile, and
+        takes away what could not be released. Nothing is checked: who finds that a model takes more than it reserved
+        says so by larger `places`.
+
+        Raises:
+            Internal: the ledger cannot be used; the next touch tells everything again.
+        """
+        told = {one.id: one for one in reservations if one.id in self._mine}
+        if any(self._mine[one] != now for one, now in told.items()):
+            rows = [self._shared(one) for one in (self._mine | told).values()]
+            await self._file.write(lambda connection: self._put(connection, rows))
+            self._mine |= {one: now for one, now in told.items() if one in self._mine}
+        await self._forget()
+
+    async def release(self, reservation: Reservation) -> None:
+        """Gives a reservation back; does nothing to one that is gone. Never raises: what cannot be written is logged
+        and tried again by the next touch.
+        """
+        if self._mine.pop(reservation.id, None):
+            self._gone.add(reservation.id)
+        await self._forget()
+
+    async def all(self) -> list[Reservation]:
+        """Every living owner's reservations, the least recently used first.
+
+        Places are named as this process names them; what it cannot reach keeps the name of the pool.
+
+        Raises:
+            Internal: the ledger cannot be used.
+        """
+        return await self._file.read(self._living)
+
+    async def close(self) -> None:
+        """Gives everything back and leaves the ledger. Never raises."""
+        await asyncio.gather(*self._tasks)
+        try:
+            if self._mark:
+                await self._file.write(lambda connection: ledger_file.drop_owners(connection, [self._owner]))
+        except Internal as problem:  # others drop it once the mark is gone
+            log.warning("the ledger could not be left: %s", problem)
+        await self._file.close()
+        if self._mark:
+            self._mark.close()
+
+    # --- in the thread
+
+    def _enter(self, connection: sqlite3.Connection) -> None:
+        self._bury(connection)
+        ledger_file.add_owner(connection, self._owner, self._address, self._replica)
+
+    def _admit(
+        self, connection: sqlite3.Connection, made: Reservation, capacity: Callable[[], Capacity]
+    ) -> Full | None:
+        self._bury(connection)
+        others = self._living(connection)
+        missing = capacity().missing(made.places, others)
+        if missing:
+            return Full(missing, [each for each in others if any(each.places.get(place) for place in missing)])
+        self._put(connection, [self._shared(made)])
+        return None
+
+    def _put(self, connection: sqlite3.Connection, rows: Iterable[Reservation]) -> None:
+        ledger_file.add_owner(connection, self._owner, self._address, self._replica)
+        ledger_file.put(connection, self._owner, rows)
+
+    def _living(self, connection: sqlite3.Connection) -> list[Reservation]:
+        rows = ledger_file.read(connection)
+        lives = {owner: self._lives(owner) for owner in {owner for owner, _ in rows}}
+        return [
+            replace(row, places=self._pools.own(row.places), measured=self._pools.own(row.measured))
+            for owner, row in rows
+            if lives[owner]
+        ]
+
+    def _bury(self, connection: sqlite3.Connection) -> None:
+        """Drops dead owners. Their files may go before that is on disk: without one an owner is dead, too."""
+        dead = [owner for owner in ledger_file.owners(connection) if not self._lives(owner)]
+        ledger_file.drop_owners(connection, dead)
+        for owner in dead:
+            owner_file.remove(self._mark_of(owner))
+
+    def _lives(self, owner: str) -> bool:
+        return owner == self._owner or owner_file.lives(self._mark_of(owner))
+
+    def _mark_of(self, owner: str) -> Path:
+        return self._folder / f"owner-{owner}.lock"
+
+    # --- on the loop
+
+    def _shared(self, own: Reservation) -> Reservation:
+        return replace(own, places=self._pools.shared(own.places), measured=self._pools.shared(own.measured))
+
+    async def _forget(self) -> None:
+        """Takes what was given back out of the file."""
+        gone = set(self._gone)
+        if not gone:
+            return
+        try:
+            await self._file.write(lambda connection: ledger_file.drop(connection, gone))
+        except Internal as problem:
+            log.warning("a reservation could not be given back yet: %s", problem)
+        else:
+            self._gone -= gone
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,160 @@
+"""The ledger's SQLite file: its tables, and what each way in which a file can fail means for an operator."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from services.errors import Internal
+from services.residency.memory.reservation import Reservation
+from services.residency.resident import ResidentKey
+from services.storage.shared_sqlite import SharedSqliteFile
+from services.storage.sqlite_file import DatabaseUnusable, Work
+
+T = TypeVar("T")
+
+PRIMARY = 0xFF  # what remains of an extended error code of SQLite
+VERSION = 1
+SCHEMA = """
+CREATE TABLE owners (
+    id TEXT PRIMARY KEY,
+    address TEXT NOT NULL,
+    replica TEXT NOT NULL
+);
+CREATE TABLE reservations (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL REFERENCES owners (id) ON DELETE CASCADE,
+    model_id TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    runtime TEXT NOT NULL,
+    places TEXT NOT NULL, -- {pool: bytes} as JSON
+    measured TEXT NOT NULL, -- the same
+    loading INTEGER NOT NULL,
+    busy INTEGER NOT NULL,
+    pinned INTEGER NOT NULL,
+    last_used REAL NOT NULL
+)
+"""
+_SELECT = """
+SELECT r.id, o.address, o.replica, r.model_id, r.generation, r.runtime, r.places, r.measured, r.loading, r.busy,
+       r.pinned, r.last_used, r.owner
+FROM reservations r JOIN owners o ON o.id = r.owner ORDER BY r.last_used, r.id
+"""
+
+
+class LedgerFile(SharedSqliteFile):
+    """An open file. Close it."""
+
+    application_id = 0x616C6C64  # `alld`
+    noun = "ledger"
+    remedy = "stop allm and delete the folder; what models reserve while they are in memory is all that is in it"
+    busy_milliseconds = 5_000  # a transaction takes a millisecond: who holds it for so long is stopped, or hangs
+    pragmas = ("foreign_keys = ON",)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "ledger", SCHEMA, VERSION)
+        self._identity = (0, 0)
+
+    async def open(self) -> None:
+        """Opens or makes it. Raises DatabaseUnusable."""
+        await self._opened()
+
+    def _open(self) -> None:
+        try:
+            super()._open()
+        except OSError as problem:
+            if isinstance(problem.__cause__, sqlite3.Error):
+                raise DatabaseUnusable(self._words(problem.__cause__)) from problem.__cause__
+            if isinstance(problem, DatabaseUnusable):
+                raise
+            raise DatabaseUnusable(f"{self._path} cannot be made: {problem} (ALLM_HOME)") from problem
+        self._identity = self._found()
+
+    def _found(self) -> tuple[int, int]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return (-1, -1)
+        return (found.st_dev, found.st_ino)
+
+    def _transaction(self, work: Work[T], kind: str) -> T:
+        """As any file's, but for the words. Who goes on with a file that others do not see reserves for himself."""
+        if self._connection and self._found() != self._identity:
+            raise Internal(f"{self._path} was deleted or replaced while allm ran: restart allm")
+        try:
+            return super()._transaction(work, kind)
+        except Internal as problem:
+            if isinstance(problem.__cause__, sqlite3.Error):
+                raise Internal(self._words(problem.__cause__)) from problem.__cause__
+            raise
+
+    def _words(self, error: sqlite3.Error) -> str:
+        code = getattr(error, "sqlite_errorcode", 0) & PRIMARY
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            seconds = self.busy_milliseconds // 1000
+            return f"{self._path} was held by another process for {seconds} seconds: a service may be stopped, or hang"
+        if code == sqlite3.SQLITE_FULL:
+            return f"{self._path} cannot be written: the disk is full (ALLM_HOME)"
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return self._advice(f"is damaged ({error})")
+        return f"{self._path} cannot be used ({error}): see to the disk and the permissions of ALLM_HOME"
+
+
+def owners(connection: sqlite3.Connection) -> list[str]:
+    """Ids of all owners."""
+    return [owner for (owner,) in connection.execute("SELECT id FROM owners")]
+
+
+def add_owner(connection: sqlite3.Connection, owner: str, address: str, replica: str) -> None:
+    """Adds an owner, unless it is there."""
+    connection.execute("INSERT OR IGNORE INTO owners VALUES (?, ?, ?)", (owner, address, replica))
+
+
+def drop_owners(connection: sqlite3.Connection, gone: Iterable[str]) -> None:
+    """Drops owners and what they had reserved."""
+    connection.executemany("DELETE FROM owners WHERE id = ?", [(owner,) for owner in gone])
+
+
+def put(connection: sqlite3.Connection, owner: str, rows: Iterable[Reservation]) -> None:
+    """Writes reservations, whose places are pools here; what was there of the same ids is replaced."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (row.id, owner, *row.key, *(json.dumps(dict(each)) for each in (row.places, row.measured)), *_flags(row))
+            for row in rows
+        ],
+    )
+
+
+def _flags(row: Reservation) -> tuple[bool, bool, bool, float]:
+    return row.loading, row.busy, row.pinned, row.last_used
+
+
+def drop(connection: sqlite3.Connection, ids: Iterable[str]) -> None:
+    """Drops reservations."""
+    connection.executemany("DELETE FROM reservations WHERE id = ?", [(one,) for one in ids])
+
+
+def read(connection: sqlite3.Connection) -> list[tuple[str, Reservation]]:
+    """Owner and reservation, the least recently used first; places are pools here."""
+    return [
+        (
+            row[12],
+            Reservation(
+                id=row[0],
+                address=row[1],
+                replica=row[2],
+                key=ResidentKey(row[3], row[4], row[5]),
+                places=json.loads(row[6]),
+                measured=json.loads(row[7]),
+                loading=bool(row[8]),
+                busy=bool(row[9]),
+                pinned=bool(row[10]),
+                last_used=row[11],
+            ),
+        )
+        for row in connection.execute(_SELECT)
+    ]

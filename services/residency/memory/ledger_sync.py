@@ -1,0 +1,93 @@
+"""What this service's models really take, written down for itself and for its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from itertools import chain
+from typing import Any
+
+from services.byte_count import bytes_word
+from services.residency.manager import ModelManager
+from services.residency.memory.estimate import HOST
+from services.residency.memory.ledger import Ledger
+from services.residency.memory.readings import Readings, Seen
+from services.residency.memory.reservation import Reservation
+from services.residency.slot import Slot
+from services.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1.15  # of what was reserved: so exact is what a need is computed from
+
+
+class Books:
+    """Keeps the rows of one service true."""
+
+    def __init__(self, manager: ModelManager[Any], ledger: Ledger, readings: Readings) -> None:
+        self._manager = manager
+        self._ledger = ledger
+        self._readings = readings
+        self._overrun: set[str] = set()  # reservations of which it was told
+
+    async def update(self) -> Seen:
+        """Reads memory now, and tells the ledger. Before it does, memory that a model has just taken would count twice:
+        as used, and as promised.
+
+        Raises Internal when the ledger cannot be used.
+        """
+        slots = [slot for slot in self._manager.slots() if slot.reservation]
+        pids = {slot: list(slot.pids) for slot in slots}
+        seen = await asyncio.to_thread(self._readings.read, list(chain.from_iterable(pids.values())))
+        for slot, of_slot in pids.items():
+            self._measure(slot, seen, of_slot)
+        rows = self.rows()
+        self._overrun &= {row.id for row in rows}
+        await self._ledger.touch(rows)
+        return seen
+
+    def rows(self) -> list[Reservation]:
+        """Everything that this service has reserved, as it is at this moment."""
+        return [row for slot in self._manager.slots() if (row := self.row(slot))]
+
+    def row(self, slot: Slot[Any]) -> Reservation | None:
+        """What is set aside for a model, as the model is now; None where nothing is."""
+        if slot.reservation is None:
+            return None
+        current = self._manager.slot(slot.key) is slot
+        return dataclasses.replace(
+            slot.reservation,
+            loading=slot.loading,
+            busy=slot.busy or not current,  # on its way out: nobody needs to ask for it
+            pinned=current and self._manager.pinned(slot.key.model_id),
+            last_used=slot.last_used,
+        )
+
+    def _measure(self, slot: Slot[Any], seen: Seen, pids: list[int]) -> None:
+        """Writes down what a worker takes, and raises what is reserved for it to that where it takes more."""
+        reservation, workers = slot.reservation, [seen.workers[pid] for pid in pids if pid in seen.workers]
+        slot.memory = sum(worker.total for worker in workers)
+        if reservation is None:
+            return
+        reserved = reservation.places
+        devices = {device.name: sum(device.processes.get(pid, 0) for pid in pids) for device in seen.devices}
+        # In a container NVML does not tell whose memory it is: then what was reserved is taken to be in use.
+        claimed = {} if slot.loading else reserved
+        devices = {name: count or claimed.get(name, 0) for name, count in devices.items()}
+        devices = {name: count for name, count in devices.items() if count}
+        taken = {HOST: slot.memory, **devices}
+        places = {place: max(reserved.get(place, 0), taken.get(place, 0)) for place in reserved.keys() | taken.keys()}
+        if any(taken[place] > reserved.get(place, 0) * TOLERANCE for place in taken):
+            self._tell(slot, sum(reserved.values()), sum(places.values()), reservation.id)
+        held = sum(worker.held for worker in workers)
+        slot.reservation = dataclasses.replace(reservation, places=places, measured={HOST: held, **devices})
+
+    def _tell(self, slot: Slot[Any], reserved: int, taken: int, reservation: str) -> None:
+        """Once for each load."""
+        if reservation in self._overrun:
+            return
+        self._overrun.add(reservation)
+        metrics.OVERRUNS.labels(slot.key.model_id).inc()
+        extra = {"model": slot.key.model_id, "reserved": bytes_word(reserved), "taken": bytes_word(taken)}
+        log.warning("a model takes more memory than was reserved for it", extra=extra)

@@ -1,0 +1,194 @@
+"""Looks at memory once a second: tells what there is, keeps the ledger true, and unloads what must not stay.
+
+Above the threshold the least recently used idle model of the host goes first, whichever service has it: each monitor
+unloads only its own, and waits for a neighbour whose turn it is, so that they do not all unload at once. While every
+model is in use there is nothing to unload: then nothing more is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from services.byte_count import bytes_word
+from services.errors import AllmError
+from services.residency.manager import ModelManager
+from services.residency.memory.admission import Admission
+from services.residency.memory.estimate import budget_of, place_word
+from services.residency.memory.ledger import Ledger
+from services.residency.memory.ledger_sync import Books
+from services.residency.memory.readings import Readings, Seen
+from services.residency.memory.reservation import Reservation
+from services.residency.memory.snapshot import Snapshot
+from services.settings.settings import ResidencySettings
+from services.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 1.0  # seconds between two looks
+NEIGHBOUR_SECONDS = 5.0  # a neighbour whose model should go, and does not for so long, is passed over
+PERCENT = 100
+
+
+class Monitor:
+    """The monitor of one service. `clock`: seconds since the epoch; `monotonic`: seconds that only grow."""
+
+    def __init__(
+        self,
+        manager: ModelManager[Any],
+        ledger: Ledger,
+        books: Books,
+        admission: Admission,
+        settings: ResidencySettings,
+        readings: Readings,
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._ledger = ledger
+        self._books = books
+        self._admission = admission
+        self._settings = settings
+        self._readings = readings
+        self._clock = clock
+        self._monotonic = monotonic
+        self._pressed: dict[str, str] = {}  # places that are too full since the last look, and what is said of them
+        self._awaited: dict[str, float] = {}  # reservations of neighbours that should go -> since when
+        self._told: set[str] = set()  # models that have a metric
+        self._trouble = ""  # with the ledger, as it was last logged
+        seen = readings.read()
+        self.snapshot = Snapshot(seen.host, seen.devices, ())  # as of the last look
+
+    async def run(self) -> None:
+        """Looks until it is cancelled. Unloading takes its time beside the looks: a worker may be slow to end."""
+        acting: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await self._look_guarded()
+                if acting is None or acting.done():
+                    acting = asyncio.create_task(self._act_guarded())
+                await asyncio.sleep(INTERVAL)
+        finally:
+            if acting:
+                acting.cancel()
+                await asyncio.gather(acting, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Reads everything, and tells the ledger and the metrics. Raises Internal when the ledger cannot be used."""
+        self._manager.sweep()
+        seen = await self._books.update()
+        self.snapshot = Snapshot(seen.host, seen.devices, tuple(self._books.rows()))
+        self._measure(seen)
+
+    async def act(self) -> None:
+        """Unloads what has been idle for too long, what takes more than it may, and what a place is too full for."""
+        for slot in self._manager.slots():
+            if not slot.busy and 0 < self._settings.idle_seconds <= self._clock() - slot.last_used:
+                await self._manager.evict(slot.key, "idle")
+            elif slot.reservation and 0 < self._settings.model_bytes < sum(slot.reservation.places.values()):
+                await self._manager.evict(slot.key, "budget")
+        await self._relieve()
+
+    async def _look_guarded(self) -> None:
+        try:
+            await self.look()
+        except AllmError as problem:  # the ledger: an operator has to see to it, and need not read it every second
+            if problem.message != self._trouble:
+                log.error("cannot tell the ledger what is in memory", extra={"reason": problem.message})  # noqa: TRY400
+            self._trouble = problem.message
+        except Exception:
+            log.exception("cannot look at the memory")
+        else:
+            self._trouble = ""
+
+    async def _act_guarded(self) -> None:
+        try:
+            await self.act()
+        except AllmError as problem:
+            log.debug("cannot keep memory within its limits", extra={"reason": problem.message})
+        except Exception:
+            log.exception("cannot keep memory within its limits")
+
+    # --- pressure
+
+    async def _relieve(self) -> None:
+        """Unloads one after the other until no place is too full, or it is a neighbour's turn, or nothing is idle."""
+        while True:
+            rows = await self._ledger.all()
+            own = {row.id: row for row in self._books.rows()}
+            holders = [own.get(row.id, row) for row in rows]
+            pressed = await self._pressure(holders)
+            self._tell(pressed)
+            holders = [one for one in holders if any(one.places.get(place) for place in pressed)]
+            idle = [one for one in sorted(holders, key=lambda one: one.last_used) if one.idle]
+            relief = {place for one in idle for place, count in one.places.items() if count}
+            self._admission.stopped = {place: why for place, why in pressed.items() if place not in relief}
+            self._awaited = {one.id: self._awaited[one.id] for one in idle if one.id in self._awaited}
+            if not await self._unload_first(idle):
+                return
+
+    async def _unload_first(self, idle: list[Reservation]) -> bool:
+        """Whether something of this service was unloaded, so that another look is worthwhile."""
+        own = {slot.reservation.id: slot for slot in self._manager.slots() if slot.reservation}
+        for one in idle:
+            if slot := own.get(one.id):
+                return await self._manager.evict(slot.key, "pressure") is not None
+            since = self._awaited.setdefault(one.id, self._monotonic())
+            if self._monotonic() - since < NEIGHBOUR_SECONDS:
+                return False  # its service looks every second, too
+        return False
+
+    async def _pressure(self, holders: list[Reservation]) -> dict[str, str]:
+        """The places that are too full, each with a sentence that says so."""
+        seen = await asyncio.to_thread(self._readings.read)
+        found = {}
+        for place, (total, used) in seen.totals().items():
+            reserved = sum(one.places.get(place, 0) for one in holders)
+            budget, _ = budget_of(place, self._settings)
+            of = f"of {place_word(place)}"
+            if used > total * self._settings.threshold:
+                share = f"{self._settings.threshold * PERCENT:.0f} %"
+                found[place] = f"{bytes_word(used)} {of} are used, which is over {share} of {bytes_word(total)}"
+            elif 0 < budget < reserved:
+                found[place] = (
+                    f"{bytes_word(reserved)} {of} are taken, which is over the budget of {bytes_word(budget)}"
+                )
+        return found
+
+    def _tell(self, pressed: dict[str, str]) -> None:
+        """One line when a place gets too full, and one when it no longer is."""
+        for place in pressed.keys() - self._pressed.keys():
+            log.warning("memory is short", extra={"place": place, "why": pressed[place]})
+        for place in self._pressed.keys() - pressed.keys():
+            log.info("memory is no longer short", extra={"place": place})
+        for place in pressed.keys() | self._pressed.keys():
+            metrics.MEMORY_PRESSURE.labels(place).set(place in pressed)
+        self._pressed = pressed
+
+    # --- metrics
+
+    def _measure(self, seen: Seen) -> None:
+        loaded = {slot.key.model_id: slot for slot in self._manager.slots() if slot.resident}
+        pids = {resident.pid for slot in loaded.values() if (resident := slot.resident)}
+        metrics.HOST_MEMORY.labels("total").set(seen.host.total)
+        metrics.HOST_MEMORY.labels("used").set(seen.host.used)
+        metrics.HOST_MEMORY.labels("threshold").set(seen.host.total * self._settings.threshold)
+        for device in seen.devices:
+            metrics.DEVICE_MEMORY.labels(device.name, "total").set(device.total)
+            metrics.DEVICE_MEMORY.labels(device.name, "used").set(device.used)
+            metrics.DEVICE_MEMORY.labels(device.name, "threshold").set(device.total * self._settings.threshold)
+            ours = sum(count for pid, count in device.processes.items() if pid in pids)
+            metrics.DEVICE_MEMORY.labels(device.name, "ours").set(ours)
+        for model_id, slot in loaded.items():
+            metrics.WORKER_MEMORY.labels(model_id).set(slot.memory)
+            for device in seen.devices:
+                count = sum(device.processes.get(pid, 0) for pid in slot.pids)
+                metrics.WORKER_DEVICE_MEMORY.labels(device.name, model_id).set(count)
+        for model_id in self._told - loaded.keys():
+            for metric in (metrics.WORKER_MEMORY, metrics.WORKER_DEVICE_MEMORY):
+                metric.remove_by_labels({"model": model_id})
+        self._told = set(loaded)

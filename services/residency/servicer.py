@@ -1,0 +1,128 @@
+"""allm.models.v1.ResidencyService: what is in memory here, and a neighbour's wish that something of it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Protocol
+
+from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
+
+from services.auth.identity import ADMIN
+from services.errors import InvalidRequest, Overloaded
+from services.residency.memory.reservation import Reservation
+from services.residency.memory.snapshot import Snapshot
+from services.residency.resident import ResidentKey
+from services.rpc.call import Call, typed
+
+RELEASE_SECONDS = 30.0  # a worker is asked, and killed after two; its process may be slow to give everything back
+SECONDS = 10.0
+WATCH_SECONDS = 1.0  # between two looks of a watch: the monitor looks as often
+MAX_WATCHES = 32
+MAX_NAME = 128  # characters of a name that goes into the log
+PEER = "peer"  # the reason of such an eviction
+
+
+class Residents(Protocol):
+    """What a service keeps in memory, and how to make it go."""
+
+    async def evict(self, key: ResidentKey, reason: str) -> int | None:
+        """Unloads a model and returns how many bytes that has freed, once they are free.
+
+        None: nothing was done, because it is not here, still loading, in use, or pinned. `reason`: one word, for the
+        metric and the log: `peer`.
+        """
+
+    def snapshot(self) -> Snapshot:
+        """Memory and residents as they were last seen; cheap: nothing is read for it."""
+
+
+class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
+    """The residency API of one service process."""
+
+    def __init__(self, residents: Residents) -> None:
+        self._residents = residents
+        self._watches = 0
+        self._ending = asyncio.Event()
+
+    def end_watches(self) -> None:
+        """Ends all watches, and those to come: nobody who looks on shall hold up the end of a service."""
+        self._ending.set()
+
+    @typed(RELEASE_SECONDS, scope=ADMIN)
+    async def Release(  # noqa: N802
+        self, request: residency_service_pb2.ReleaseRequest, call: Call
+    ) -> residency_service_pb2.ReleaseResponse:
+        """Unloads a model that nobody uses."""
+        for name in ("model_id", "runtime", "generation"):
+            if not getattr(request, name):
+                raise InvalidRequest(f"{name} is required", param=name)
+        key = ResidentKey(request.model_id, request.generation, request.runtime)
+        # Shielded: a neighbour that gives up waiting must not leave a worker that is half closed.
+        freed = await asyncio.shield(self._residents.evict(key, PEER))
+        call.facts["requester"] = request.requester[:MAX_NAME]
+        call.facts["released"] = freed is not None
+        return residency_service_pb2.ReleaseResponse(released=freed is not None, bytes=freed or 0)
+
+    @typed(SECONDS, quiet=True, scope=ADMIN)
+    async def GetResidency(  # noqa: N802
+        self, request: residency_service_pb2.GetResidencyRequest, call: Call
+    ) -> residency_service_pb2.GetResidencyResponse:
+        """Memory and models, once."""
+        return residency_service_pb2.GetResidencyResponse(residency=_residency(self._residents.snapshot()))
+
+    @typed(scope=ADMIN)
+    async def WatchResidency(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: residency_service_pb2.WatchResidencyRequest, call: Call
+    ) -> None:
+        """The same whenever it has changed. Who reads slowly gets fewer messages, never old ones."""
+        if self._watches >= MAX_WATCHES:
+            raise Overloaded(f"{MAX_WATCHES} callers watch already")
+        self._watches += 1
+        try:
+            told: Snapshot | None = None
+            while not self._ending.is_set():
+                now = self._residents.snapshot()
+                if now != told:
+                    await call.send(residency_service_pb2.WatchResidencyResponse(residency=_residency(now)))
+                    told = now
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(WATCH_SECONDS):
+                        await self._ending.wait()
+        finally:
+            self._watches -= 1
+
+
+def _residency(snapshot: Snapshot) -> residency_service_pb2.Residency:
+    return residency_service_pb2.Residency(
+        host=residency_service_pb2.HostMemory(
+            total_bytes=snapshot.host.total, used_bytes=snapshot.host.used, source=snapshot.host.source
+        ),
+        devices=[
+            residency_service_pb2.DeviceMemory(name=each.name, total_bytes=each.total, used_bytes=each.used)
+            for each in snapshot.devices
+        ],
+        models=[_model(each) for each in sorted(snapshot.residents, key=lambda each: each.last_used)],
+    )
+
+
+def _model(row: Reservation) -> residency_service_pb2.ResidentModel:
+    message = residency_service_pb2.ResidentModel(
+        model_id=row.key.model_id,
+        generation=row.key.generation,
+        runtime=row.key.runtime,
+        places=_places(row.places, row.measured),
+        loading=row.loading,
+        busy=row.busy,
+        pinned=row.pinned,
+    )
+    message.last_used_time.FromMilliseconds(round(row.last_used * 1000))
+    return message
+
+
+def _places(reserved: Mapping[str, int], measured: Mapping[str, int]) -> list[residency_service_pb2.PlaceMemory]:
+    return [
+        residency_service_pb2.PlaceMemory(place=place, reserved_bytes=count, measured_bytes=measured.get(place, 0))
+        for place, count in sorted(reserved.items())
+    ]

@@ -1,0 +1,142 @@
+"""How our own processes talk to each other: in plain text on Unix sockets or without certificates, else by mutual TLS.
+
+A channel of gRPC has the certificates with which it was made for as long as it lives. So `service_channel` gives one
+that makes another channel for new calls once the files have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from services.rpc.certificate_files import CertificateFiles, Certificates
+from services.settings.tls_settings import SERVICE_NAME, ServiceTls
+
+Options = Sequence[tuple[str, Any]]
+Interceptors = Sequence[grpc.aio.ClientInterceptor]
+
+
+def service_channel(
+    address: str, tls: ServiceTls | None, options: Options = (), interceptors: Interceptors = ()
+) -> grpc.aio.Channel:
+    """A channel to `address`, `host:port` or `unix:/path`. Raises OSError where the certificates cannot be used."""
+    if is_plain(address, tls):
+        return grpc.aio.insecure_channel(address, options=tuple(options), interceptors=tuple(interceptors))
+    files = CertificateFiles(_given(tls))
+
+    def make(found: Certificates) -> grpc.aio.Channel:
+        named = (*options, *_NAME)
+        return grpc.aio.secure_channel(address, _credentials(found), options=named, interceptors=tuple(interceptors))
+
+    return _RenewedChannel(files, make)
+
+
+def blocking_channel(address: str, tls: ServiceTls | None, options: Options = ()) -> grpc.Channel:
+    """Likewise for a short while and for code that is not asynchronous: with the certificates of this moment."""
+    if is_plain(address, tls):
+        return grpc.insecure_channel(address, options=tuple(options))
+    found = CertificateFiles(_given(tls)).first()
+    return grpc.secure_channel(address, _credentials(found), options=(*options, *_NAME))
+
+
+def server_credentials(tls: ServiceTls) -> grpc.ServerCredentials:
+    """For a server that lets in only whom the authority vouches for. Raises OSError where the files cannot be used."""
+    files = CertificateFiles(tls)
+
+    def configured(found: Certificates) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(found.key, found.chain)], found.authority)
+
+    def renewed() -> Any:
+        """Asked by gRPC at every handshake; None: nothing has changed. Its published types do not know that."""
+        found = files.news()
+        return configured(found) if found else None
+
+    return grpc.dynamic_ssl_server_credentials(configured(files.first()), renewed, require_client_authentication=True)
+
+
+def is_plain(address: str, tls: ServiceTls | None) -> bool:
+    """Whether nothing is encrypted there: Unix sockets never are, only this host reaches them."""
+    return tls is None or address.startswith("unix:")
+
+
+# Whatever the address: replicas are reached by those of their containers, which no certificate names.
+_NAME = (("grpc.ssl_target_name_override", SERVICE_NAME),)
+
+
+def _given(tls: ServiceTls | None) -> ServiceTls:
+    if tls is None:
+        raise ValueError("there are no certificates")
+    return tls
+
+
+def _credentials(found: Certificates) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(found.authority, found.key, found.chain)
+
+
+class _RenewedChannel(grpc.aio.Channel):
+    """Each call goes through a channel that knows the latest certificates."""
+
+    def __init__(self, files: CertificateFiles, make: Callable[[Certificates], grpc.aio.Channel]) -> None:
+        self._files = files
+        self._make = make
+        # Earlier ones stay, for the calls on them: without any they are idle, and there is a new one every few weeks.
+        self._channels = [make(files.first())]
+
+    def current(self) -> grpc.aio.Channel:
+        """The channel for a call that begins now."""
+        if found := self._files.news():
+            self._channels.append(self._make(found))
+        return self._channels[-1]
+
+    async def __aenter__(self) -> _RenewedChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Closes all of them."""
+        for channel in self._channels:
+            await channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """That of the current one."""
+        return self.current().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Waits for one of the current one."""
+        await self.current().wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Waits until the current one is connected."""
+        await self.current().channel_ready()
+
+    def unary_unary(self, *args: Any, **named: Any) -> Any:
+        """A method with one message each way."""
+        return self._method("unary_unary", args, named)
+
+    def unary_stream(self, *args: Any, **named: Any) -> Any:
+        """A method that answers with a stream."""
+        return self._method("unary_stream", args, named)
+
+    def stream_unary(self, *args: Any, **named: Any) -> Any:
+        """A method that takes a stream."""
+        return self._method("stream_unary", args, named)
+
+    def stream_stream(self, *args: Any, **named: Any) -> Any:
+        """A method with a stream each way."""
+        return self._method("stream_stream", args, named)
+
+    def _method(self, kind: str, args: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
+        made: dict[grpc.aio.Channel, Callable[..., Any]] = {}
+
+        def call(*given: Any, **options: Any) -> Any:
+            channel = self.current()
+            if channel not in made:
+                made.clear()
+                made[channel] = getattr(channel, kind)(*args, **named)
+            return made[channel](*given, **options)
+
+        return call

@@ -1,0 +1,48 @@
+"""Where the services are, for a gateway that runs by itself, and which group of models a text service is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.settings.model_groups import DEFAULT, GroupShare, read_groups, read_model_groups
+from services.settings.setting_reader import SettingError, SettingReader
+
+GROUPS_VARIABLE = "ALLM_GATEWAY_TEXT_GROUPS"
+_ADDRESSES = "group=host:port,...;group=..., such as large=text-large:50051;code=text-code:50051"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """What `allm gateway` and text services in groups need. Addresses: `host:port` or `unix:/path`."""
+
+    text: tuple[str, ...]  # ALLM_GATEWAY_TEXT: the text service's replicas, or names that stand for them
+    audio: tuple[str, ...]  # ALLM_GATEWAY_AUDIO: likewise; none: there is no such service
+    image: tuple[str, ...]  # ALLM_GATEWAY_IMAGE: likewise
+    groups: tuple[tuple[str, tuple[str, ...]], ...]  # ALLM_GATEWAY_TEXT_GROUPS: where further groups' replicas are
+    # ALLM_TEXT_GROUP_MODELS: the models of each group. ALLM_TEXT_GROUP: which one this text service is; empty: the one
+    # for the models of no other.
+    share: GroupShare
+
+
+def read_cluster(read: SettingReader) -> ClusterSettings:
+    """Reads and checks them together.
+
+    Raises:
+        SettingError: one is of the wrong shape, or names a group that has no models.
+    """
+    models = read_model_groups(read)
+    groups = read_groups(read, GROUPS_VARIABLE, _ADDRESSES)
+    group = read.text("ALLM_TEXT_GROUP", DEFAULT)
+    known = f"a group that ALLM_TEXT_GROUP_MODELS names ({', '.join(models.names) or 'it names none'})"
+    for name, _ in groups:
+        if name not in models.names:
+            raise SettingError(GROUPS_VARIABLE, name, known)
+    if group and group not in models.names:
+        raise SettingError("ALLM_TEXT_GROUP", group, known)
+    return ClusterSettings(
+        text=read.names("ALLM_GATEWAY_TEXT"),
+        audio=read.names("ALLM_GATEWAY_AUDIO"),
+        image=read.names("ALLM_GATEWAY_IMAGE"),
+        groups=groups,
+        share=GroupShare(models, group),
+    )

@@ -1,0 +1,75 @@
+"""docs/settings.md, made of what the code reads and what setting_table.toml says of it.
+
+python -m services.settings.setting_page > docs/settings.md        (make gen)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from itertools import groupby
+
+from services.settings.setting_notes import Note, read_notes
+from services.settings.setting_table import INTERNAL, PATH, PROCESSES, SERVICES, Row, read_table
+
+HEAD = """# Settings
+
+<!-- Generated: change services/settings/setting_table.toml, then run `make gen`. -->
+
+All settings are environment variables, read once when a process starts (`services/settings/settings.py`). A wrong value
+stops the start with the variable's name and what is allowed. An empty value counts as none. Lists are separated by
+commas.
+
+*Read by* names processes: `services` are `catalog`, `authorizer`, `text`, `audio` and `image`; `gateway` is what
+`allm serve` or `allm gateway` runs; `serve` is `allm serve` itself, and `allm` are the other commands. `allm serve`
+hands its own environment on to all that it starts: there everything is set once.
+
+Of others' variables count `HF_ENDPOINT` and `HF_TOKEN` ([models.md](models.md#source-and-format)) and
+`CUDA_VISIBLE_DEVICES`, which says which GPUs there are.
+"""
+COLUMNS = "| variable | default | unit | allowed | read by | meaning |\n|---|---|---|---|---|---|"
+
+
+def page() -> str:
+    """The page.
+
+    Raises:
+        ValueError: a variable has no entry in the table, or the table has one that nobody reads; they are named.
+    """
+    notes = {name: note for name, note in read_notes().items() if name not in INTERNAL}
+    rows = read_table()
+    names = {row.name for row in rows}
+    if missing := sorted(notes.keys() - names):
+        raise ValueError(f"{', '.join(missing)}: add what it is for to services/rpc/{PATH.name}, then run `make gen`")
+    if unread := sorted(names - notes.keys()):
+        raise ValueError(f"{', '.join(unread)}: nothing reads it; take it out of services/rpc/{PATH.name}")
+    if unmeasured := [row.name for row in rows if notes[row.name].number and row.measure is None]:
+        raise ValueError(f"{', '.join(unmeasured)}: say in which `unit` it is, in services/rpc/{PATH.name}")
+    parts = [HEAD]
+    for group, members in groupby(rows, key=lambda row: row.group):
+        parts.append(f"\n## {group}\n\n{COLUMNS}\n")
+        parts += _lines(members, notes)
+    return "".join(parts)
+
+
+def _lines(rows: Iterable[Row], notes: dict[str, Note]) -> Iterable[str]:
+    for row in rows:
+        note = notes[row.name]
+        unit = (row.measure or "") if note.number else ""
+        default = row.default or (f"`{note.default}`" if note.default else "none")
+        cells = (f"`{row.name}`", default, unit, row.allowed or note.allowed, _read_by(row), row.meaning)
+        yield f"| {' | '.join(cells)} |\n"
+
+
+def _read_by(row: Row) -> str:
+    if set(row.read_by) == set(PROCESSES):
+        return "all"
+    others = [process for process in row.read_by if process not in SERVICES]
+    return ", ".join([*others, "services"] if set(SERVICES) <= set(row.read_by) else row.read_by)
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(page())
+    except ValueError as problem:
+        sys.exit(str(problem))

@@ -1,0 +1,96 @@
+"""A SQLite file whose work is done in one thread of its own, in whole transactions.
+
+It knows no tables, and not how a file is opened: each kind of file brings that. A commit waits for the disk, on a slow
+one for tens of milliseconds, in which the RPC loop has others to answer; one thread also means one writer, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from services.errors import Internal
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+class DatabaseUnusable(OSError):
+    """The file cannot be used as it is; the message says what to do about it."""
+
+
+class SqliteFile(ABC):
+    """An open database. Close it."""
+
+    work_errors: ClassVar[
+        tuple[type[sqlite3.Error], ...]
+    ] = ()  # that `work` may raise on purpose: they pass as they are
+
+    def __init__(self, path: Path, thread_name: str) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=thread_name)
+        self._connection: sqlite3.Connection | None = None
+
+    async def read(self, work: Work[T]) -> T:
+        """Runs queries. Raises what `work` raises, and Internal when the file cannot be read."""
+        return await self._run(work, "DEFERRED")
+
+    async def write(self, work: Work[T]) -> T:
+        """Runs changes as one transaction. If `work` raises there is no change.
+
+        Raises what `work` raises, and Internal when the file cannot be written.
+        """
+        return await self._run(work, "IMMEDIATE")
+
+    async def close(self) -> None:
+        """Ends what is still queued and closes the file."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown()
+
+    async def _opened(self) -> None:
+        """Opens the file in its thread; leaves nothing behind where that fails."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _run(self, work: Work[T], kind: str) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work, kind)
+
+    def _transaction(self, work: Work[T], kind: str) -> T:
+        connection = self._connection
+        if connection is None:
+            raise Internal(f"{self._path} is closed")
+        try:
+            connection.execute(f"BEGIN {kind}")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # a full disk ends it by itself
+                    connection.execute("ROLLBACK")
+                raise
+        except self.work_errors:
+            raise
+        except sqlite3.Error as error:
+            raise Internal(f"{self._path} cannot be used: {error}") from error
+        return result
+
+    # --- in the thread, at the start and at the end
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Sets `_connection`. Raises DatabaseUnusable."""
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()

@@ -1,0 +1,357 @@
+"""A model in a worker process of its own, whatever it does there: its requests, and the watchdog beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from services.errors import AllmError, Internal, ModelNotReady, Overloaded, Timeout, from_code
+from services.rpc.deadline import Deadline, caller_deadline
+from services.telemetry import metrics, tracing
+from services.telemetry.model_events import EVENTS
+from services.telemetry.model_series import ModelPart
+from services.worker.completion_rate import CompletionRate
+from services.worker.messages import Cancel, Phase, Refused, Stop
+from services.worker.process import WorkerDied, WorkerProcess
+
+log = logging.getLogger(__name__)
+
+WATCH_INTERVAL = 1.0  # seconds between two looks of the watchdog
+JUST = 1.0  # seconds within which a worker may have died before it has read a request
+RETRY_SECONDS = 1.0  # what callers are told to wait for a fresh worker
+LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's heed no longer one
+# A request is taken only if its caller waits so many times longer than those before it are likely to need: what is
+# given up shortly before its end has cost as much as an answer.
+MARGIN = 1.5
+CANCELLED = "CANCELLED"
+QUEUE = "queue"  # the phase before the first that a worker tells of
+MOST_PHASES = 64  # of a request that are remembered: one that loses its place again and again has any number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """How much a worker is asked at once, and for how long; with the variables that an operator can change."""
+
+    running: int  # requests that have a place
+    queue: int  # requests that may wait for one
+    queue_variable: str = "ALLM_QUEUE_LIMIT"
+    seconds: float  # a request that takes longer ends with TIMEOUT
+    seconds_variable: str = "ALLM_REQUEST_SECONDS"
+    stall_seconds: float  # a worker that owes something and says nothing for so long is killed
+
+
+class Pending:
+    """A request that a worker has taken, or will."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.owed: float | None = self.started  # since when the worker owes something; None: it waits for us
+        self.begun = False  # whether the worker has said anything of it
+        self.late: AllmError | None = None  # what it ends with when its time is over
+        self.finished = False
+        self.ended: float | None = None  # when it finished or failed, on the monotonic clock
+        self.phases: list[tuple[str, float]] = [(QUEUE, self.started)]  # of its work, and since when
+        # Since when it could have been computed, for the time that it waits for a place; None: that is not measured.
+        self.queued_since: float | None = self.started
+        self.operation = metrics.operation.get()  # what its caller asked for
+        self._error: AllmError | None = None
+        self._news = asyncio.Event()
+
+    def fail(self, error: AllmError) -> None:
+        """Ends the request with an error, after what is there already."""
+        if not self.finished:
+            self._error = error
+            self.finish()
+            self._news.set()
+
+    def finish(self) -> None:
+        """Nothing more of it comes."""
+        self.finished, self.ended = True, time.monotonic()
+
+    def enter(self, phase: Phase) -> None:
+        """The worker has gone on to the next phase of it. The first MOST_PHASES are kept."""
+        if len(self.phases) < MOST_PHASES:
+            self.phases.append((phase.name, phase.at))
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error has ended it."""
+        return self._error is not None
+
+    @property
+    def problem(self) -> str:
+        """The code of what it ended with; CANCELLED where its caller left before its end, empty where all is well."""
+        if self._error:
+            return self._error.code
+        return "" if self.finished else CANCELLED
+
+    @property
+    def counts(self) -> Mapping[str, float]:
+        """What it has taken so far, for its trace: by names of attributes, as OpenTelemetry has them."""
+        return {}
+
+    def _tell(self) -> None:
+        """The worker has said something of the request: whoever waits for that goes on."""
+        self.begun = True
+        self._news.set()
+
+    async def _wait(self) -> None:
+        """Waits for news. Raises the error that ended the request."""
+        self._check()
+        await self._news.wait()
+        self._news.clear()
+
+    def _check(self) -> None:
+        """Raises the error that ended the request, if one did."""
+        if self._error:
+            raise self._error
+
+
+P = TypeVar("P", bound=Pending)
+M = TypeVar("M")
+
+
+class ModelInWorker(ABC, Generic[P, M]):
+    """The service's side of a worker that has loaded a model.
+
+    `P` is what a request is here, `M` the union of the messages that the worker sends.
+    """
+
+    # Messages of a thread of the worker that runs on when its loop hangs: they are no sign of progress.
+    beside: ClassVar[tuple[type, ...]] = ()
+
+    def __init__(self, model_id: str, worker: WorkerProcess[M], limits: RequestLimits) -> None:
+        """Takes over a worker that is ready."""
+        self._model_id = model_id
+        self._worker = worker
+        self._limits = limits
+        self._requests: dict[int, P] = {}
+        self._ids = itertools.count(1)
+        self._progress = time.monotonic()  # when the worker last got something done
+        self._stalled = False
+        self._closed = False
+        self._rate = CompletionRate(limits.running)
+        self._places = (0, 0)  # requests that run, and that wait, as the worker last said
+        self._part = ModelPart(model_id)
+        self._part.set(metrics.LOADED, 1)
+        for metric in (metrics.WORKER_DEATHS, metrics.WORKER_RESTARTS, metrics.OVERRUNS):
+            metric.labels(model_id)  # at 0 from the beginning: Prometheus sees no increase to a first 1
+        self.problem: AllmError | None = None  # why it takes no requests any more
+        # Not in the context of whoever had the model loaded: what they log is not about that request.
+        self._listening = asyncio.create_task(self._listen(), context=Context())
+        self._watching = asyncio.create_task(self._watch(), context=Context())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes requests. False as soon as its end can be seen, though nobody was told yet."""
+        return not (self._closed or self._stalled or self._worker.ended)
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._worker.pid
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that the worker has held, in bytes."""
+        return self._worker.peak_memory
+
+    async def close(self) -> None:
+        """Ends the worker; requests that still run end with INTERNAL."""
+        self._closed = True
+        self._part.close()
+        if self._worker.ended or self._stalled:  # its requests are to hear how it ended
+            await asyncio.wait([self._listening], timeout=WATCH_INTERVAL)
+        for task in (self._listening, self._watching):
+            task.cancel()
+        await asyncio.gather(self._listening, self._watching, return_exceptions=True)
+        self._end(f"{self._model_id} is being unloaded")
+        await self._worker.close(ask=lambda: self._worker.send(Stop()))
+
+    @contextmanager
+    def _open(self, pending: P, message: Callable[[int], Any]) -> Iterator[P]:
+        """Sends what `message` makes for a request's number; the request runs as long as the block does.
+
+        Raises:
+            Overloaded: the queue is full, or too long for the caller's deadline.
+            ModelNotReady: the worker has just ended; the next lease gets a fresh one.
+            Timeout: the caller's deadline has passed.
+        """
+        deadline = caller_deadline()
+        self._admit(deadline)
+        seconds = self._limits.seconds
+        variable = self._limits.seconds_variable
+        pending.late = Timeout(f"the request took longer than {seconds:g} seconds ({variable})")
+        if deadline and deadline.remaining < seconds:
+            seconds, pending.late = deadline.remaining, deadline.error()
+        if seconds <= 0:
+            raise pending.late
+        request = next(self._ids)
+        timer = asyncio.get_running_loop().call_later(seconds, self._expire, request)
+        self._requests[request] = pending
+        self._rate.count(len(self._requests))
+        self._tell_places(*self._places)
+        try:
+            self._worker.send(message(request))
+            yield pending
+        finally:
+            timer.cancel()
+            if self._requests.pop(request, None) and self.alive:
+                self._worker.send(Cancel(request))
+            self._rate.count(len(self._requests), ended=pending.finished and not pending.failed)
+            if tracing.tracer:
+                tracing.tell_phases(pending.phases, pending.ended, pending.counts, pending.problem)
+            self._tell_places(*self._places)
+
+    def _admit(self, deadline: Deadline | None) -> None:
+        """Raises what a request that comes now is refused with."""
+        limits = self._limits
+        if not self.alive:
+            raise ModelNotReady(f"the worker of {self._model_id} has just ended; ask again", retry_after=RETRY_SECONDS)
+        there = len(self._requests)
+        if there >= limits.running + limits.queue:
+            message = (
+                f"{self._model_id} is busy: {limits.running} requests run and {limits.queue} "
+                f"wait ({limits.queue_variable})"
+            )
+            raise Overloaded(message, retry_after=self._retry_after())
+        if deadline is None or there < limits.running:
+            return
+        wait = self._rate.seconds_for(there + 1)
+        if wait is not None and wait * MARGIN > deadline.remaining:
+            message = (
+                f"{self._model_id} is busy: an answer would take some {wait:.0f} seconds, too long for the request's "
+                f"deadline in {max(0.0, deadline.remaining):.0f}"
+            )
+            raise Overloaded(message, retry_after=self._retry_after())
+
+    def _retry_after(self) -> float:
+        """When to ask again: once half of the requests that are there have ended, at the rate of now. Until there is a
+        rate, they are taken to need as long again as the oldest has needed so far.
+        """
+        wait = self._rate.seconds_for(max(1, len(self._requests) // 2))
+        if wait is None:
+            wait = time.monotonic() - min((each.started for each in self._requests.values()), default=0.0)
+        return min(wait, LONGEST_RETRY_SECONDS)
+
+    # --- what the worker says
+
+    def _entered(self, phases: Iterable[Phase]) -> None:
+        """Requests have gone on to other phases."""
+        for phase in phases:
+            if pending := self._requests.get(phase.request):
+                if len(pending.phases) == 1 and pending.queued_since is not None:
+                    metrics.QUEUED.labels(self._model_id).observe(max(0.0, phase.at - pending.queued_since))
+                pending.enter(phase)
+
+    def _tell_places(self, running: int, waiting: int) -> None:
+        """Tells how many requests run and wait. One that the worker has not looked at yet waits, too."""
+        self._places = running, waiting
+        self._part.set(metrics.RUNNING, running)
+        self._part.set(metrics.WAITING, max(waiting, len(self._requests) - running))
+
+    @abstractmethod
+    def _heard(self, message: M) -> None:
+        """Hands over what the worker says of its requests; a refusal never comes here."""
+
+    @abstractmethod
+    def _emptied(self) -> None:
+        """The worker died: nothing runs there any more."""
+
+    async def _listen(self) -> None:
+        try:
+            async for message in self._worker.messages():
+                self._take(message)
+        except WorkerDied as death:
+            self._died(str(death))
+        except Exception:
+            log.exception("cannot understand the worker", extra={"model": self._model_id})
+            self._worker.kill()
+            self._died(f"worker {self.pid} of {self._model_id} sent what cannot be read")
+
+    def _take(self, message: M) -> None:
+        if self._is_progress(message):
+            self._progress = time.monotonic()
+        if not isinstance(message, Refused):
+            self._heard(message)
+        elif pending := self._requests.pop(message.request, None):
+            error = from_code(message.code, message.message, message.param)
+            if isinstance(error, Overloaded):
+                error.retry_after = self._retry_after()
+            late = pending.late if isinstance(error, Timeout) else None
+            pending.fail(late or error)
+
+    def _is_progress(self, message: M) -> bool:
+        """Whether a message means that the loop which computes has got something done. A refusal does not: others may
+        say it, too."""
+        return not isinstance(message, (*self.beside, Refused))
+
+    # --- when it goes wrong
+
+    def _died(self, how: str) -> None:
+        log.error("worker died", extra={"model": self._model_id, "how": how})
+        self._closed = True
+        self.problem = self.problem or Internal(how)
+        metrics.WORKER_DEATHS.labels(self._model_id).inc()
+        EVENTS.tell("worker_died", self._model_id)
+        self._emptied()
+        self._part.close()
+        self._end(how)
+
+    def _expire(self, request: int) -> None:
+        """Ends a request whose time is over, and frees its place even while its caller does not read."""
+        if pending := self._requests.pop(request, None):
+            pending.fail(pending.late or Timeout("the request took too long"))
+            self._worker.send(Cancel(request))
+
+    def _end(self, how: str) -> None:
+        """Ends all requests. One that the worker can hardly have read was not begun: asking again is all it takes."""
+        requests, self._requests = self._requests, {}
+        now = time.monotonic()
+        for pending in requests.values():
+            if pending.begun or now - pending.started > JUST:
+                pending.fail(Internal(how))
+            else:
+                pending.fail(ModelNotReady(f"{how}, before it began; ask again", retry_after=RETRY_SECONDS))
+
+    # --- the watchdog: takes no lock, waits for nobody, and no fault ends it
+
+    async def _watch(self) -> None:
+        """Kills a worker that owes answers and completes nothing: that is the one sure way out of hung native code."""
+        limit = self._limits.stall_seconds
+        interval = min(WATCH_INTERVAL, limit / 2)
+        looked = time.monotonic()
+        while self.alive:
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            try:
+                if now - looked > interval + limit / 2:
+                    # This process itself stood still, as when it was stopped: what was said meanwhile is still unread.
+                    self._progress = now
+                if self._stalls(now, limit):
+                    self._stall(limit)
+            except Exception:
+                log.exception("the watchdog goes on after a fault", extra={"model": self._model_id})
+            looked = now
+
+    def _stalls(self, now: float, limit: float) -> bool:
+        owed = min((each.owed for each in self._requests.values() if each.owed is not None), default=None)
+        return owed is not None and now - max(self._progress, owed) > limit
+
+    def _stall(self, limit: float) -> None:
+        """Ends the worker, and at once its requests: a process that waits in the kernel may never be gone."""
+        log.error("worker stalled", extra={"model": self._model_id, "seconds": limit, "pid": self.pid})
+        how = f"{self._model_id} made no progress for {limit:g} seconds (ALLM_STALL_SECONDS) and was ended"
+        self._stalled, self.problem = True, Timeout(how)
+        self._worker.kill()
+        requests, self._requests = self._requests, {}
+        for pending in requests.values():
+            pending.fail(Timeout(how))

@@ -1,0 +1,183 @@
+"""A worker process, seen from the service that owns it: start it, talk to it, see it end, kill it.
+
+A worker is started by executing `python -m MODULE FD`, never by forking: the service holds gRPC's threads. It knows
+nothing of what the messages mean; `services/text/engine` and its like bring them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from services.telemetry import logs
+from services.worker.channel import AsyncChannel, ChannelClosed
+
+M = TypeVar("M")
+
+log = logging.getLogger(__name__)
+
+_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)  # proc_pid_status(5)
+# Process ids of the workers that a task starts, for whoever set a list before: what a load takes is measured meanwhile.
+started_pids: ContextVar[list[int] | None] = ContextVar("started_pids", default=None)
+
+GONE_SECONDS = 30.0  # how long a killed process may take to be gone; one that waits for a broken device never is
+EXIT_SECONDS = 0.5  # how long a worker that closed its channel may take to end by itself and tell its own exit code
+
+
+class WorkerDied(Exception):
+    """The worker process ended by itself; the message says how."""
+
+
+class WorkerProcess(Generic[M]):
+    """A child process and the channel to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: AsyncChannel[M], name: str) -> None:
+        self._process = process
+        self._channel = channel
+        self._name = name
+        self._killed = False
+        self._for_all = False  # whether it is loaded, and no longer the affair of one request
+        self._log_task = asyncio.create_task(self._forward_log())
+
+    @classmethod
+    async def start(
+        cls, module: str, kind: Any, name: str, environ: Mapping[str, str], python: str = ""
+    ) -> WorkerProcess[M]:
+        """Starts `python -m module`. `kind` is the union of messages that it sends; `environ` is set on top of ours;
+        `python` is the interpreter, where it is another than ours.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                python or sys.executable,
+                "-m",
+                module,
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, **environ},
+                start_new_session=True,  # a terminal's Ctrl-C is the service's to handle
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        if (pids := started_pids.get()) is not None:
+            pids.append(process.pid)
+        channel: AsyncChannel[M] = await AsyncChannel.open(ours, kind)
+        return cls(process, channel, name)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is known to be gone, or to have closed its channel: it takes nothing any more."""
+        return self._process.returncode is not None or self._channel.ended
+
+    @property
+    def peak_memory(self) -> int:
+        """The most memory that the process has held, in bytes; 0 where the system does not tell."""
+        try:
+            found = _PEAK.search(Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace"))
+        except OSError:
+            return 0
+        return int(found[1]) * 1024 if found else 0
+
+    def belongs_to_all(self) -> None:
+        """What it writes from here on is not about the request that had it started."""
+        self._for_all = True
+
+    def send(self, message: object) -> None:
+        """Queues one message."""
+        self._channel.send(message)
+
+    async def receive(self) -> M:
+        """Waits for one message. Raises WorkerDied when the process ended."""
+        try:
+            return await self._channel.receive()
+        except ChannelClosed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
+            self.kill()
+            code = await self._gone()
+            raise WorkerDied(f"worker {self.pid} of {self._name} ended: {describe_exit(code)}") from None
+
+    async def messages(self) -> AsyncIterator[M]:
+        """All messages until the process ends."""
+        while True:
+            yield await self.receive()
+
+    def kill(self) -> None:
+        """Ends the process at once, whatever it is doing, and all that it has started; safe to repeat."""
+        if self._killed:
+            return
+        self._killed = True
+        # It leads a group of its own; the group is there as long as anybody is in it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def close(self, ask: Callable[[], None] | None = None, grace: float = 2.0) -> None:
+        """Ends the process: asks first if told how, kills after `grace` seconds, and returns when it is gone."""
+        try:
+            if ask and self._process.returncode is None:
+                ask()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace)
+        finally:
+            self.kill()
+            await self._gone()
+            self._channel.close()
+            await asyncio.gather(self._log_task, return_exceptions=True)
+
+    async def _gone(self) -> int | None:
+        """Waits until the killed process is gone, for a while at the most; its exit code."""
+        try:
+            return await asyncio.wait_for(self._process.wait(), GONE_SECONDS)
+        except TimeoutError:
+            log.exception("a killed worker does not end", extra={"model": self._name, "pid": self.pid})
+            self._log_task.cancel()
+            return None
+
+    async def _forward_log(self) -> None:
+        """Puts what the worker writes to stderr into the service's log, bounded per line."""
+        assert self._process.stderr  # noqa: S101 (it was asked for above)
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:
+                continue  # a line over the reader's limit: dropped, the rest goes on
+            if not line:
+                return
+            if self._for_all:
+                logs.request_id.set("")
+                logs.trace_id.set("")
+            log.warning("worker: %s", line.decode(errors="replace").rstrip(), extra={"model": self._name})
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words; None: it could not be ended."""
+    if code is None:
+        return "it cannot be ended: it waits in the kernel, as for a broken device or disk"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,346 @@
+"""ALLM_AUTH=keys at a real grpc.aio server: who is let in, to what, and how everybody else is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import io
+import json
+import logging
+import pkgutil
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
+from allm.openai.v1 import error_pb2, text_service_pb2_grpc
+from google.api import httpbody_pb2
+from google.rpc import error_details_pb2, status_pb2
+from identities import SECRET, ann, identity, operator, own_process, shown, write_secret
+
+import services
+from services.auth.authentication import RETRY_SECONDS, Doorkeeper
+from services.auth.caller import current_caller
+from services.auth.identity import ADMIN, HEADER, INFERENCE, SERVICE
+from services.auth.secret_file import SecretUnusable
+from services.rpc import call as call_module
+from services.rpc.call import Call, facade, typed
+from services.rpc.own_identity import OwnIdentity
+from services.settings.settings import load_settings
+from services.telemetry.logs import JsonFormatter
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Servicer(model_service_pb2_grpc.ModelServiceServicer, text_service_pb2_grpc.TextServiceServicer):
+    """Notes who was let in."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.tasks: list[str] = []
+        self.more = asyncio.Event()
+
+    @typed()
+    async def GetModel(self, request, call: Call):  # noqa: N802
+        self.calls.append(call)
+        await asyncio.create_task(self._later())
+        return model_service_pb2.GetModelResponse()
+
+    @typed(scope="")
+    async def ListModels(self, request, call: Call):  # noqa: N802
+        self.calls.append(call)
+        return model_service_pb2.ListModelsResponse()
+
+    @typed(scope=ADMIN)
+    async def DeleteModel(self, request, call: Call):  # noqa: N802
+        self.calls.append(call)
+        return model_service_pb2.DeleteModelResponse()
+
+    @typed(scope=SERVICE)
+    async def WatchModels(self, request, call: Call):  # noqa: N802
+        self.calls.append(call)
+        await call.send(model_service_pb2.WatchModelsResponse(removed_id=call.client))
+        if request.statuses:
+            await self.more.wait()
+            await call.send(model_service_pb2.WatchModelsResponse(removed_id="more"))
+
+    @facade()
+    async def CreateChatCompletion(self, request, call: Call):  # noqa: N802
+        self.calls.append(call)
+        await call.send(httpbody_pb2.HttpBody(data=call.client.encode()))
+
+    async def _later(self) -> None:
+        self.tasks.append(current_caller().identity.subject)
+
+
+class Door:
+    """The server, its log, and ways to knock."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel, servicer: Servicer, log: io.StringIO) -> None:
+        self.address = address
+        self.servicer = servicer
+        self.models = model_service_pb2_grpc.ModelServiceStub(channel)
+        self.rest = text_service_pb2_grpc.TextServiceStub(channel)
+        self.log = log
+
+    async def get(self, metadata: Metadata = ()) -> None:
+        await self.models.GetModel(model_service_pb2.GetModelRequest(), metadata=metadata, timeout=30)
+
+    async def delete(self, metadata: Metadata = ()) -> None:
+        await self.models.DeleteModel(model_service_pb2.DeleteModelRequest(), metadata=metadata, timeout=30)
+
+    async def watch(self, metadata: Metadata = ()) -> list[str]:
+        stream = self.models.WatchModels(model_service_pb2.WatchModelsRequest(), metadata=metadata, timeout=30)
+        return [message.removed_id async for message in stream]
+
+    async def chat(self, metadata: Metadata = ()) -> list[bytes]:
+        stream = self.rest.CreateChatCompletion(httpbody_pb2.HttpBody(), metadata=metadata, timeout=30)
+        return [message.data async for message in stream]
+
+
+@contextlib.asynccontextmanager
+async def open_door(doorkeeper: Doorkeeper, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
+    monkeypatch.setattr(Call, "doorkeeper", doorkeeper)
+    log, servicer = io.StringIO(), Servicer()
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(JsonFormatter())
+    call_module.log.addHandler(handler)
+    call_module.log.setLevel(logging.INFO)
+    server = grpc.aio.server()
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(servicer, server)
+    text_service_pb2_grpc.add_TextServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield Door(f"127.0.0.1:{port}", channel, servicer, log)
+    finally:
+        await server.stop(None)
+        call_module.log.removeHandler(handler)
+
+
+@pytest.fixture
+async def door(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
+    async with open_door(Doorkeeper(SECRET), monkeypatch) as opened:
+        yield opened
+
+
+def detail(error: grpc.aio.AioRpcError) -> bytes:
+    return bytes(dict(error.trailing_metadata() or ())["grpc-status-details-bin"])
+
+
+def info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
+    (packed,) = status_pb2.Status.FromString(detail(error)).details
+    found = error_details_pb2.ErrorInfo()
+    assert packed.Unpack(found)
+    return found
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def tampered() -> Metadata:
+    """The rights of an operator under the signature of somebody else."""
+    ((_, mine),), ((_, theirs),) = ann(), shown(identity("key_ann", ADMIN), b"x" * 32)
+    return ((HEADER, theirs.rpartition(".")[0] + "." + mine.rpartition(".")[2]),)
+
+
+KNOCKS: dict[str, Callable[[], Metadata]] = {
+    "nothing": lambda: (),
+    "only a name": lambda: (("x-client-id", "key_ann"),),
+    "a key, which is the gateway's business": lambda: (("authorization", "Bearer sk-allm-abc"),),
+    "empty": lambda: ((HEADER, ""),),
+    "rubbish": lambda: ((HEADER, "v1.rubbish"),),
+    "expired": lambda: shown(identity(lifetime=-round(RETRY_SECONDS) - 1)),
+    "another secret": lambda: shown(identity("key_ann", ADMIN), b"x" * 32),
+    "tampered": tampered,
+    "another version": lambda: ((HEADER, "v2" + ann()[0][1][2:]),),
+    "too long": lambda: ((HEADER, ann()[0][1] + "A" * 6200),),
+    "a good one behind a bad one": lambda: (*ann(), (HEADER, "v1.e30.e30")),
+}
+
+
+@pytest.mark.parametrize("knock", KNOCKS)
+async def test_nobody_else_is_let_in(door: Door, knock: str) -> None:
+    metadata = KNOCKS[knock]()
+    error = await refusal(door.get(metadata))
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert (info(error).reason, info(error).domain) == ("UNAUTHENTICATED", "allm")
+    error = await refusal(door.watch(metadata))
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+    error = await refusal(door.chat(metadata))
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert dict(error.trailing_metadata())["x-http-status"] == "401"
+    told = error_pb2.ErrorStatus.FromString(detail(error)).error
+    assert (told.type, told.code.string_value) == ("invalid_request_error", "invalid_api_key")
+    assert door.servicer.calls == []
+    for _, value in metadata:
+        assert not value or value not in door.log.getvalue(), "what was shown is not for logs"
+
+
+async def test_a_header_beyond_what_grpc_takes_gets_nowhere(door: Door) -> None:
+    await refusal(door.get(((HEADER, "A" * 100_000),)))
+    assert door.servicer.calls == []
+    await door.get(ann())
+
+
+async def test_who_is_let_in_is_known_by_its_subject_alone(door: Door) -> None:
+    await door.get((*ann(models=("tiny",), tokens=600), ("x-client-id", "key_bob")))
+    (call,) = door.servicer.calls
+    assert call.client == "key_ann"
+    assert (call.identity.models, call.identity.tokens_per_minute) == (("tiny",), 600)
+    assert door.servicer.tasks == ["key_ann"], "tasks of a call work for its caller"
+    assert current_caller().identity.subject == "anonymous", "and nobody else does"
+    assert await door.chat(ann()) == [b"key_ann"]
+    assert json.loads(door.log.getvalue().splitlines()[-1])["client"] == "key_ann"
+
+
+async def test_a_transcoded_call_is_refused_as_openai_would(door: Door) -> None:
+    error = await refusal(door.get((("x-envoy-original-path", "/v1/models/tiny"),)))
+    assert dict(error.trailing_metadata())["x-http-status"] == "401"
+
+
+async def test_scopes(door: Door) -> None:
+    error = await refusal(door.delete(ann()))
+    assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert info(error).reason == "FORBIDDEN"
+    assert error.details() == "This needs the scope 'admin', which the key key_ann does not have."
+    await door.delete(operator())
+    await door.delete(own_process())
+    assert (await refusal(door.watch(operator()))).code() == grpc.StatusCode.PERMISSION_DENIED
+    assert await door.watch(own_process()) == ["service:test"]
+    assert (await refusal(door.get(operator()))).code() == grpc.StatusCode.PERMISSION_DENIED, "admin is no inference"
+    assert (await refusal(door.chat(operator()))).code() == grpc.StatusCode.PERMISSION_DENIED
+    for anybody in (ann(), operator(), own_process(), shown(identity("key_odd", "root"))):
+        await door.models.ListModels(model_service_pb2.ListModelsRequest(), metadata=anybody)
+    odd = shown(identity("key_odd", "root", "Inference"))
+    assert (await refusal(door.get(odd))).code() == grpc.StatusCode.PERMISSION_DENIED, "an unknown scope grants nothing"
+
+
+async def test_what_the_gateway_asks_again_of_another_replica_may_be_late(door: Door) -> None:
+    await door.get(shown(identity(lifetime=-600)))
+
+
+async def test_a_stream_outlives_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at when a call starts."""
+    clock = [time.time()]
+    async with open_door(Doorkeeper(SECRET, clock=lambda: clock[0]), monkeypatch) as door:
+        watching = model_service_pb2.WatchModelsRequest(statuses=True)
+        stream = door.models.WatchModels(watching, metadata=own_process(), timeout=30)
+        assert (await stream.read()).removed_id == "service:test"
+        clock[0] += 3600
+        assert (await refusal(door.get(ann()))).code() == grpc.StatusCode.UNAUTHENTICATED
+        door.servicer.more.set()
+        assert (await stream.read()).removed_id == "more"
+
+
+async def test_without_keys_everybody_is_anonymous_and_may_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_door(Doorkeeper(), monkeypatch) as door:
+        await door.get()
+        await door.delete()
+        assert await door.watch() == ["anonymous"]
+        assert await door.chat((("x-client-id", "ann"),)) == [b"ann"]
+        assert await door.chat(((HEADER, "rubbish"),)) == [b"anonymous"]
+        assert {call.identity.subject for call in door.servicer.calls} == {"anonymous"}
+
+
+async def test_our_own_processes_sign_every_call_anew(door: Door) -> None:
+    late = [time.time() - 3600]
+    own = OwnIdentity(SECRET, "service:text-1", clock=lambda: late[0])
+    async with own.channel(door.address) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await models.DeleteModel(model_service_pb2.DeleteModelRequest(), timeout=30)
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        late[0] = time.time()
+        await models.DeleteModel(model_service_pb2.DeleteModelRequest(), timeout=30)
+        watching = models.WatchModels(model_service_pb2.WatchModelsRequest(), timeout=30)
+        assert [message.removed_id async for message in watching] == ["service:text-1"]
+    assert [call.client for call in door.servicer.calls] == ["service:text-1"] * 2
+
+
+async def test_our_own_commands_too(door: Door) -> None:
+    own = OwnIdentity(SECRET, "service:command")
+
+    def ask() -> list[str]:
+        with own.blocking_channel(door.address) as channel:
+            models = model_service_pb2_grpc.ModelServiceStub(channel)
+            models.DeleteModel(model_service_pb2.DeleteModelRequest(), timeout=30)
+            return [message.removed_id for message in models.WatchModels(model_service_pb2.WatchModelsRequest())]
+
+    assert await asyncio.to_thread(ask) == ["service:command"]
+
+
+def test_where_the_secret_comes_from(tmp_path: Any) -> None:
+    settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_AUTH": "keys"})
+    with pytest.raises(SecretUnusable, match="ALLM_IDENTITY_SECRET_FILE"):
+        Doorkeeper.of(settings)
+    with pytest.raises(SecretUnusable):
+        OwnIdentity.of_service(settings.auth, "text-1")
+    write_secret(tmp_path)
+    assert Doorkeeper.of(settings).look(dict(ann())).identity.subject == "key_ann"
+    ((_, signed),) = OwnIdentity.of_service(settings.auth, "text-1").metadata()
+    assert Doorkeeper(SECRET).look({HEADER: signed}).identity.scopes == {ADMIN, SERVICE}
+    for mode in ("none", "open"):
+        open_to_all = load_settings({"ALLM_HOME": str(tmp_path / "empty"), "ALLM_AUTH": mode})
+        assert not Doorkeeper.of(open_to_all).asks
+        assert OwnIdentity.of_service(open_to_all.auth, "text-1").metadata() == ()
+
+
+async def test_an_unknown_scope_cannot_be_demanded() -> None:
+    with pytest.raises(ValueError, match="admn"):
+        typed(scope="admn")
+
+
+def servicers() -> list[type]:
+    """Every class of ours that answers RPCs."""
+    found = []
+    for module in pkgutil.walk_packages(services.__path__, "services."):
+        # The authorizer is asked by the gateway alone, in Envoy's words, who it is that calls.
+        if ".engine" in module.name or module.name.startswith("services.authorizer"):
+            continue
+        if not module.name.rsplit(".", 1)[-1].endswith(("servicer", "facade")):
+            continue
+        for kind in vars(importlib.import_module(module.name)).values():
+            if isinstance(kind, type) and kind.__module__ == module.name and kind.__base__.__module__[:5] == "allm.":
+                found.append(kind)
+    return found
+
+
+def test_every_rpc_says_what_scope_it_needs() -> None:
+    """A method that nothing surrounds would let everybody in."""
+    kinds = servicers()
+    needed: dict[str, set[str]] = {}
+    for kind in kinds:
+        methods = [name for name in vars(kind.__base__) if name[0].isupper()]
+        assert methods, kind
+        for name in methods:
+            method = vars(kind).get(name)
+            assert method is None or "scope" in vars(method), (
+                f"{kind.__name__}.{name} is not wrapped by typed or facade"
+            )
+            if method is not None:
+                needed.setdefault(method.scope, set()).add(f"{kind.__name__}.{name}")
+    assert len(kinds) >= 12
+    assert needed[""] == {
+        "ModelServicer.GetModel",
+        "ModelServicer.ListModels",
+        "ModelServicer.ExplainModel",
+        "ModelsFacade.ListModels",
+        "ModelsFacade.GetModel",
+    }
+    assert needed[SERVICE] == {"ModelServicer.ReportModelStatus", "KeyServicer.WatchKeys"}
+    assert {name.partition(".")[0] for name in needed[ADMIN]} == {
+        "ModelServicer",
+        "ModelsFacade",
+        "KeyServicer",
+        "MachineServicer",
+        "ResidencyServicer",
+    }
+    assert not {name.partition(".")[0] for name in needed[INFERENCE]} & {"KeyServicer", "ResidencyServicer"}

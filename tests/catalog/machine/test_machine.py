@@ -1,0 +1,134 @@
+"""Samples out of replicas' reports: rates, restarts, replicas that come and go, events."""
+
+from __future__ import annotations
+
+import pytest
+from catalog_service import Clock
+from told_figures import figures, host
+
+from services.catalog.machine.machine import MAX_EVENTS, OLDEST_EVENT, Machine, Sample, Traffic
+from services.telemetry.figures import Event
+
+NOW = 1_000_000.0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def machine(clock: Clock) -> Machine:
+    return Machine(clock, lambda: NOW + clock.now)
+
+
+def text(sample: Sample) -> Traffic:
+    (traffic,) = sample.traffic
+    assert traffic.modality == "text"
+    return traffic
+
+
+def event(at: float = NOW, model: str = "m") -> Event:
+    return Event(at=at, kind="loaded", model=model)
+
+
+def test_without_replicas_there_is_nothing(machine: Machine) -> None:
+    assert machine.sample() == Sample(at=NOW, hosts=(), traffic=(), events=())
+
+
+def test_what_was_counted_before_the_first_report_is_of_no_now(machine: Machine, clock: Clock) -> None:
+    """As after a restart of the catalog: the services have been counting for days."""
+    machine.take("text-1", "text", figures(86_400, generated_tokens=10**9, request=(9, 9, 9)))
+    assert (text(machine.sample()).rates, text(machine.sample()).times) == ({}, {})
+    clock.now += 2
+    machine.take("text-1", "text", figures(86_402, generated_tokens=10**9 + 40, request=(10, 9, 9)))
+    found = text(machine.sample())
+    assert found.rates == {"generated_tokens": pytest.approx(20)}
+    assert found.times["request"].count == 1
+
+
+def test_replicas_of_a_modality_are_summed(machine: Machine, clock: Clock) -> None:
+    for uptime, tokens, running in ((10, 0, 1), (12, 20, 3)):
+        for replica in ("text-1", "text-2"):
+            told = figures(uptime, generated_tokens=tokens, running=running, waiting=2, request=(tokens, 0, 0))
+            machine.take(replica, "text", told)
+        machine.take("image-1", "image", figures(uptime, images=tokens, running=1))
+        clock.now += 2
+    words, pictures = machine.sample().traffic
+    assert (words.modality, words.replicas, words.running, words.waiting) == ("text", 2, 6, 4)
+    assert words.rates == {"generated_tokens": pytest.approx(20)}
+    assert words.times["request"].count == 40
+    assert (pictures.modality, pictures.running, pictures.times) == ("image", 1, {})
+    assert pictures.rates == {"images": pytest.approx(5)}
+
+
+def test_a_replica_that_left_stops_counting(machine: Machine, clock: Clock) -> None:
+    for uptime in (10, 12):
+        machine.take("text-1", "text", figures(uptime, generated_tokens=uptime, running=1, host=host("a")))
+        machine.take("text-2", "text", figures(uptime, generated_tokens=uptime, running=1, host=host("b")))
+        clock.now += 2
+    machine.drop("text-2")
+    sample = machine.sample()
+    assert (text(sample).replicas, text(sample).running) == (1, 1)
+    assert text(sample).rates == {"generated_tokens": pytest.approx(1)}
+    assert [each.id for each in sample.hosts] == ["a"]
+    assert sample.events == ()
+    machine.drop("text-1", lost=True)
+    sample = machine.sample()
+    assert (sample.traffic, sample.hosts) == ((), ())
+    assert sample.events == (Event(at=NOW + clock.now, kind="replica_lost", replica="text-1"),)
+
+
+def test_a_process_that_began_anew_counts_from_0(machine: Machine, clock: Clock) -> None:
+    machine.take("text-1", "text", figures(1000, generated_tokens=5000, request=(100, 0, 0)))
+    clock.now += 5
+    machine.take("text-1", "text", figures(3, began=2, generated_tokens=30, request=(2, 0, 0)))
+    found = text(machine.sample())
+    assert found.rates == {}, "of the new process there is one report so far"
+    assert found.times["request"].count == 2, "they came since the report before"
+    clock.now += 2
+    machine.take("text-1", "text", figures(5, began=2, generated_tokens=50, request=(3, 0, 0)))
+    found = text(machine.sample())
+    assert found.rates == {"generated_tokens": pytest.approx(10)}
+    assert found.times["request"].count == 3
+
+
+def test_two_processes_of_one_name_make_no_wild_figures(machine: Machine, clock: Clock) -> None:
+    """A mistake of whoever set them up; neither has begun since the other's report."""
+    for _ in range(5):
+        for began in (1, 2):
+            machine.take("text-1", "text", figures(1000 + clock.now, began, generated_tokens=5000, request=(100, 0, 0)))
+            clock.now += 1
+    found = text(machine.sample())
+    assert found.times == {}
+    assert found.rates.get("generated_tokens", 0) == 0
+
+
+def test_a_name_that_now_is_of_another_modality_begins_anew(machine: Machine, clock: Clock) -> None:
+    machine.take("one", "text", figures(10, generated_tokens=1))
+    machine.take("one", "image", figures(10, images=50))
+    (traffic,) = machine.sample().traffic
+    assert (traffic.modality, traffic.replicas, traffic.rates) == ("image", 1, {"images": 0.0})
+
+
+def test_events_are_told_once_in_order_and_with_their_replica(machine: Machine) -> None:
+    machine.take("b", "text", figures(1, events=((1, event(NOW - 2)),)))
+    machine.take("a", "text", figures(1, events=((1, event(NOW - 3)), (2, event(NOW - 1)))))
+    assert [(each.replica, each.at) for each in machine.sample().events] == [
+        ("a", NOW - 3),
+        ("b", NOW - 2),
+        ("a", NOW - 1),
+    ]
+    assert machine.sample().events == ()
+    # What was taken in, but not heard to be, comes once more.
+    machine.take("a", "text", figures(2, events=((2, event(NOW - 1)), (3, event(NOW, "n")))))
+    assert [(each.replica, each.model) for each in machine.sample().events] == [("a", "n")]
+    machine.take("a", "text", figures(1, began=2, events=((1, event(NOW, "o")),)))
+    assert [each.model for each in machine.sample().events] == ["o"], "a new process numbers anew"
+
+
+def test_old_events_are_no_news_and_a_flood_is_cut(machine: Machine) -> None:
+    machine.take("a", "text", figures(1, events=((1, event(NOW - OLDEST_EVENT - 1)),)))
+    assert machine.sample().events == ()
+    machine.take("a", "text", figures(2, events=tuple((number, event(NOW, str(number))) for number in range(2, 400))))
+    assert [each.model for each in machine.sample().events] == [str(number) for number in range(400 - MAX_EVENTS, 400)]

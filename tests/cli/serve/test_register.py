@@ -1,0 +1,200 @@
+"""What `allm serve` registers by itself, over several starts with one home."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
+from demo_model import demo_model, demo_safetensors
+from stack import POLL_SECONDS, Stack, running_stack
+from whisper_weights import tiny_en_ct2, tiny_en_pt
+
+from services.models.demo.encoder_demo import DEMO_ENCODER_ID
+from services.models.demo.image_demo import DEMO_SHAPES_ALIAS, DEMO_SHAPES_ID
+from services.models.demo.safetensors_demo import SAFETENSORS_DEMO_ID, safetensors_demo
+from services.models.demo.text_demo import DEMO_ID, bundled_model
+from services.models.demo.whisper_demo import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID
+from tests.models.formats.handmade_models import write_pipeline
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_SECONDS = 60
+
+
+def drawn_with(stack: Stack, model_id: str) -> tuple[int, float]:
+    """Steps and guidance that a model was registered with."""
+    with grpc.insecure_channel(f"127.0.0.1:{stack.port}") as channel:
+        reply = model_service_pb2_grpc.ModelServiceStub(channel).GetModel(
+            model_service_pb2.GetModelRequest(id=model_id), timeout=PATIENCE_SECONDS
+        )
+    return reply.model.image_defaults.steps, reply.model.image_defaults.guidance
+
+
+@contextmanager
+def serving(home: Path, models: str = "", aliases: str = "", **settings: str) -> Iterator[Stack]:
+    """A stack with these models, or none, that has said what it has to say."""
+    with running_stack(home, ALLM_MODELS=models, ALLM_ALIASES=aliases, **settings) as stack:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while "Ctrl-C" not in said(stack):  # its last line
+            assert time.monotonic() < deadline, stack.output()
+            time.sleep(POLL_SECONDS)
+        yield stack
+
+
+def said(stack: Stack) -> str:
+    """What a person has seen."""
+    return (stack.home / "output.txt").read_text()
+
+
+def row(stack: Stack, model_id: str) -> str:
+    """What the table says of a model."""
+    (found,) = [line for line in said(stack).splitlines() if f" {model_id} - " in line]
+    return found
+
+
+def registered(stack: Stack) -> dict[str, Any]:
+    """All models by id."""
+    with urllib.request.urlopen(f"{stack.base_url}/models?state=all", timeout=PATIENCE_SECONDS) as reply:
+        return {model["id"]: model for model in json.load(reply)["data"]}
+
+
+def generation(stack: Stack, model_id: str) -> int:
+    """The generation of a model that its only replica has."""
+    (replica,) = registered(stack)[model_id]["replicas"]
+    return int(replica["generation"])
+
+
+def put(path: Path, source: Path) -> Path:
+    """A link to a real model, in place of what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copy(source, path)
+    return path
+
+
+def bundled() -> Path:
+    source = bundled_model()
+    assert source is not None
+    return source
+
+
+def test_what_the_settings_name_at_two_starts_of_one_home(tmp_path: Path) -> None:
+    """What cannot be registered is said, and the rest goes on; models are told by their files, also those for which
+    there is no service.
+    """
+    own, home = tmp_path / "own", tmp_path / "home"
+    good, first, second, third = (put(own / name / "m.gguf", demo_model()) for name in ("good", "a", "b", "c"))
+    checkpoint, pipeline = put(own / "tiny.en.pt", tiny_en_pt()), write_pipeline(tmp_path / "pipeline")
+    models = f"gone={own}/gone.gguf,good={good},moved={first},folder={demo_safetensors()}"
+    heard = f"heard={tiny_en_ct2()},file={checkpoint},draws={pipeline}"
+    formats = {"good": "gguf", "moved": "gguf", "folder": "safetensors"}
+    formats |= {"heard": "whisper", "file": "whisper", "draws": "diffusers"}
+    with serving(home, f"{models},{heard}", "x=nobody,nick=good,nick=good") as stack:
+        assert f"gone was not registered: {own}/gone.gguf" in said(stack)
+        assert "ALLM_ALIASES: x does not stand for nobody: " in said(stack)
+        assert "good - ready" in row(stack, "good")
+        assert "folder - ready" in row(stack, "folder")
+        assert "heard - unsupported (no audio service is running)" in row(stack, "heard")
+        assert "draws - unsupported (no image service is running)" in row(stack, "draws")
+        assert {name: model["format"] for name, model in registered(stack).items()} == formats, "and no demo"
+        assert registered(stack)["good"]["aliases"] == ["nick"]
+    with serving(home, f"good={good},moved={second},nick={third}", "nick=good") as stack:
+        assert generation(stack, "good") == 1, "the same file is no new generation"
+        assert f"moved is now {second.as_uri()}, no longer {first.as_uri()}" in said(stack)
+        assert registered(stack)["moved"]["source"] == second.as_uri()
+        assert "nick was not registered: " in said(stack)
+        assert "alias of the model 'good'" in said(stack)
+        assert set(registered(stack)) == set(formats)
+        assert registered(stack)["good"]["source"] == good.as_uri(), "nothing is overwritten"
+        assert registered(stack)["good"]["aliases"] == ["nick"]
+
+
+def test_a_file_of_models_is_served_from_the_start_without_the_demo(tmp_path: Path) -> None:
+    home, file = tmp_path / "home", tmp_path / "models.yaml"
+    path = put(home / "models" / "m.gguf", demo_model())
+    file.write_text(f"models:\n- {{id: m, source: '{path.as_uri()}', format: gguf, aliases: [nick]}}\n")
+    with serving(home, ALLM_MODELS_FILE=str(file), aliases="x=m") as stack:
+        assert "m - ready" in row(stack, "m")
+        assert "ALLM_ALIASES: x does not stand for m: " in said(stack)
+        assert f"declared in ALLM_MODELS_FILE: change {file} instead" in said(stack)
+        assert set(registered(stack)) == {"m"}
+        assert (registered(stack)["m"]["declared"], registered(stack)["m"]["aliases"]) == (True, ["nick"])
+
+
+def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tmp_path: Path) -> None:
+    home, path = tmp_path / "home", put(tmp_path / "own" / "m.gguf", demo_model())
+    with serving(home, f"m={path}", "nick=m") as stack:
+        assert "m - ready" in row(stack, "m")
+    put(path, bundled())
+    with serving(home) as stack:
+        assert set(registered(stack)) == {"m"}, "neither forgotten, nor joined by the demo"
+        assert "m - failed" in row(stack, "m")
+        assert str(path) in registered(stack)["m"]["reason"]
+    with serving(home, f"m={path}") as stack:
+        assert "m - ready (94 MiB" in row(stack, "m"), "what is shown is the new generation's state"
+        assert generation(stack, "m") == 2
+        assert registered(stack)["m"]["aliases"] == ["nick"]
+        assert "no longer" not in said(stack)
+
+
+def test_the_demo_comes_where_the_roots_are_elsewhere_too_and_what_is_removed_stays_away(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    put_demos(home)
+    roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "elsewhere")}
+    demos = {DEMO_ID, DEMO_ENCODER_ID, SAFETENSORS_DEMO_ID, DEMO_WHISPER_ID, DEMO_SHAPES_ID}
+    with serving(home, **roots, ALLM_AUDIO_REPLICAS="1", ALLM_IMAGE_REPLICAS="1") as stack:
+        assert f"{DEMO_ID} - ready" in row(stack, DEMO_ID)
+        assert f"{DEMO_WHISPER_ID} - ready" in row(stack, DEMO_WHISPER_ID)
+        assert registered(stack)[DEMO_WHISPER_ID]["aliases"] == [DEMO_WHISPER_ALIAS]
+        assert f"{DEMO_SHAPES_ID} - ready" in row(stack, DEMO_SHAPES_ID)
+        assert registered(stack)[DEMO_SHAPES_ID]["aliases"] == [DEMO_SHAPES_ALIAS]
+        assert drawn_with(stack, DEMO_SHAPES_ID) == (20, 2.5), "what its card says"
+        until_said(stack, f"{SAFETENSORS_DEMO_ID} - ready")
+        assert "Ctrl-C" in said(stack).partition(SAFETENSORS_DEMO_ID)[0], "nobody waits for the second one"
+        remove(stack, SAFETENSORS_DEMO_ID)
+    with serving(home, **roots) as stack:
+        assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}, "what an operator has removed stays away"
+        assert generation(stack, DEMO_ID) == 1
+        assert "no audio service is running" in row(stack, DEMO_WHISPER_ID)
+    # As if it had been killed while the second one was made: that comes at the next start.
+    folder = safetensors_demo(home / "models")
+    folder.rename(folder.with_name("partial"))
+    with serving(home, **roots) as stack:
+        until_said(stack, f"preparing {SAFETENSORS_DEMO_ID} meanwhile")
+        assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}
+
+
+def put_demos(home: Path) -> None:
+    """What takes its time to be made is there."""
+    put(home / "models" / DEMO_ID / demo_model().name, demo_model())
+    folder = safetensors_demo(home / "models")
+    for file in demo_safetensors().iterdir():
+        put(folder / file.name, file)
+
+
+def until_said(stack: Stack, words: str) -> None:
+    """Waits until a person has seen these words."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while words not in said(stack):
+        assert time.monotonic() < deadline, stack.output()
+        time.sleep(POLL_SECONDS)
+
+
+def remove(stack: Stack, model_id: str) -> None:
+    """Takes a registration back."""
+    request = urllib.request.Request(f"{stack.base_url}/models/{model_id}", method="DELETE")
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as reply:
+        assert json.load(reply)["deleted"] is True

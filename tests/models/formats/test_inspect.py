@@ -1,0 +1,107 @@
+"""The door to inspections: which format, which files of which source, and what is never looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.errors import InvalidRequest
+from services.models.descriptor import FORMATS
+from services.models.formats.inspect import inspect
+from tests.demo_model import demo_model
+from tests.models.formats.handmade_models import (
+    LIE,
+    WatchedTree,
+    local,
+    paths,
+    refusal,
+    write_ctranslate2,
+    write_gguf,
+    write_json,
+    write_pipeline,
+    write_split,
+    write_text_model,
+    write_whisper,
+)
+
+
+def everything(folder: Path) -> Path:
+    """A folder that holds a model of every format, as nobody should keep them."""
+    write_pipeline(folder)
+    write_text_model(folder)
+    write_gguf(folder / "m.gguf", architecture="qwen3")
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    (folder / "modeling_llama.py").write_text("raise SystemExit")
+    return folder
+
+
+def test_the_demo_model(tmp_path: Path) -> None:
+    path = demo_model()
+    tree = local(path.parent)
+    found = inspect(tree, "gguf", path.name)
+    assert (found.format, found.modality, found.architecture) == ("gguf", "text", "llama")
+    assert (found.capabilities, found.context_tokens, found.primary) == ({"chat"}, 8192, path.name)
+    assert [(file.path, file.size) for file in found.files] == [(path.name, path.stat().st_size)]
+    facts = found.facts("demo")
+    assert (facts.id, facts.size) == ("demo", path.stat().st_size)
+    assert found.manifest(tree).folder == str(path.parent)
+
+
+def test_the_demo_model_cut_off_by_a_byte(tmp_path: Path) -> None:
+    size = demo_model().stat().st_size
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(demo_model().read_bytes()[:-1])
+    assert f"cut.gguf is cut off: it has {size - 1} bytes; by its header it must have {size}" in refusal(
+        tmp_path, "gguf"
+    )
+
+
+def test_the_format_is_what_was_said_whatever_else_lies_there(tmp_path: Path) -> None:
+    tree = local(everything(tmp_path))
+    gguf, text, image = inspect(tree, "gguf"), inspect(tree, "safetensors"), inspect(tree, "diffusers")
+    assert (gguf.format, gguf.architecture, paths(gguf)) == ("gguf", "qwen3", ["m.gguf"])
+    assert (text.format, text.architecture) == ("safetensors", "llama")
+    assert paths(text) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (image.format, image.architecture) == ("diffusers", "StableDiffusionPipeline")
+    assert not {"m.gguf", "model.safetensors", "config.json"} & set(paths(image))
+
+
+@pytest.mark.parametrize(
+    ("format", "write"),
+    [
+        ("gguf", write_split),
+        ("safetensors", write_text_model),
+        ("whisper", write_whisper),
+        ("whisper", write_ctranslate2),
+        ("diffusers", write_pipeline),
+    ],
+)
+def test_a_metadata_file_that_lies_is_not_opened_and_not_part_of_the_model(tmp_path: Path, format, write) -> None:
+    write(tmp_path)
+    write_json(tmp_path / "metadata.json", LIE)
+    tree = WatchedTree(tmp_path)
+    found = inspect(tree, format)
+    assert tree.opened, "the tree would have noticed"
+    assert "metadata.json" in tree.files
+    assert not [path for path in (*tree.opened, *paths(found)) if "metadata" in path]
+    assert found.format == format
+    assert found.architecture != LIE["architecture"]
+    assert paths(found) == sorted(paths(found))
+    manifest = found.manifest(tree)
+    assert (manifest.repository, manifest.revision, manifest.folder) == (tree.repository, tree.revision, "")
+
+
+@pytest.mark.parametrize("format", ["", "GGUF", "onnx", "safetensors_cpp", "x" * 10_000])
+def test_an_unknown_format_is_told_with_those_there_are(tmp_path: Path, format: str) -> None:
+    write_text_model(tmp_path)
+    message = refusal(tmp_path, format, kind=InvalidRequest)
+    assert all(known in message for known in FORMATS)
+    assert len(message) < 300
+
+
+def test_a_format_of_folders_takes_no_single_file(tmp_path: Path) -> None:
+    everything(tmp_path)
+    with pytest.raises(InvalidRequest, match="takes a folder") as caught:
+        inspect(local(tmp_path), "safetensors", "model.safetensors")
+    assert caught.value.param == "source"

@@ -1,0 +1,103 @@
+"""The same inspections through a hub on loopback: the same findings, and no weight is transferred."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import close_session, constants
+from loopback_hub import LoopbackHub
+
+from services.errors import AllmError, ModelInvalid
+from services.models.formats.inspect import inspect
+from services.models.hub.repository import HubTree
+from services.models.hub.source import HubSource
+from tests.models.formats.handmade_models import (
+    checkpoint,
+    checkpoint_pickle,
+    local,
+    safetensors,
+    write_ctranslate2,
+    write_pipeline,
+    write_shards,
+    write_split,
+    write_text_model,
+    write_whisper,
+)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)
+    with LoopbackHub() as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
+        yield running
+    close_session()
+
+
+def served(hub: LoopbackHub, folder: Path) -> HubTree:
+    hub.add("org/model", folder)
+    tree = HubTree.open_repository(HubSource("org/model", "", ""))
+    hub.requests.clear()
+    return tree
+
+
+def write_checkpoint(folder: Path) -> None:
+    (folder / "tiny.pt").write_bytes(checkpoint(members={"archive/data/1": bytes(5_000_000)}))
+
+
+@pytest.mark.parametrize(
+    ("format", "write"),
+    [
+        ("gguf", write_split),
+        ("safetensors", write_text_model),
+        ("whisper", write_whisper),
+        ("whisper", write_ctranslate2),
+        ("whisper", write_checkpoint),
+        ("diffusers", write_pipeline),
+    ],
+)
+def test_the_finding_is_that_of_the_folder(
+    tmp_path: Path, hub: LoopbackHub, format: Any, write: Callable[[Path], object]
+) -> None:
+    write(tmp_path)
+    far, near = inspect(served(hub, tmp_path), format), inspect(local(tmp_path), format)
+    assert [(file.path, file.size) for file in far.files] == [(file.path, file.size) for file in near.files]
+    assert dataclasses.replace(far, files=()) == dataclasses.replace(near, files=())
+    assert any(file.sha256 for file in far.files), "the hub knows the hashes of large files"
+    assert not hub.asked("metadata.json")
+
+
+def test_of_many_shards_only_the_headers_are_transferred(tmp_path: Path, hub: LoopbackHub) -> None:
+    write_text_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    shards = write_shards(tmp_path, 20)
+    for shard in shards:
+        tensors = {f"{shard}.a": ("U8", [2_000_000]), f"{shard}.b": ("U8", [1])}
+        (tmp_path / shard).write_bytes(safetensors(tensors))
+    inspect(served(hub, tmp_path), "safetensors")
+    assert {len(hub.asked(shard, cdn=True)) for shard in shards} == {1}
+    assert not hub.asked("tokenizer.json"), "that it is there is in the listing"
+
+
+@pytest.mark.parametrize(
+    ("pickled", "words"),
+    [(checkpoint_pickle(extra=b"cos\nsystem\n"), "os.system"), (b"no", "data.pkl in it is no pickle")],
+)
+def test_a_checkpoint_that_is_refused(tmp_path: Path, hub: LoopbackHub, pickled: bytes, words: str) -> None:
+    (tmp_path / "tiny.pt").write_bytes(checkpoint(pickled))
+    with pytest.raises(ModelInvalid, match=words):
+        inspect(served(hub, tmp_path), "whisper")
+
+
+@pytest.mark.parametrize("path", ["config.json", "model.safetensors"])
+def test_a_file_that_the_hub_does_not_give_is_told_as_what_it_is(tmp_path: Path, hub: LoopbackHub, path: str) -> None:
+    tree = served(hub, write_text_model(tmp_path))
+    hub.status(path, 404, times=100)
+    with pytest.raises(AllmError, match=path.replace(".", r"\.")):
+        inspect(tree, "safetensors")

@@ -1,0 +1,218 @@
+"""A new generation beside the old one in memory, or in its place where both do not fit; and what is loaded unasked."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from desired_models import local_manifest, registration
+from test_model_set import Service
+
+from services.errors import AllmError, Internal, ModelNotReady
+from services.residency.memory.refusal import NeverFits, NoRoom
+from services.residency.slot import Slot
+
+
+class Narrow:
+    """A gate that lets one model in at a time; `refusal`: what others are told."""
+
+    def __init__(self) -> None:
+        self.inside: set[Slot[Any]] = set()
+        self.refusal: AllmError = NoRoom("m needs 600 MiB; free: 400 MiB")
+
+    async def enter(self, slot: Slot[Any]) -> None:
+        if self.inside:
+            raise self.refusal
+        self.inside.add(slot)
+
+    async def leave(self, slot: Slot[Any]) -> None:
+        self.inside.discard(slot)
+
+
+@pytest_asyncio.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    service = Service(tmp_path / "home", "wanted", "alias")
+    yield service
+    await service.supply.close()
+    await service.manager.close()
+
+
+@pytest.fixture
+def gate(service: Service) -> Narrow:
+    service.manager.gate = gate = Narrow()
+    return gate
+
+
+def update(service: Service, folder: Path) -> None:
+    service.supply.apply(registration(local_manifest(folder), generation=2))
+
+
+async def first(service: Service, folder: Path) -> None:
+    """The first generation, in memory."""
+    service.supply.apply(registration(local_manifest(folder)))
+    await service.until_state("ready")
+    assert await service.use() == 1
+
+
+async def test_where_both_fit_requests_never_wait(service: Service, tmp_path: Path) -> None:
+    await first(service, tmp_path / "a")
+    service.loader.gate.clear()
+    update(service, tmp_path / "b")
+    await service.until(lambda: len(service.manager.slots()) == 2)
+    assert await service.use() == 1
+    service.loader.gate.set()
+    await service.until(lambda: service.status().generation == 2)
+    assert await service.use() == 2
+    await service.until(lambda: len(service.loader.alive) == 1)
+
+
+async def test_where_both_do_not_fit_the_old_one_ends_first_and_says_so(
+    service: Service, gate: Narrow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await first(service, tmp_path / "a")
+    serving = service.store.serveable(service.store.get("m"))
+    async with service.manager.lease(serving.descriptor, serving.runtime) as old:
+        update(service, tmp_path / "b")
+        status = await service.until_state("pending")
+        assert "changing to generation 2; the old one is unloaded first" in status.reason
+        assert "free: 400 MiB" in status.reason
+        with pytest.raises(ModelNotReady, match="both do not fit") as told:
+            await service.use()
+        assert told.value.retry_after
+        assert (old.alive, len(service.loader.made)) == (True, 1), "its running request ends in peace"
+    status = await service.until_state("loaded")
+    assert (status.generation, old.alive, len(gate.inside)) == (2, False, 1)
+    assert await service.use() == 2
+    told_of = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "both generations do not fit: the old one ends first" in [record.message for record in told_of]
+
+
+async def test_another_update_meanwhile_does_not_end_what_still_runs(
+    service: Service, gate: Narrow, tmp_path: Path
+) -> None:
+    await first(service, tmp_path / "a")
+    serving = service.store.serveable(service.store.get("m"))
+    async with service.manager.lease(serving.descriptor, serving.runtime) as old:
+        update(service, tmp_path / "b")
+        await service.until_state("pending")
+        service.supply.apply(registration(local_manifest(tmp_path / "c"), generation=3))
+        await service.until(lambda: (following := service.status().next) and following.generation == 3)
+        assert old.alive
+    await service.until(lambda: service.status().generation == 3)
+    assert await service.use() == 3
+    await service.until(lambda: len(gate.inside) == 1)
+    assert not old.alive
+
+
+async def test_a_new_one_that_fails_in_the_old_ones_place_lets_it_back(
+    service: Service, gate: Narrow, tmp_path: Path
+) -> None:
+    await first(service, tmp_path / "a")
+    service.loader.failure = Internal("the new one is broken")
+    update(service, tmp_path / "b")
+    await service.until(lambda: (following := service.status().next) and following.state == "failed")
+    status = service.status()
+    assert (status.state, status.generation) == ("ready", 1)
+    assert status.next
+    assert "the new one is broken" in status.next.reason
+    service.loader.failure = None
+    assert await service.use() == 1
+    assert len(gate.inside) == 1
+
+
+async def test_a_new_one_that_never_fits_does_not_have_the_old_one_go(
+    service: Service, gate: Narrow, tmp_path: Path
+) -> None:
+    await first(service, tmp_path / "a")
+    gate.refusal = NeverFits("m needs 600 MiB; one model may take 500 MiB")
+    update(service, tmp_path / "b")
+    await service.until(lambda: (following := service.status().next) and following.state == "failed")
+    assert service.status().state == "loaded"
+    assert (await service.use(), len(service.loader.made)) == (1, 1)
+
+
+async def test_a_model_that_is_removed_meanwhile_is_gone(service: Service, gate: Narrow, tmp_path: Path) -> None:
+    await first(service, tmp_path / "a")
+    serving = service.store.serveable(service.store.get("m"))
+    async with service.manager.lease(serving.descriptor, serving.runtime):
+        update(service, tmp_path / "b")
+        await service.until_state("pending")
+        service.supply.remove("m")
+    await service.until(lambda: not service.manager.slots())
+    assert (service.loader.alive, gate.inside, list(service.store)) == ([], set(), [])
+
+
+async def test_what_is_kept_loaded_is_pinned_until_it_is_not(service: Service, tmp_path: Path) -> None:
+    wanted = registration(local_manifest(tmp_path / "a"), keep_loaded=True)
+    service.supply.apply(wanted)
+    status = await service.until_state("loaded")
+    assert status.memory
+    assert status.memory.pinned
+    key = service.manager.slots()[0].key
+    assert await service.manager.evict(key, "test") is None
+    service.supply.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
+    await service.until_state("ready")
+    assert not service.manager.pinned("m")
+    service.supply.apply(dataclasses.replace(wanted, unloads=1))
+    await service.until_state("loaded")
+    service.supply.remove("m")
+    assert not service.manager.pinned("m")
+
+
+@pytest.mark.parametrize("name", ["wanted", "m"])
+async def test_what_is_preloaded_is_loaded_once_and_may_go(service: Service, tmp_path: Path, name: str) -> None:
+    """By its id, or by an alias."""
+    named = registration(local_manifest(tmp_path / "a"), name)
+    service.supply.apply(dataclasses.replace(named, aliases=("alias",) if name == "m" else ()))
+    await service.until(lambda: service.status(name).state == "loaded")
+    key = service.manager.slots()[0].key
+    await service.until(lambda: service.manager.evictable(key))
+    assert await service.manager.evict(key, "test") is not None
+    service.supply.keep()
+    await asyncio.sleep(0)
+    assert (service.status(name).state, service.manager.slots()) == ("ready", [])
+
+
+async def test_nothing_else_is_loaded_unasked(service: Service, tmp_path: Path) -> None:
+    service.supply.apply(registration(local_manifest(tmp_path / "a")))
+    await service.until_state("ready")
+    service.supply.keep()
+    await asyncio.sleep(0)
+    assert service.manager.slots() == []
+
+
+async def test_a_model_on_its_way_into_memory_says_so(service: Service, tmp_path: Path) -> None:
+    service.loader.gate.clear()
+    service.supply.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
+    await service.until(lambda: service.status().memory)
+    status = service.status()
+    assert status.memory
+    assert (status.state, status.memory.loading, status.memory.requests) == ("ready", True, 1)
+    service.loader.gate.set()
+    status = await service.until_state("loaded")
+    assert status.memory
+    assert (status.memory.loading, status.memory.requests) == (False, 0)
+
+
+async def test_why_there_was_no_room_is_told_of_a_model_that_is_ready(
+    service: Service, gate: Narrow, tmp_path: Path
+) -> None:
+    service.supply.apply(registration(local_manifest(tmp_path / "a"), "large"))
+    service.supply.apply(registration(local_manifest(tmp_path / "b")))
+    await service.until_state("ready")
+    await service.until(lambda: service.status("large").state == "ready")
+    await service.use("large")
+    with pytest.raises(NoRoom):
+        await service.use()
+    status = service.status()
+    assert (status.state, status.reason, status.memory) == ("ready", "m needs 600 MiB; free: 400 MiB", None)
+    await service.manager.retire("large")
+    await service.use()
+    assert service.status().reason == ""
+    assert len(gate.inside) == 1

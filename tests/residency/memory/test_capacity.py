@@ -1,0 +1,50 @@
+"""What fits, beside what is reserved and what is used."""
+
+from __future__ import annotations
+
+from case import case
+
+from services.residency.memory.capacity import Capacity, Room
+from services.residency.memory.estimate import HOST
+from services.residency.memory.reservation import Reservation
+from services.residency.resident import ResidentKey
+
+
+def row(reserved: dict[str, int], measured: dict[str, int] | None = None) -> Reservation:
+    key = ResidentKey("m", 1, "toy")
+    return Reservation(id="1", address="", replica="", key=key, places=reserved, measured=measured or {})
+
+
+def test_what_is_missing() -> None:
+    for wanted, room, others, missing in [
+        (100, Room(100, 100), [], {}),
+        (101, Room(100, 500), [], {HOST: 1}),
+        (101, Room(500, 100), [], {HOST: 1}),
+        # A load in progress has not taken what it will: what is free is not free.
+        (60, Room(1000, 100), [row({HOST: 50})], {HOST: 10}),
+        (60, Room(1000, 100), [row({HOST: 50}, {HOST: 20})], {}),
+        # One that takes more than it reserved makes no room for others.
+        (60, Room(1000, 50), [row({HOST: 50}, {HOST: 90})], {HOST: 10}),
+        # All that is used is by models, and the budget counts what they have reserved.
+        (60, Room(100, 1000), [row({HOST: 30}, {HOST: 30}), row({HOST: 30}, {HOST: 30})], {HOST: 20}),
+        # More is used than may be: nothing fits, however small.
+        (1, Room(100, -5), [], {HOST: 6}),
+        (0, Room(100, -5), [], {}),
+        # What others have of another place does not matter.
+        (60, Room(100, 100), [row({"cuda:0": 90})], {}),
+    ]:
+        with case(wanted=wanted, room=room, others=others, missing=missing):
+            assert Capacity({HOST: room}).missing({HOST: wanted}, others) == missing
+
+
+def test_each_place_for_itself_and_unknown_ones_take_anything() -> None:
+    capacity = Capacity({HOST: Room(100, 100), "cuda:0": Room(50, 50)})
+    assert capacity.missing({HOST: 10, "cuda:0": 60, "cuda:9": 10**12}, iter([row({"cuda:0": 5})])) == {"cuda:0": 15}
+
+
+def test_what_is_pinned_busy_or_loading_is_not_idle() -> None:
+    idle = {"loading": False, "busy": False, "pinned": False}
+    key = ResidentKey("m", 1, "toy")
+    assert Reservation(id="1", address="", replica="", key=key, places={}, **idle).idle
+    for name in idle:
+        assert not Reservation(id="1", address="", replica="", key=key, places={}, **idle | {name: True}).idle

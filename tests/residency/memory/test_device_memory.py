@@ -1,0 +1,155 @@
+"""Memory of GPUs. Where the driver is, it is asked; without one its library is played by a stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from services.models.device import NVIDIA_DRIVER
+from services.residency.memory import device_memory
+from services.residency.memory.device_memory import DeviceMemory, read_devices
+
+GIB = 1024**3
+
+
+@dataclass
+class Gpu:
+    """What the stand-in tells of one."""
+
+    uuid: str
+    total: int
+    used: int
+    processes: dict[int, int | None] = field(default_factory=dict)
+    lost: bool = False
+
+
+class Library:
+    """Plays the functions of NVML that are called, with its own errors."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, *gpus: Gpu) -> None:
+        self.gpus = gpus
+        self.started = 0
+        self.broken = False
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.started += 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        if self.broken:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
+        if self.gpus[index].lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
+        for gpu in self.gpus:
+            if gpu.uuid == uuid:
+                return gpu
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:  # noqa: N802
+        return gpu.uuid
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=gpu.total, used=gpu.used, free=gpu.total - gpu.used)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[SimpleNamespace]:  # noqa: N802
+        if not gpu.processes:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes.items()]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Library]:
+    def playing(*gpus: Gpu) -> Library:
+        library = Library(*gpus)
+        monkeypatch.setattr(device_memory, "pynvml", library)
+        monkeypatch.setattr(device_memory._nvml, "ready", False)
+        return library
+
+    return playing
+
+
+def first() -> Gpu:
+    return Gpu("GPU-1a", 80 * GIB, 10 * GIB, {17: 9 * GIB, 18: None})
+
+
+def second() -> Gpu:
+    return Gpu("GPU-2b", 40 * GIB, 1 * GIB)
+
+
+@pytest.mark.skipif(NVIDIA_DRIVER.exists(), reason="there is a driver here")
+def test_without_a_driver_there_are_none_and_nothing_is_raised() -> None:
+    assert read_devices() == []
+    assert read_devices("0") == [], "asked again"
+
+
+@pytest.mark.skipif(not NVIDIA_DRIVER.exists(), reason="there is no driver here")
+def test_the_driver_here_is_asked() -> None:
+    devices = read_devices()
+    assert devices
+    assert [device.name for device in devices] == [f"cuda:{index}" for index in range(len(devices))]
+    assert all(0 <= device.used <= device.total for device in devices)
+    assert len({device.pool for device in devices}) == len(devices)
+
+
+def test_each_gpu_is_told_with_who_uses_it(play) -> None:
+    library = play(first(), second())
+    assert read_devices() == [
+        DeviceMemory("cuda:0", 80 * GIB, 10 * GIB, {17: 9 * GIB}, "GPU-1a"),
+        DeviceMemory("cuda:1", 40 * GIB, 1 * GIB, {}, "GPU-2b"),
+    ]
+    assert [device.free for device in read_devices()] == [70 * GIB, 39 * GIB]
+    assert library.started == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "pools"),
+    [
+        ("1", ["GPU-2b"]),
+        ("1,0", ["GPU-2b", "GPU-1a"]),
+        (" 1 , 0 ", ["GPU-2b", "GPU-1a"]),
+        ("GPU-2b", ["GPU-2b"]),
+        ("GPU-2,GPU-1", ["GPU-2b", "GPU-1a"]),
+        ("MIG-2b", []),
+        ("0,7,1", ["GPU-1a"]),
+        ("-1", []),
+        ("none", []),
+    ],
+)
+def test_gpus_are_called_as_the_workers_see_them(play, visible: str, pools: list[str]) -> None:
+    play(first(), second())
+    devices = read_devices(visible)
+    assert [device.pool for device in devices] == pools
+    assert [device.name for device in devices] == [f"cuda:{index}" for index in range(len(pools))]
+
+
+def test_a_part_of_a_gpu_is_found_by_its_own_name(play) -> None:
+    play(first(), Gpu("MIG-5", 10 * GIB, GIB))
+    assert [device.total for device in read_devices("MIG-5")] == [10 * GIB]
+
+
+def test_a_lost_gpu_is_left_out_and_the_others_keep_their_names(play) -> None:
+    lost = first()
+    lost.lost = True
+    play(lost, second())
+    assert [(device.name, device.pool) for device in read_devices()] == [("cuda:1", "GPU-2b")]
+
+
+def test_a_driver_that_was_away_is_asked_anew(play) -> None:
+    library = play(first())
+    assert len(read_devices()) == 1
+    library.broken = True
+    assert read_devices() == []
+    library.broken = False
+    assert len(read_devices()) == 1
+    assert library.started == 2

@@ -1,0 +1,202 @@
+"""Host memory, read from trees of files as the kernel shows them in containers of all kinds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.residency.memory.host_memory import read_host_memory
+
+GIB = 1024**3
+MACHINE = (
+    "MemTotal: 33554432 kB\nMemFree: 1048576 kB\nMemAvailable: 25165824 kB\nCached: 9437184 kB\n"  # 32 GiB, 24 left
+)
+V2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:4 - cgroup2 cgroup rw,nsdelegate\n"
+V1 = "35 31 0:32 {root} /sys/fs/cgroup/memory rw shared:9 master:2 - cgroup cgroup rw,memory\n"
+UNLIMITED_V1 = 9223372036854771712
+
+
+def machine(root: Path, *, groups: str = "", mounts: str = "", meminfo: str = MACHINE) -> None:
+    write(root, "proc", {"meminfo": meminfo, "self/cgroup": groups, "self/mountinfo": mounts})
+
+
+def write(root: Path, folder: str, files: Mapping[str, object]) -> None:
+    for name, content in files.items():
+        path = root / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n" if isinstance(content, int) else str(content))
+
+
+def second(root: Path, group: str, limit: object, current: int, stat: str = "anon 1\n", **more: object) -> None:
+    """A group of version 2."""
+    files = {"memory.max": limit, "memory.current": current, "memory.stat": stat}
+    write(root, f"sys/fs/cgroup/{group}", files | {f"memory.{name}": value for name, value in more.items()})
+
+
+def first(root: Path, group: str, limit: int, usage: int, stat: str = "cache 1\n") -> None:
+    """A group of version 1."""
+    files = {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": usage, "memory.stat": stat}
+    write(root, f"sys/fs/cgroup/memory/{group}", files)
+
+
+def test_without_a_limit_it_is_the_machines(tmp_path: Path) -> None:
+    machine(tmp_path, groups="0::/user.slice\n", mounts=V2)
+    second(tmp_path, "user.slice", "max\n", 20 * GIB)
+    found = read_host_memory(tmp_path)
+    assert (found.total, found.used, found.free, found.source) == (32 * GIB, 8 * GIB, 24 * GIB, "/proc/meminfo")
+
+
+def test_a_container_of_version_2_counts_no_cache_of_files(tmp_path: Path) -> None:
+    machine(tmp_path, groups="0::/\n", mounts=V2)
+    stat = f"anon {2 * GIB}\nfile {4 * GIB}\ninactive_file {3 * GIB}\nactive_file {GIB // 2}\nshmem {GIB // 2}\n"
+    second(tmp_path, "", 8 * GIB, 6 * GIB, stat)
+    found = read_host_memory(tmp_path)
+    assert (found.total, found.used, found.source) == (8 * GIB, 5 * GIB // 2, "cgroup v2")
+
+
+def test_a_container_of_version_1(tmp_path: Path) -> None:
+    """Without a namespace of its own, as older Docker runs them: the mount shows its own group at the top."""
+    machine(
+        tmp_path, groups="5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n", mounts=V1.format(root="/docker/abc")
+    )
+    stat = f"inactive_file 0\ntotal_inactive_file {GIB}\ntotal_active_file {GIB}\n"
+    first(tmp_path, "", 8 * GIB, 5 * GIB, stat)
+    found = read_host_memory(tmp_path)
+    assert (found.total, found.used, found.source) == (8 * GIB, 3 * GIB, "cgroup v1")
+
+
+def test_no_limit_in_version_1_is_a_number_beyond_all_memory(tmp_path: Path) -> None:
+    machine(tmp_path, groups="4:memory:/x\n", mounts=V1.format(root="/"))
+    first(tmp_path, "x", UNLIMITED_V1, 5 * GIB)
+    first(tmp_path, "", UNLIMITED_V1, 9 * GIB)
+    assert read_host_memory(tmp_path).source == "/proc/meminfo"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_above_may_be_the_one_that_limits(tmp_path: Path, version: int) -> None:
+    group = "pod/service/unit"
+    if version == 2:
+        machine(tmp_path, groups=f"0::/{group}\n", mounts=V2)
+        second(tmp_path, group, "max", GIB)
+        second(tmp_path, "pod/service", 6 * GIB, 2 * GIB)
+        second(tmp_path, "pod", 16 * GIB, 11 * GIB)
+    else:
+        machine(tmp_path, groups=f"4:memory:/{group}\n", mounts=V1.format(root="/"))
+        first(tmp_path, group, UNLIMITED_V1, GIB)
+        first(tmp_path, "pod/service", 6 * GIB, 2 * GIB)
+        first(tmp_path, "pod", 16 * GIB, 11 * GIB)
+    found = read_host_memory(tmp_path)
+    assert (found.total, found.free) == (6 * GIB, 4 * GIB)
+    folder = tmp_path / "sys/fs/cgroup" / ("" if version == 2 else "memory") / "pod/service"
+    assert str(folder.stat().st_ino) in found.pool
+
+
+def test_what_others_have_taken_of_a_group_above_cannot_be_had(tmp_path: Path) -> None:
+    machine(tmp_path, groups="0::/pod/mine\n", mounts=V2)
+    second(tmp_path, "pod/mine", 6 * GIB, 2 * GIB)
+    second(tmp_path, "pod", 16 * GIB, 15 * GIB)
+    found = read_host_memory(tmp_path)
+    assert (found.total, found.free) == (6 * GIB, GIB)
+
+
+def test_what_others_have_taken_of_the_machine_cannot_be_had(tmp_path: Path) -> None:
+    scarce = MACHINE.replace("MemAvailable: 25165824", "MemAvailable: 1048576")
+    machine(tmp_path, groups="0::/\n", mounts=V2, meminfo=scarce)
+    second(tmp_path, "", 8 * GIB, 2 * GIB)
+    found = read_host_memory(tmp_path)
+    assert (found.total, found.free) == (8 * GIB, GIB)
+
+
+def test_where_a_group_is_slowed_down_is_a_limit_too(tmp_path: Path) -> None:
+    machine(tmp_path, groups="0::/\n", mounts=V2)
+    second(tmp_path, "", 8 * GIB, 2 * GIB, high=4 * GIB)
+    assert read_host_memory(tmp_path).total == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"memory.max": "garbage\n"},
+        {"memory.current": ""},
+        {"memory.current": "-1\n"},
+    ],
+)
+def test_files_that_make_no_sense_are_as_good_as_none(tmp_path: Path, spoilt: dict[str, str]) -> None:
+    machine(tmp_path, groups="0::/\n", mounts=V2)
+    second(tmp_path, "", 8 * GIB, 2 * GIB)
+    write(tmp_path, "sys/fs/cgroup", spoilt)
+    assert read_host_memory(tmp_path).source == "/proc/meminfo"
+
+
+@pytest.mark.parametrize("missing", ["memory.max", "memory.current"])
+def test_without_limit_or_usage_it_is_the_machines(tmp_path: Path, missing: str) -> None:
+    machine(tmp_path, groups="0::/\n", mounts=V2)
+    second(tmp_path, "", 8 * GIB, 2 * GIB)
+    (tmp_path / "sys/fs/cgroup" / missing).unlink()
+    assert read_host_memory(tmp_path).source == "/proc/meminfo"
+
+
+def test_without_statistics_everything_counts_as_used(tmp_path: Path) -> None:
+    machine(tmp_path, groups="0::/\n", mounts=V2)
+    second(tmp_path, "", 8 * GIB, 2 * GIB)
+    (tmp_path / "sys/fs/cgroup/memory.stat").unlink()
+    assert read_host_memory(tmp_path).used == 2 * GIB
+
+
+def test_a_path_that_leads_out_of_the_mount_means_its_top(tmp_path: Path) -> None:
+    """So a process sees itself that was moved into a container's namespace from outside."""
+    machine(tmp_path, groups="0::/../elsewhere\n", mounts=V2)
+    second(tmp_path, "", 8 * GIB, 2 * GIB)
+    assert read_host_memory(tmp_path).total == 8 * GIB
+
+
+def test_a_group_that_is_not_shown_is_looked_for_above(tmp_path: Path) -> None:
+    machine(tmp_path, groups="0::/pod/hidden\n", mounts=V2)
+    second(tmp_path, "pod", 8 * GIB, 2 * GIB)
+    assert read_host_memory(tmp_path).total == 8 * GIB
+
+
+def test_both_versions_side_by_side(tmp_path: Path) -> None:
+    """The memory of a hybrid machine is version 1's; version 2 has an empty tree beside it."""
+    both = V1.format(root="/") + V2.replace("/sys/fs/cgroup ", "/sys/fs/cgroup/unified ")
+    machine(tmp_path, groups="4:memory:/x\n0::/x\n", mounts=both)
+    first(tmp_path, "x", 8 * GIB, 2 * GIB)
+    (tmp_path / "sys/fs/cgroup/unified/x").mkdir(parents=True)
+    assert read_host_memory(tmp_path).source == "cgroup v1"
+
+
+def test_two_containers_of_one_path_are_two_pools(tmp_path: Path) -> None:
+    pools = set()
+    for name in ("text", "image"):
+        machine(tmp_path / name, groups="0::/\n", mounts=V2)
+        second(tmp_path / name, "", 8 * GIB, 2 * GIB)
+        pools |= {read_host_memory(tmp_path / name).pool, read_host_memory(tmp_path / name).pool}
+    assert len(pools) == 2
+
+
+def test_lines_that_nobody_knows_do_no_harm(tmp_path: Path) -> None:
+    machine(
+        tmp_path,
+        groups="\nx\n0::/\n:::\n",
+        mounts=f"nonsense\n- -\n1 2 - cgroup2\n{V2}",
+        meminfo=f"Oddity\nA: b\n{MACHINE}",
+    )
+    second(tmp_path, "", 8 * GIB, 2 * GIB, "nonsense\ninactive_file x\n")
+    assert read_host_memory(tmp_path).total == 8 * GIB
+
+
+def test_elsewhere_than_on_linux_psutil_tells(tmp_path: Path) -> None:
+    found = read_host_memory(tmp_path)
+    assert found.source == "psutil"
+    assert found.total == psutil.virtual_memory().total
+    assert 0 < found.used < found.total
+
+
+def test_of_this_machine_it_tells_something() -> None:
+    found = read_host_memory()
+    assert 0 < found.used < found.total <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert read_host_memory().pool == found.pool

@@ -1,0 +1,298 @@
+"""Admission: what fits is loaded, what fits once idle models are gone has them go, the rest is refused and says why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from prometheus_client import REGISTRY
+from small_host import RUNTIME, Service, SmallHost, key, model
+
+from services.errors import Internal, ModelInvalid, OutOfMemory
+from services.residency.memory.admission import Admission
+from services.residency.memory.refusal import NeverFits, NoRoom, TooManyModels
+from services.settings.settings import MIB
+
+PATIENT = 60.0  # seconds; nothing here waits for so long
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SmallHost:
+    return SmallHost(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def text(host: SmallHost) -> AsyncIterator[Service]:
+    async with host.service() as service:
+        yield service
+
+
+@pytest_asyncio.fixture
+async def image(host: SmallHost) -> AsyncIterator[Service]:
+    async with host.service() as service:
+        yield service
+
+
+async def reserved(service: Service) -> dict[str, int]:
+    """What the ledger of the host has, in MiB."""
+    return {row.key.model_id: sum(row.places.values()) // MIB for row in await service.ledger.all()}
+
+
+def evictions(model_id: str, reason: str) -> float:
+    return REGISTRY.get_sample_value("allm_model_evictions_total", {"model": model_id, "reason": reason}) or 0.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for a condition; fails after a while."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 (of many kinds, they have no events)
+            await asyncio.sleep(0.01)
+
+
+async def test_what_fits_is_loaded_and_written_down(text: Service) -> None:
+    await text.use("a-300")
+    await text.use("b-500")
+    assert text.loaded() == {"a-300", "b-500"}
+    assert await reserved(text) == {"a-300": 300, "b-500": 500}
+
+
+async def test_the_least_recently_used_goes_and_only_as_many_as_needed(text: Service) -> None:
+    for name in ("a-200", "b-200", "c-200", "a-200"):
+        await text.use(name)
+    await text.use("d-400")
+    assert text.loaded() == {"a-200", "c-200", "d-400"}
+    assert evictions("b-200", "admission") == 1
+    assert await reserved(text) == {"a-200": 200, "c-200": 200, "d-400": 400}
+
+
+async def test_one_that_would_go_in_vain_stays(text: Service) -> None:
+    """The oldest one is too small to help once the larger one has to go as well."""
+    for name in ("small-100", "large-500", "late-200"):
+        await text.use(name)
+    await text.use("new-500")
+    assert text.loaded() == {"small-100", "late-200", "new-500"}
+
+
+async def test_who_is_in_use_never_goes(text: Service) -> None:
+    async with text.manager.lease(model("busy-600"), RUNTIME) as busy:
+        await text.use("idle-100")
+        with pytest.raises(NoRoom) as refused:
+            await text.use("new-500")
+        assert busy.alive
+    assert refused.value.message == (
+        "new-500 needs 500 MiB on the host (weights 500 MiB); free: 200 MiB of the host; "
+        "could be unloaded: idle-100 (100 MiB); in use: busy-600 (600 MiB)"
+    )
+    assert refused.value.headers() == {"x-should-retry": "false"}
+    assert text.loaded() == {"busy-600", "idle-100"}, "nothing goes where that does not suffice"
+    await text.use("new-500")
+    assert text.loaded() == {"idle-100", "new-500"}, "it is idle now; the other one need not go"
+
+
+async def test_who_is_pinned_never_goes(text: Service) -> None:
+    text.manager.pin("pinned-600", wanted=True)
+    await text.use("pinned-600")
+    with pytest.raises(NoRoom, match="to stay in memory: pinned-600"):
+        await text.use("new-500")
+    text.manager.pin("pinned-600", wanted=False)
+    await text.use("new-500")
+    assert text.loaded() == {"new-500"}
+
+
+async def test_a_load_waits_for_one_that_is_in_use(host: SmallHost) -> None:
+    async with host.service(patience=PATIENT) as text:
+        async with text.manager.lease(model("busy-600"), RUNTIME):
+            waiting = asyncio.create_task(text.use("new-500"))
+            small = await text.use("small-100")  # which waits for nobody meanwhile
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        await waiting
+        assert (small.alive, text.loaded()) == (True, {"small-100", "new-500"})
+
+
+async def test_a_load_does_not_wait_where_that_cannot_help(host: SmallHost) -> None:
+    async with host.service(patience=PATIENT) as text:
+        text.manager.pin("pinned-600", wanted=True)
+        await text.use("pinned-600")
+        async with asyncio.timeout(30):
+            with pytest.raises(NoRoom):
+                await text.use("new-500")
+
+
+async def test_what_never_fits_is_refused_whatever_is_idle(host: SmallHost) -> None:
+    async with host.service() as text, host.service(model_bytes=350 * MIB, host_bytes=300 * MIB) as small:
+        await text.use("a-300")
+        with pytest.raises(NeverFits, match=r"of the host 900 MiB of 1.0 GiB may be used \(ALLM_MEMORY_THRESHOLD\)"):
+            await text.use("big-901")
+        assert text.loaded() == {"a-300"}
+        with pytest.raises(NeverFits, match=r"one model may take 350 MiB \(ALLM_MODEL_MEMORY_BYTES\)"):
+            await small.use("big-351")
+        with pytest.raises(NeverFits, match=r"all models may take 300 MiB \(ALLM_HOST_MEMORY_BYTES\)"):
+            await small.use("big-350")
+        assert isinstance(small.manager.problem(key("big-350")), OutOfMemory)
+
+
+async def test_a_refusal_for_now_is_no_failure_of_the_model(text: Service) -> None:
+    async with text.manager.lease(model("busy-600"), RUNTIME):
+        for _ in range(5):
+            with pytest.raises(NoRoom):
+                await text.use("new-500")
+    assert text.manager.problem(key("new-500")) is None
+    assert isinstance(text.manager.refusal(key("new-500")), NoRoom)
+    await text.use("new-500")
+    assert text.manager.refusal(key("new-500")) is None, "and nobody had to wait for a back-off"
+
+
+async def test_what_others_use_of_the_machine_is_not_free(text: Service, host: SmallHost) -> None:
+    host.figures.foreign = 500 * MIB
+    await text.use("a-300")
+    with pytest.raises(NoRoom, match="free: 100 MiB of the host"):
+        async with text.manager.lease(model("a-300"), RUNTIME):
+            await text.use("b-300")
+
+
+async def test_budgets_of_host_and_device_bind_all_models_together(host: SmallHost) -> None:
+    host.figures.device_total = 1000 * MIB
+    async with host.service(host_bytes=400 * MIB, device_bytes=300 * MIB) as text:
+        await text.use("a-100+200")
+        await text.use("b-100+200")
+        assert text.loaded() == {"b-100+200"}, "the device takes one"
+        await text.use("c-300")
+        assert text.loaded() == {"b-100+200", "c-300"}
+        await text.use("d-300")
+        assert text.loaded() == {"b-100+200", "d-300"} or text.loaded() == {"d-300"}
+
+
+async def test_only_what_helps_that_place_goes(host: SmallHost) -> None:
+    host.figures.device_total = 1000 * MIB
+    async with host.service() as text:
+        for name in ("host-300", "device-10+500"):
+            await text.use(name)
+        await text.use("new-10+500")
+        assert text.loaded() == {"host-300", "new-10+500"}
+
+
+async def test_a_failed_load_leaves_nothing_and_the_next_works(text: Service) -> None:
+    for failure in (ModelInvalid("broken"), OutOfMemory("the worker says so"), OSError("no more processes")):
+        text.failures.append(failure)
+        with pytest.raises((ModelInvalid, OutOfMemory, Internal)):
+            await text.use("a-800")
+        assert await reserved(text) == {}
+        await text.use("b-800")
+        assert await reserved(text) == {"b-800": 800}
+        await text.manager.retire("b-800")
+
+
+async def test_a_load_that_is_stopped_gives_its_reservation_back(text: Service) -> None:
+    text.gate.clear()
+    asking = asyncio.create_task(text.use("a-800"))
+    await until(lambda: text.begun)
+    assert await reserved(text) == {"a-800": 800}
+    retiring = asyncio.create_task(text.manager.retire("a-800"))
+    asking.cancel()
+    await asyncio.gather(asking, retiring, return_exceptions=True)
+    assert await reserved(text) == {}
+    text.gate.set()
+    await text.use("b-800")
+
+
+async def test_one_who_is_stopped_while_it_waits_for_room_leaves_nothing(host: SmallHost) -> None:
+    async with host.service(patience=PATIENT) as text:
+        async with text.manager.lease(model("busy-600"), RUNTIME):
+            asking = asyncio.create_task(text.use("new-500"))
+            await until(lambda: text.manager.slot(key("new-500")))
+            retiring = asyncio.create_task(text.manager.retire("new-500"))
+            asking.cancel()
+            await asyncio.gather(asking, retiring, return_exceptions=True)
+        assert await reserved(text) == {"busy-600": 600}
+        await text.use("new-500")
+        assert text.loaded() == {"new-500"}
+
+
+async def test_two_loads_at_once_where_one_fits(text: Service) -> None:
+    """The second is refused, or has the first go: never both."""
+    results = await asyncio.gather(text.use("a-600"), text.use("b-600"), return_exceptions=True)
+    assert len(text.loaded()) == 1
+    assert all(isinstance(one, NoRoom) for one in results if isinstance(one, BaseException))
+    assert sum((await reserved(text)).values()) == 600
+
+
+async def test_loads_are_not_serialised(text: Service) -> None:
+    text.gate.clear()
+    asking = [asyncio.create_task(text.use(name)) for name in ("a-300", "b-300")]
+    await until(lambda: len(text.begun) == 2)
+    assert await reserved(text) == {"a-300": 300, "b-300": 300}
+    text.gate.set()
+    await asyncio.gather(*asking)
+
+
+async def test_a_neighbours_idle_model_is_asked_to_go(text: Service, image: Service) -> None:
+    drawn = await image.use("image-600")
+    await image.monitor.look()  # which tells the ledger that it is idle
+    await text.use("text-600")
+    assert (text.loaded(), image.loaded(), drawn.alive) == ({"text-600"}, set(), False)
+    assert evictions("image-600", "peer") == 1
+    assert await reserved(text) == {"text-600": 600}
+
+
+async def test_a_neighbour_that_has_just_become_busy_keeps_its_model(text: Service, image: Service) -> None:
+    await image.use("image-600")
+    await image.monitor.look()
+    async with image.manager.lease(model("image-600"), RUNTIME) as drawing:  # the ledger does not know it yet
+        with pytest.raises(NoRoom, match="in use: image-600"):
+            await text.use("text-600")
+        assert drawing.alive
+
+
+async def test_a_neighbour_that_does_not_answer_is_passed_over(text: Service, host: SmallHost, tmp_path: Path) -> None:
+    async with host.service() as image:
+        await image.use("old-300")
+        await image.monitor.look()
+        await text.use("late-300")
+        (tmp_path / "s2.sock").unlink()
+        with pytest.raises(NoRoom):
+            await text.use("new-800")
+        assert (text.loaded(), image.loaded()) == ({"late-300"}, {"old-300"})
+        await text.use("new-500")
+        assert text.loaded() == {"new-500"}, "another one that was idle sufficed"
+
+
+async def test_no_more_models_than_are_allowed(host: SmallHost) -> None:
+    async with host.service(max_models=2) as text:
+        for name in ("a-100", "b-100", "a-100", "c-100"):
+            await text.use(name)
+        assert text.loaded() == {"a-100", "c-100"}
+        assert evictions("b-100", "max_models") == 1
+        async with text.manager.lease(model("a-100"), RUNTIME), text.manager.lease(model("c-100"), RUNTIME):
+            with pytest.raises(TooManyModels, match="ALLM_MAX_LOADED_MODELS") as refused:
+                await text.use("d-100")
+        assert refused.value.retry_after
+        assert text.loaded() == {"a-100", "c-100"}
+
+
+async def test_another_generation_of_the_same_model_is_not_evicted_for_the_new_one(text: Service) -> None:
+    """Whether the old one goes first is decided where it is known who may serve meanwhile."""
+    old = await text.use("m-600", generation=1)
+    with pytest.raises(NoRoom, match="to stay in memory: m-600"):
+        await text.use("m-600", generation=2)
+    assert old.alive
+    await text.manager.retire("m-600", keep=key("m-600", 2))
+    assert (await text.use("m-600", generation=2)).alive
+    assert not old.alive
+
+
+async def test_files_that_cannot_be_read_are_the_loads_to_complain_about(
+    text: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("m.gguf is gone")
+
+    admission: Admission = text.admission
+    monkeypatch.setattr(admission, "_needed", broken)
+    text.failures.append(ModelInvalid("m.gguf is gone"))
+    with pytest.raises(ModelInvalid, match=r"m\.gguf is gone"):
+        await text.use("a-300")
+    assert await reserved(text) == {}

@@ -1,0 +1,279 @@
+"""The monitor: figures told, what is idle for too long or too much unloaded, and pressure relieved by the oldest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from prometheus_client import REGISTRY
+from small_host import RUNTIME, Service, SmallHost, key, model
+
+from services.errors import Internal
+from services.residency.memory.monitor import NEIGHBOUR_SECONDS
+from services.residency.memory.refusal import NoRoom
+from services.settings.settings import MIB
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SmallHost:
+    return SmallHost(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def text(host: SmallHost) -> AsyncIterator[Service]:
+    async with host.service() as service:
+        yield service
+
+
+@pytest_asyncio.fixture
+async def image(host: SmallHost) -> AsyncIterator[Service]:
+    async with host.service() as service:
+        yield service
+
+
+def metric(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"allm_{name}", labels)
+
+
+async def test_everything_is_read_and_told(host: SmallHost) -> None:
+    host.figures.device_total = 1000 * MIB
+    async with host.service() as text:
+        loaded = await text.use("told-100+300")
+        await text.turn()
+        assert metric("host_memory_bytes", kind="total") == 1000 * MIB
+        assert metric("host_memory_bytes", kind="used") == 100 * MIB
+        assert metric("device_memory_bytes", device="cuda:0", kind="used") == 300 * MIB
+        assert metric("device_memory_bytes", device="cuda:0", kind="ours") == 300 * MIB
+        assert metric("host_memory_bytes", kind="threshold") == 900 * MIB
+        assert metric("device_memory_bytes", device="cuda:0", kind="threshold") == pytest.approx(
+            0.9 * (metric("device_memory_bytes", device="cuda:0", kind="total") or 0)
+        )
+        assert metric("worker_memory_bytes", model="told-100+300") == 100 * MIB
+        assert metric("worker_device_memory_bytes", model="told-100+300", device="cuda:0") == 300 * MIB
+        (row,) = text.monitor.snapshot.residents
+        assert (row.idle, row.measured) == (True, {"host": 100 * MIB, "cuda:0": 300 * MIB})
+        assert text.monitor.snapshot.host.used == 100 * MIB
+        status = text.manager.memory(key("told-100+300"))
+        assert status
+        assert (status.reserved, status.host, status.requests) == (400 * MIB, 100 * MIB, 0)
+        await text.manager.evict(key(loaded.id), "test")
+        await text.turn()
+        assert metric("worker_memory_bytes", model="told-100+300") is None
+        assert metric("worker_device_memory_bytes", model="told-100+300", device="cuda:0") is None
+        assert text.monitor.snapshot.residents == ()
+
+
+async def test_the_ledger_knows_who_is_busy_pinned_and_loading(text: Service, image: Service) -> None:
+    async with text.manager.lease(model("a-100"), RUNTIME):
+        await text.turn()
+        (row,) = await image.ledger.all()
+        assert (row.busy, row.loading, row.pinned, row.idle) == (True, False, False, False)
+    await text.turn()
+    (row,) = await image.ledger.all()
+    assert row.idle
+    text.manager.pin("a-100", wanted=True)
+    await text.turn()
+    (row,) = await image.ledger.all()
+    assert (row.pinned, row.idle) == (True, False)
+
+
+async def test_what_nobody_used_for_so_long_goes(host: SmallHost) -> None:
+    async with host.service(idle_seconds=60.0) as text:
+        text.manager.pin("pinned-100", wanted=True)
+        for name in ("old-100", "busy-100", "pinned-100"):
+            await text.use(name)
+        async with text.manager.lease(model("busy-100"), RUNTIME):
+            host.clock.now += 59
+            await text.use("late-100")
+            await text.turn()
+            assert text.loaded() == {"old-100", "busy-100", "pinned-100", "late-100"}
+            host.clock.now += 2
+            await text.turn()
+            assert text.loaded() == {"busy-100", "pinned-100", "late-100"}
+        await text.turn()
+        assert text.loaded() == {"busy-100", "pinned-100", "late-100"}, "its time begins when the request ends"
+        host.clock.now += 61
+        await text.turn()
+        assert text.loaded() == {"pinned-100"}
+        assert metric("model_evictions_total", model="old-100", reason="idle") == 1
+
+
+async def test_under_pressure_the_least_recently_used_go_until_it_is_over(
+    text: Service, host: SmallHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for name in ("a-100", "b-100", "c-100", "a-100"):
+        await text.use(name)
+    await text.turn()
+    assert text.loaded() == {"a-100", "b-100", "c-100"}
+    host.figures.foreign = 700 * MIB
+    await text.turn()
+    assert text.loaded() == {"a-100", "c-100"}, "900 of 1000 MiB are not above the threshold"
+    host.figures.foreign = 850 * MIB
+    await text.turn()
+    assert text.loaded() == set()
+    for _ in range(3):
+        await text.turn()
+    host.figures.foreign = 950 * MIB
+    for _ in range(3):
+        await text.turn()
+    assert metric("memory_pressure", place="host") == 1
+    host.figures.foreign = 0
+    await text.turn()
+    assert metric("memory_pressure", place="host") == 0
+    told = [record.message for record in caplog.records if record.name == "services.residency.memory.monitor"]
+    assert told == ["memory is short", "memory is no longer short"] * 3, "one line for each episode"
+    assert metric("model_evictions_total", model="b-100", reason="pressure") == 1
+
+
+async def test_under_pressure_busy_and_pinned_stay_and_nothing_more_is_let_in(text: Service, host: SmallHost) -> None:
+    text.manager.pin("pinned-100", wanted=True)
+    await text.use("pinned-100")
+    async with text.manager.lease(model("busy-100"), RUNTIME) as busy:
+        host.figures.foreign = 750 * MIB
+        await text.turn()
+        assert (busy.alive, text.loaded()) == (True, {"pinned-100", "busy-100"})
+        with pytest.raises(NoRoom, match="are used, which is over 90 %"):
+            await text.use("new-1")
+        host.figures.foreign = 0
+        await text.turn()
+        await text.use("new-1")
+        assert text.loaded() == {"pinned-100", "busy-100", "new-1"}
+
+
+async def test_only_models_at_the_place_that_is_too_full_go(host: SmallHost) -> None:
+    host.figures.device_total = 1000 * MIB
+    async with host.service() as text:
+        await text.use("host-300")
+        device = await text.use("device-10+500")
+        host.figures.on_device[10_000] = 450 * MIB  # somebody else's
+        await text.turn()
+        assert (text.loaded(), device.alive) == ({"host-300"}, False)
+
+
+async def test_of_two_services_only_the_one_with_the_oldest_model_unloads(
+    text: Service, image: Service, host: SmallHost
+) -> None:
+    await image.use("image-200")
+    await text.use("text-200")
+    for service in (text, image):
+        await service.monitor.look()
+    host.figures.foreign = 600 * MIB
+    await text.turn()
+    assert text.loaded() == {"text-200"}, "it is the neighbour's turn"
+    await image.turn()
+    await text.turn()
+    assert (text.loaded(), image.loaded()) == ({"text-200"}, set())
+
+
+async def test_a_neighbour_that_does_not_unload_is_passed_over(text: Service, image: Service, host: SmallHost) -> None:
+    await image.use("image-200")
+    await text.use("text-200")
+    for service in (text, image):
+        await service.monitor.look()
+    host.figures.foreign = 600 * MIB
+    await text.turn()
+    assert text.loaded() == {"text-200"}
+    host.monotonic.now += NEIGHBOUR_SECONDS
+    await text.turn()
+    assert text.loaded() == set()
+
+
+async def test_a_model_that_takes_more_than_was_reserved_is_told_once_and_counted(
+    text: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = await text.use("over-300")
+    loaded.take(340 * MIB)
+    await text.turn()
+    assert [record.message for record in caplog.records] == []
+    assert text.manager.memory(key("over-300")).reserved == 340 * MIB  # type: ignore[union-attr]
+    loaded.take(500 * MIB)
+    for _ in range(3):
+        await text.turn()
+    assert [record.message for record in caplog.records] == ["a model takes more memory than was reserved for it"]
+    assert metric("memory_overruns_total", model="over-300") == 1
+    assert sum(row.places["host"] for row in await text.ledger.all()) == 500 * MIB
+    with pytest.raises(NoRoom, match="free: 400 MiB"):
+        async with text.manager.lease(model("over-300"), RUNTIME):
+            await text.use("new-450")
+
+
+async def test_a_model_over_its_own_budget_goes_as_soon_as_it_is_idle(host: SmallHost) -> None:
+    async with host.service(model_bytes=400 * MIB) as text:
+        async with text.manager.lease(model("over-300"), RUNTIME) as loaded:
+            loaded.take(500 * MIB)
+            await text.turn()
+            assert loaded.alive
+        await text.turn()
+        assert (loaded.alive, text.loaded()) == (False, set())
+        assert metric("model_evictions_total", model="over-300", reason="budget") == 1
+
+
+async def test_models_that_outgrow_the_budget_of_all_have_idle_ones_go(host: SmallHost) -> None:
+    async with host.service(host_bytes=500 * MIB) as text:
+        await text.use("a-200")
+        loaded = await text.use("b-200")
+        loaded.take(400 * MIB)
+        await text.turn()
+        assert text.loaded() == {"b-200"}
+
+
+@pytest.mark.parametrize("anonymous", [False, True])
+async def test_memory_of_a_gpu_counts_once_also_where_the_driver_does_not_tell_whose_it_is(
+    host: SmallHost, anonymous: bool
+) -> None:
+    host.figures.device_total = 1000 * MIB
+    host.figures.anonymous = anonymous
+    async with host.service() as text:
+        await text.use("a-10+400")
+        await text.use("b-10+400")
+        await text.turn()
+        assert text.loaded() == {"a-10+400", "b-10+400"}
+        assert [row.measured["cuda:0"] for row in await text.ledger.all()] == [400 * MIB] * 2
+
+
+async def test_the_memory_of_a_dead_worker_is_free_before_anybody_asks_for_the_model(text: Service) -> None:
+    loaded = await text.use("dead-800")
+    loaded.die(Internal("killed by SIGKILL"))
+    await text.turn()
+    assert await text.ledger.all() == []
+    assert text.manager.memory(key("dead-800")) is None
+    assert await text.use("dead-800") is not loaded
+
+
+async def test_a_worker_that_dies_again_and_again_fails_the_model_for_a_while(text: Service, host: SmallHost) -> None:
+    for _ in range(3):
+        async with text.manager.lease(model("dying-100"), RUNTIME) as loaded:
+            loaded.die(Internal("killed by SIGKILL"))
+        await text.turn()
+    problem = text.manager.problem(key("dying-100"))
+    assert problem
+    assert problem.message == "dying-100 failed 3 times in a row: killed by SIGKILL"
+    begun = len(text.begun)
+    with pytest.raises(type(problem), match="3 times in a row"):
+        await text.use("dying-100")
+    assert len(text.begun) == begun, "it was not tried"
+    host.monotonic.now += 1
+    await text.use("dying-100")
+    assert text.manager.problem(key("dying-100")) is None
+
+
+async def test_what_a_load_has_taken_so_far_does_not_count_twice(text: Service, host: SmallHost) -> None:
+    text.gate.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(text.use("slow-400"))
+        slot = await text.arrival("slow-400")
+        slot.started.append(77)
+        host.figures.workers[77] = 350 * MIB
+        small = group.create_task(text.use("small-450"))
+        await text.arrival("small-450")
+        await text.turn()
+        assert sum(row.measured.get("host", 0) for row in await text.ledger.all()) == 350 * MIB
+        del host.figures.workers[77]
+        text.gate.set()
+    assert small.done()
+    assert text.loaded() == {"slow-400", "small-450"}

@@ -1,0 +1,241 @@
+"""The residency API over a real listener, and neighbours that ask each other by it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+from allm.models.v1 import residency_service_pb2 as pb
+from allm.models.v1 import residency_service_pb2_grpc as pb_grpc
+from identities import SECRET, ann, operator
+
+from services.auth.authentication import Doorkeeper
+from services.residency import servicer as residency_servicer
+from services.residency.memory.device_memory import DeviceMemory
+from services.residency.memory.estimate import HOST
+from services.residency.memory.host_memory import HostMemory
+from services.residency.memory.peer import ask_to_release, peer_address
+from services.residency.memory.reservation import Reservation
+from services.residency.memory.snapshot import Snapshot
+from services.residency.resident import ResidentKey
+from services.residency.servicer import ResidencyServicer
+from services.rpc.call import Call
+from services.rpc.own_identity import OwnIdentity
+
+KEY = ResidentKey("org/m", 3, "toy")
+ROW = Reservation(
+    id="1",
+    address="",
+    replica="text-1",
+    key=KEY,
+    places={HOST: 50, "cuda:0": 70},
+    measured={HOST: 40},
+    loading=False,
+    busy=False,
+    pinned=True,
+    last_used=1700000000.25,
+)
+SNAPSHOT = Snapshot(HostMemory(100, 60, "cgroup v2"), (DeviceMemory("cuda:0", 80, 75, {7: 70}, "GPU-a"),), (ROW,))
+
+
+class Scripted:
+    """Residents that are what a test says."""
+
+    def __init__(self) -> None:
+        self.freed: int | None = 120
+        self.asked: list[tuple[ResidentKey, str]] = []
+        self.now = SNAPSHOT
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.ended = 0
+
+    async def evict(self, key: ResidentKey, reason: str) -> int | None:
+        self.asked.append((key, reason))
+        await self.may_end.wait()
+        self.ended += 1
+        return self.freed
+
+    def snapshot(self) -> Snapshot:
+        return self.now
+
+
+@asynccontextmanager
+async def serving(folder: Path, residents: Scripted) -> AsyncIterator[tuple[str, ResidencyServicer]]:
+    address = f"unix:{folder}/residency.sock"
+    server = grpc.aio.server()
+    servicer = ResidencyServicer(residents)
+    pb_grpc.add_ResidencyServiceServicer_to_server(servicer, server)
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield address, servicer
+    finally:
+        await server.stop(0)
+
+
+async def test_a_model_that_nobody_uses_is_released(tmp_path: Path) -> None:
+    residents = Scripted()
+    async with serving(tmp_path, residents) as (address, _):
+        assert await ask_to_release(replace(ROW, address=address), requester="image-1") == 120
+    assert residents.asked == [(KEY, "peer")]
+
+
+async def test_one_that_is_left_alone_is_told_so(tmp_path: Path) -> None:
+    residents = Scripted()
+    residents.freed = None
+    async with serving(tmp_path, residents) as (address, _):
+        assert await ask_to_release(replace(ROW, address=address)) is None
+
+
+async def test_one_that_held_nothing_is_released_all_the_same(tmp_path: Path) -> None:
+    residents = Scripted()
+    residents.freed = 0
+    async with serving(tmp_path, residents) as (address, _):
+        assert await ask_to_release(replace(ROW, address=address)) == 0
+
+
+async def test_a_neighbour_that_does_not_answer_is_passed_over_and_ends_what_it_began(tmp_path: Path) -> None:
+    residents = Scripted()
+    residents.may_end.clear()
+    async with serving(tmp_path, residents) as (address, _):
+        assert await ask_to_release(replace(ROW, address=address), seconds=0.3) is None
+        assert len(residents.asked) == 1
+        residents.may_end.set()
+        async with asyncio.timeout(60):
+            while not residents.ended:  # noqa: ASYNC110 (it is the server's)
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("address", ["unix:/nowhere/at/all.sock", "127.0.0.1:1", "no address"])
+async def test_a_neighbour_that_is_not_there_is_passed_over(address: str) -> None:
+    assert await ask_to_release(replace(ROW, address=address), seconds=5.0) is None
+
+
+async def test_a_neighbour_of_another_kind_is_passed_over(tmp_path: Path) -> None:
+    server = grpc.aio.server()
+    server.add_insecure_port(f"unix:{tmp_path}/other.sock")
+    await server.start()
+    assert await ask_to_release(replace(ROW, address=f"unix:{tmp_path}/other.sock")) is None
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"generation": 1, "runtime": "toy"}, "model_id"),
+        ({"model_id": "m", "generation": 1}, "runtime"),
+        ({"model_id": "m", "runtime": "toy"}, "generation"),
+    ],
+)
+async def test_who_does_not_say_what_to_release_is_refused(tmp_path: Path, given: dict[str, str], missing: str) -> None:
+    residents = Scripted()
+    async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=missing) as refusal:
+            await pb_grpc.ResidencyServiceStub(channel).Release(pb.ReleaseRequest(**given))
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert residents.asked == []
+
+
+async def test_with_keys_only_neighbours_and_operators_are_listened_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Call, "doorkeeper", Doorkeeper(SECRET))
+    residents = Scripted()
+    async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
+        row = replace(ROW, address=address)
+        assert await ask_to_release(row) is None
+        assert await ask_to_release(row, own=OwnIdentity(b"x" * 32, "service:text-2")) is None
+        assert residents.asked == []
+        assert await ask_to_release(row, own=OwnIdentity(SECRET, "service:text-2")) == 120
+        stub = pb_grpc.ResidencyServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await stub.GetResidency(pb.GetResidencyRequest(), metadata=ann())
+        assert refusal.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.WatchResidency(pb.WatchResidencyRequest(), metadata=ann()).read()
+        assert await stub.GetResidency(pb.GetResidencyRequest(), metadata=operator())
+
+
+async def test_it_tells_memory_and_models(tmp_path: Path) -> None:
+    residents = Scripted()
+    older = replace(
+        ROW, id="2", key=ResidentKey("older", 1, "toy"), last_used=1.0, loading=True, busy=True, pinned=False
+    )
+    residents.now = replace(SNAPSHOT, residents=(ROW, older))
+    async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
+        told = (await pb_grpc.ResidencyServiceStub(channel).GetResidency(pb.GetResidencyRequest())).residency
+    assert told.host == pb.HostMemory(total_bytes=100, used_bytes=60, source="cgroup v2")
+    assert list(told.devices) == [pb.DeviceMemory(name="cuda:0", total_bytes=80, used_bytes=75)]
+    assert [model.model_id for model in told.models] == ["older", "org/m"]
+    model = told.models[1]
+    assert (model.generation, model.runtime, model.loading, model.busy, model.pinned) == (3, "toy", False, False, True)
+    assert list(model.places) == [
+        pb.PlaceMemory(place="cuda:0", reserved_bytes=70, measured_bytes=0),
+        pb.PlaceMemory(place=HOST, reserved_bytes=50, measured_bytes=40),
+    ]
+    assert model.last_used_time.ToMilliseconds() == 1700000000250
+
+
+async def test_a_watch_tells_every_change_and_ends_with_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency_servicer, "WATCH_SECONDS", 0.01)
+    residents = Scripted()
+    async with serving(tmp_path, residents) as (address, servicer), grpc.aio.insecure_channel(address) as channel:
+        watch = pb_grpc.ResidencyServiceStub(channel).WatchResidency(pb.WatchResidencyRequest())
+        assert (await watch.read()).residency.host.used_bytes == 60
+        residents.now = replace(SNAPSHOT, host=HostMemory(100, 61, "cgroup v2"))
+        assert (await watch.read()).residency.host.used_bytes == 61
+        servicer.end_watches()
+        assert await watch.read() is grpc.aio.EOF
+        assert await watch.code() is grpc.StatusCode.OK
+
+
+async def test_watches_are_limited_and_their_places_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency_servicer, "MAX_WATCHES", 1)
+    async with serving(tmp_path, Scripted()) as (address, _), grpc.aio.insecure_channel(address) as channel:
+        stub = pb_grpc.ResidencyServiceStub(channel)
+        first = stub.WatchResidency(pb.WatchResidencyRequest())
+        await first.read()
+        second = stub.WatchResidency(pb.WatchResidencyRequest())
+        with pytest.raises(grpc.aio.AioRpcError, match="1 callers watch already"):
+            await second.read()
+        first.cancel()
+        async with asyncio.timeout(60):
+            while True:
+                third = stub.WatchResidency(pb.WatchResidencyRequest())
+                try:
+                    assert (await third.read()).residency.host.total_bytes == 100
+                    break
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.01)
+
+
+# --- where a service is reached
+
+
+@pytest.mark.parametrize("listen", ["unix:/run/text.sock", "127.0.0.1:50051", "[::1]:50051", "text:50051"])
+def test_an_address_that_is_one_stays(listen: str) -> None:
+    assert peer_address(listen) == listen
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:50051", "[::]:50051", "*:50051"])
+def test_who_listens_everywhere_is_reached_at_this_machines_address(
+    listen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.0.0.7")
+    assert peer_address(listen) == "10.0.0.7:50051"
+
+
+def test_a_machine_without_an_address_is_reached_at_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(_: str) -> str:
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "gethostbyname", nowhere)
+    assert peer_address("0.0.0.0:50051") == "127.0.0.1:50051"

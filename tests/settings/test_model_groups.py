@@ -1,0 +1,89 @@
+"""Which group a model belongs to, by the settings that the gateway and the text services share."""
+
+from __future__ import annotations
+
+import pytest
+from case import case
+
+from services.settings.cluster_settings import read_cluster
+from services.settings.model_groups import DEFAULT, GroupShare, ModelGroups, read_model_groups
+from services.settings.setting_reader import SettingError, SettingReader
+
+MODELS = " large = org/llama-70b, gpt-4o ,qwen*;code=qwen-coder*,coder:7b; "
+ADDRESSES = "large=large.svc:50051;code=10.0.0.1:1,10.0.0.2:1"
+
+
+def groups(models: str = MODELS) -> ModelGroups:
+    return read_model_groups(SettingReader({"ALLM_TEXT_GROUP_MODELS": models}))
+
+
+def test_a_whole_name_beats_prefixes_and_a_longer_prefix_a_shorter_one() -> None:
+    for name, group in [
+        ("org/llama-70b", "large"),
+        ("gpt-4o", "large"),
+        ("gpt-4o-mini", DEFAULT),
+        ("qwen", "large"),
+        ("qwen3-8b", "large"),
+        ("qwen-coder", "code"),
+        ("qwen-coder-30b", "code"),
+        ("coder:7b", "code"),
+        ("Qwen3", DEFAULT),
+        ("", DEFAULT),
+    ]:
+        with case(name=name, group=group):
+            assert groups().group(name) == group
+            assert groups("a=qwen*;b=qwen-coder").group("qwen-coder") == "b"
+            assert groups("a=qwen-coder;b=qwen-*").group("qwen-coder") == "a"
+
+
+def test_without_groups_everything_is_served_everywhere() -> None:
+    assert GroupShare().holds(("any", "thing"))
+    assert read_cluster(SettingReader({})).share.holds(("any",))
+
+
+@pytest.mark.parametrize(
+    ("names", "served"),
+    [
+        (("org/llama-70b", "my-llama"), {"large"}),  # an alias that no group lists does not bring it to the default one
+        (("small", "gpt-4o"), {"large"}),
+        (("qwen3", "qwen-coder"), {"large", "code"}),
+        (("small", "tiny"), {DEFAULT}),
+    ],
+)
+def test_a_model_is_served_by_the_groups_of_its_names(names: tuple[str, ...], served: set[str]) -> None:
+    for group in ("large", "code", DEFAULT):
+        assert GroupShare(groups(), group).holds(names) == (group in served)
+
+
+def test_who_asks_in_the_wrong_place_is_told_where_and_how() -> None:
+    told = GroupShare(groups(), "code").elsewhere("my-llama", ("org/llama-70b", "my-llama"))
+    assert "`my-llama`" in told and "'code'" in told and "'large'" in told and "ALLM_TEXT_GROUP_MODELS" in told
+
+
+def test_what_is_no_list_of_groups_is_refused() -> None:
+    for models in [
+        "large",
+        "large=",
+        "=m",
+        "Large=m",
+        "a b=m",
+        "a=m;a=n",
+        "a=m;b=m",
+        "a=m n",
+        "a=m**",
+        "a=*m",
+        "-a=m",
+        f"{'a' * 41}=m",
+    ]:
+        with case(models=models), pytest.raises(SettingError, match="ALLM_TEXT_GROUP_MODELS"):
+            groups(models)
+
+
+def test_addresses_and_the_own_group_must_be_of_groups_with_models() -> None:
+    given = {"ALLM_TEXT_GROUP_MODELS": MODELS, "ALLM_GATEWAY_TEXT_GROUPS": ADDRESSES, "ALLM_TEXT_GROUP": "code"}
+    read = read_cluster(SettingReader(given))
+    assert read.groups == (("large", ("large.svc:50051",)), ("code", ("10.0.0.1:1", "10.0.0.2:1")))
+    assert read.share.group == "code"
+    for variable, value in {"ALLM_TEXT_GROUP": "other", "ALLM_GATEWAY_TEXT_GROUPS": "other=a:1"}.items():
+        with pytest.raises(SettingError, match=f"{variable}='other'.*large, code"):
+            read_cluster(SettingReader(given | {variable: value}))

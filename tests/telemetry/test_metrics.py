@@ -1,0 +1,73 @@
+"""The Prometheus listener, and the names that dashboards rely on."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+from case import case
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.telemetry import metrics
+from services.telemetry.metrics import serve_metrics
+
+# What issue 2 promises, each with its model.
+PROMISED = {
+    "allm_requests_running": "gauge",
+    "allm_requests_waiting": "gauge",
+    "allm_prompt_tokens": "counter",
+    "allm_generated_tokens": "counter",
+    "allm_kv_cells_active": "gauge",
+    "allm_kv_cells_cached": "gauge",
+    "gen_ai_server_time_to_first_token_seconds": "histogram",
+    "allm_errors": "counter",
+}
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+        return response.read().decode()
+
+
+def test_what_is_counted_can_be_scraped_until_it_is_stopped() -> None:
+    metrics.GENERATED_TOKENS.labels("test-scrape").inc(3)
+    port, stop = serve_metrics("127.0.0.1", 0)
+    try:
+        assert port > 0
+        assert 'allm_generated_tokens_total{model="test-scrape"} 3.0' in scrape(port)
+    finally:
+        stop()
+    with pytest.raises(urllib.error.URLError):
+        scrape(port)
+    socket.create_server(("127.0.0.1", port)).close()  # the port is free again
+
+
+def test_what_dashboards_rely_on_is_there_with_its_model() -> None:
+    for name, kind in PROMISED.items():
+        with case(name=name, kind=kind):
+            metrics.RUNNING.labels("test-names").set(1)
+            port, stop = serve_metrics("127.0.0.1", 0)
+            try:
+                families = {family.name: family for family in text_string_to_metric_families(scrape(port))}
+            finally:
+                stop()
+            assert families[name].type == kind
+            ours = [metric for metric in vars(metrics).values() if getattr(metric, "_name", None) == name]
+            assert len(ours) == 1
+            assert "model" in ours[0]._labelnames
+
+
+def test_a_taken_port_is_told_with_the_settings_names() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"ALLM_METRICS_HOST=127.0.0.1, ALLM_METRICS_PORT={port}: .*in use"):
+            serve_metrics("127.0.0.1", port)
+
+
+def test_times_are_kept_in_buckets_from_milliseconds_to_minutes() -> None:
+    bounds = metrics.FIRST_TOKEN._kwargs["buckets"]
+    assert bounds[0] <= 0.01
+    assert bounds[-1] >= 300
+    assert list(bounds) == sorted(bounds)

@@ -1,0 +1,32 @@
+"""Whether a CancelledError is meant for the task that gets it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services.cancellation import is_cancelled
+
+
+async def waiting(work: asyncio.Task[None]) -> bool:
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        return is_cancelled()
+    raise AssertionError("nothing was cancelled")
+
+
+@pytest.mark.parametrize("itself", [True, False])
+async def test_it_is_told_who_was_cancelled(itself: bool) -> None:
+    work = asyncio.create_task(asyncio.sleep(3600))
+    waiter = asyncio.create_task(waiting(work))
+    await asyncio.sleep(0)
+    (waiter if itself else work).cancel()
+    assert await waiter == itself
+    work.cancel()
+
+
+def test_there_is_no_task_outside_of_them() -> None:
+    with pytest.raises(RuntimeError):
+        is_cancelled()

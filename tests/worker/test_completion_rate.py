@@ -1,0 +1,61 @@
+"""How long requests take to end, by those that have: on a clock that only runs while all places are taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.worker import completion_rate
+from services.worker.completion_rate import KEPT, CompletionRate
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which the test sets."""
+    now = [1000.0]
+    monkeypatch.setattr(completion_rate.time, "monotonic", lambda: now[0])
+    return now
+
+
+def ends(rate: CompletionRate, clock: list[float], times: int, seconds: float, requests: int = 5) -> None:
+    """So many requests end, each after so long, and others take their places."""
+    for _ in range(times):
+        clock[0] += seconds
+        rate.count(requests - 1, ended=True)
+        rate.count(requests)
+
+
+def test_nothing_is_known_before_some_have_ended(clock: list[float]) -> None:
+    rate = CompletionRate(places=2)
+    rate.count(5)
+    ends(rate, clock, 2, 1.0)
+    assert rate.seconds_for(1) is None
+    ends(rate, clock, 1, 1.0)
+    assert rate.seconds_for(1) == pytest.approx(1.0)
+
+
+def test_it_is_the_rate_of_now(clock: list[float]) -> None:
+    rate = CompletionRate(places=2)
+    rate.count(5)
+    ends(rate, clock, KEPT, 10.0)
+    assert rate.seconds_for(3) == pytest.approx(30.0)
+    ends(rate, clock, KEPT, 0.5)
+    assert rate.seconds_for(3) == pytest.approx(1.5)
+
+
+def test_what_has_not_ended_yet_counts_too(clock: list[float]) -> None:
+    rate = CompletionRate(places=2)
+    rate.count(5)
+    ends(rate, clock, 5, 1.0)
+    clock[0] += 36.0
+    assert rate.seconds_for(1) == pytest.approx(10.0)
+
+
+def test_a_quiet_time_does_not_make_a_worker_slow(clock: list[float]) -> None:
+    rate = CompletionRate(places=2)
+    rate.count(5)
+    ends(rate, clock, 5, 1.0)
+    rate.count(1)
+    clock[0] += 3600.0
+    ends(rate, clock, 50, 30.0, requests=1)  # a single client, whose requests take long
+    rate.count(2)
+    assert rate.seconds_for(4) == pytest.approx(4.0)

@@ -1,0 +1,26 @@
+"""What workers and services say to each other: faults for want of memory are told apart."""
+
+from __future__ import annotations
+
+import pytest
+from case import case
+
+from services.worker.messages import is_out_of_memory
+
+
+def test_want_of_memory_is_known_by_its_words() -> None:
+    for error in [
+        MemoryError(),
+        RuntimeError("mkl_malloc: failed to allocate memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:128] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("std::bad_alloc"),
+    ]:
+        with case(error=error):
+            assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("memory layout"), KeyError("allocator")])
+def test_other_faults_are_not(error: Exception) -> None:
+    assert not is_out_of_memory(error)

@@ -1,0 +1,113 @@
+"""Starts of workers: ready, refused, dead, too slow, and unwanted; no process is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from services.errors import AllmError, Internal, ModelInvalid, Timeout
+from services.worker.channel import pack
+from services.worker.messages import Failed, Loading
+from services.worker.process import WorkerProcess
+from services.worker.start import WorkerStart
+from tests.residency.toy_worker import Echo, Exit, Garbage, Log, Say
+
+FromStarted = Echo | Failed | Loading
+Adopted = tuple[WorkerProcess[FromStarted], FromStarted]
+
+
+def start(load: object, seconds: float = 60.0, **environ: str) -> WorkerStart[FromStarted]:
+    return WorkerStart(
+        module="tests.residency.toy_worker",
+        messages=FromStarted,
+        model_id="m",
+        environ=environ,
+        load=load,
+        seconds=seconds,
+    )
+
+
+def adopt(worker: WorkerProcess[FromStarted], ready: FromStarted) -> Adopted:
+    return worker, ready
+
+
+def children() -> list[psutil.Process]:
+    """Workers that run; not one whose end has not been collected yet."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one
+            if "tests.residency.toy_worker" in child.cmdline():
+                found.append(child)
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 (of other processes: nothing tells)
+            await asyncio.sleep(0.01)
+
+
+async def failure(started: WorkerStart[FromStarted]) -> AllmError:
+    with pytest.raises(AllmError) as caught:
+        await started.run(adopt)
+    assert children() == []
+    return caught.value
+
+
+async def test_a_worker_is_handed_over_with_what_it_said_first() -> None:
+    worker, ready = await start(Say("ready")).run(adopt)
+    try:
+        assert ready == Echo("ready")
+        worker.send(Say("more"))
+        assert await worker.receive() == Echo("more")
+    finally:
+        await worker.close()
+
+
+async def test_progress_is_not_the_end_of_loading() -> None:
+    frames = b"".join(map(pack, (Loading(0.1), Loading(0.9), Echo("ready"))))
+    worker, ready = await start(Garbage(frames)).run(adopt)
+    await worker.close()
+    assert ready == Echo("ready")
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_with_the_workers_words() -> None:
+    error = await failure(start(Garbage(pack(Failed("MODEL_INVALID", "it is broken")))))
+    assert isinstance(error, ModelInvalid)
+    assert error.message == "it is broken"
+
+
+async def test_a_worker_that_dies_while_loading_is_told_with_how() -> None:
+    error = await failure(start(Exit(3)))
+    assert isinstance(error, Internal)
+    assert error.message.startswith("m could not be loaded: ")
+    assert "exit code 3" in error.message
+
+
+async def test_a_worker_that_takes_too_long_is_ended() -> None:
+    error = await failure(start(Log(""), seconds=0.2))
+    assert isinstance(error, Timeout)
+    assert "ALLM_LOAD_SECONDS" in error.message
+
+
+async def test_a_worker_that_nobody_can_take_over_is_ended() -> None:
+    def refuse(worker: Any, ready: FromStarted) -> Adopted:
+        raise ModelInvalid("the template does not compile")
+
+    with pytest.raises(ModelInvalid):
+        await start(Say("ready")).run(refuse)
+    assert children() == []
+
+
+async def test_who_gives_up_leaves_no_worker() -> None:
+    running = asyncio.create_task(start(Log("")).run(adopt))
+    await until(lambda: len(children()) == 1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled()
+    await until(lambda: not children())

@@ -1,0 +1,96 @@
+"""The pictures that the denoiser learns from: drawn once, and kept as the autoencoder's latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+from diffusers import AutoencoderKL
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from training.shapes_sd.architecture import LATENT_CHANNELS, autoencoder
+from training.shapes_sd.autoencoding import tensor
+from training.shapes_sd.checkpoint import averaged
+from training.shapes_sd.drawing import draw
+from training.shapes_sd.scene import Scene, random_scene
+
+PICTURES = 16_000
+SEED = 13
+LEAST = 0.5  # deviation of a latent that is scaled up; the autoencoder has no use for one of less
+CERTAIN = -7.0  # logarithm of the latents' variance: the denoiser learns from means alone
+MEASURED = 1_024  # pictures over which the mean and deviation are taken
+_CHUNK = 32  # pictures encoded at a time
+_TOLD = 2_000  # pictures between two lines of progress
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Scenes, and a latent of each: float [pictures, 4, 16, 16], every channel of mean 0 and deviation 1."""
+
+    scenes: list[Scene]
+    values: Tensor
+
+
+def scenes() -> list[Scene]:
+    """What the pictures show, none of it a held-out pair."""
+    return [random_scene(_rng(index)) for index in range(PICTURES)]
+
+
+def latents(state: Path) -> Latents:
+    """Those of the folder `state`, made there if they are not yet."""
+    path = state / "latents.safetensors"
+    if not path.exists():
+        _encode(finished_autoencoder(state), path)
+    with safe_open(path, framework="pt") as file:
+        return Latents(scenes(), file.get_tensor("latents"))
+
+
+@torch.no_grad()
+def finished_autoencoder(state: Path) -> AutoencoderKL:
+    """The trained autoencoder, its latents brought to mean 0 and deviation 1 channel by channel.
+
+    Stable Diffusion has one factor for all channels only, so this is done in the 1 x 1 convolutions on both sides of
+    the latents, and the factor is 1.
+    """
+    network = averaged(state / "autoencoder.safetensors", autoencoder())
+    means = torch.cat([_means(network, start) for start in range(0, MEASURED, _CHUNK)])
+    middle, spread = means.mean(dim=(0, 2, 3)), means.std(dim=(0, 2, 3)).clamp(min=LEAST)
+    into, out = network.quant_conv, network.post_quant_conv
+    mean, variance = slice(LATENT_CHANNELS), slice(LATENT_CHANNELS, None)
+    into.weight[mean] /= spread[:, None, None, None]
+    into.bias[mean] = (into.bias[mean] - middle) / spread
+    into.weight[variance] = 0
+    into.bias[variance] = CERTAIN
+    out.bias.add_((out.weight[:, :, 0, 0] * middle).sum(dim=1))
+    out.weight.mul_(spread[:, None, None])
+    network.register_to_config(scaling_factor=1.0)
+    return network
+
+
+def _means(network: AutoencoderKL, start: int) -> Tensor:
+    pictures = []
+    for index in range(start, start + _CHUNK):
+        rng = _rng(index)
+        pictures.append(draw(random_scene(rng), rng))
+    return network.encode(tensor(pictures)).latent_dist.mean.contiguous()
+
+
+@torch.no_grad()
+def _encode(network: AutoencoderKL, path: Path) -> None:
+    network.to(memory_format=torch.channels_last)
+    chunks = []
+    for start in range(0, PICTURES, _CHUNK):
+        chunks.append(_means(network, start))
+        if start % _TOLD < _CHUNK:
+            print(f"latents: {start} of {PICTURES} pictures", flush=True)
+    fresh = path.with_suffix(".partial")
+    save_file({"latents": torch.cat(chunks)}, fresh)
+    fresh.replace(path)
+
+
+def _rng(index: int) -> numpy.random.Generator:
+    return numpy.random.default_rng((SEED, index))
