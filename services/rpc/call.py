@@ -1,9 +1,9 @@
 """What surrounds every RPC: who calls, under which id, for how long at most, and how errors leave.
 
-`typed` wraps a method of a typed service: errors become a gRPC status with a google.rpc.ErrorInfo, or, where the
-gateway transcoded a REST request to it, OpenAI's error object. `facade` wraps a method of the REST facade: errors are
-always OpenAI's. The wrapped method gets a `Call` instead of gRPC's context and may raise any AllmError; what else it
-raises is logged in full and told as INTERNAL, without details.
+`typed` wraps a method of a typed service: an error becomes a gRPC status with a google.rpc.ErrorInfo, or OpenAI's error
+object if the gateway transcoded a REST request. The wrapped method gets a `Call` instead of gRPC's context and may raise
+any AllmError; any other exception is logged in full and returned as INTERNAL, without details.
+services/rest/facade.py wraps the methods of REST facades.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from services.auth.caller import keep_caller
 from services.auth.identity import ANONYMOUS, INFERENCE, SCOPES
 from services.cancellation import is_cancelled
 from services.errors import AllmError, Cancelled, Internal, Timeout
-from services.rest.openai import sse
 from services.rpc.deadline import Deadline, keep_deadline, read_deadline
 from services.telemetry import logs, metrics, tracing
 
@@ -130,30 +129,25 @@ def typed(
     `quiet`: successful calls are logged at debug level only; for heartbeats. `scope`: what callers need; "" for all
     who are known. `operation`: what it infers, in words of metrics; "" for what does not infer.
     """
-    return functools.partial(_wrap, seconds=seconds, rest=False, quiet=quiet, scope=_known(scope), operation=operation)
+    return functools.partial(wrap, seconds=seconds, quiet=quiet, scope=scope, operation=operation)
 
 
-def facade(
-    seconds: float | None = None, *, scope: str = INFERENCE, operation: str = ""
-) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
-    """Wraps a method of the REST facade; an error after the first message becomes a server-sent event."""
-    return functools.partial(_wrap, seconds=seconds, rest=True, scope=_known(scope), operation=operation)
-
-
-def _known(scope: str) -> str:
-    if scope and scope not in SCOPES:
-        raise ValueError(f"no scope is called {scope!r}")
-    return scope
-
-
-def _wrap(
+def wrap(
     method: Method[S, Q, R],
     seconds: float | None,
-    rest: bool,
     scope: str,
     operation: str,
     quiet: bool = False,
+    in_band: Callable[[AllmError], Any] | None = None,
 ) -> Handler[S, Q, R]:
+    """The handler that gRPC calls. `in_band` makes the last message of a stream that fails, for REST callers.
+
+    Raises:
+        ValueError: no scope has this name.
+    """
+    if scope and scope not in SCOPES:
+        raise ValueError(f"no scope is called {scope!r}")
+
     @functools.wraps(method)
     async def handle(servicer: S, request: Q, context: grpc.aio.ServicerContext[Any, Any]) -> R:
         call = Call(context, f"{type(servicer).__name__}.{method.__name__}")
@@ -180,11 +174,11 @@ def _wrap(
             _finish(call, None, quiet)
             return result
         _finish(call, error)
-        if rest and call.answering and not call.stuck:
+        if in_band and call.answering and not call.stuck:
             # To a REST client an error status after the first message looks like a clean end.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(call.send(sse.error(error)), IN_BAND_SECONDS)
-        if rest or call.transcoded:
+                await asyncio.wait_for(call.send(in_band(error)), IN_BAND_SECONDS)
+        if in_band or call.transcoded:
             return await call.abort(error, _openai_details(error), rest=True)
         return await call.abort(error, typed_details(error, call.request_id), rest=False)
 

@@ -26,8 +26,9 @@ from services.auth.authentication import RETRY_SECONDS, Doorkeeper
 from services.auth.caller import current_caller
 from services.auth.identity import ADMIN, HEADER, INFERENCE, SERVICE
 from services.auth.secret_file import SecretUnusable
+from services.rest.facade import facade
 from services.rpc import call as call_module
-from services.rpc.call import Call, facade, typed
+from services.rpc.call import Call, typed
 from services.rpc.own_identity import OwnIdentity
 from services.settings.settings import load_settings
 from services.telemetry.logs import JsonFormatter

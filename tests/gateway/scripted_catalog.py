@@ -22,7 +22,8 @@ from google.api.httpbody_pb2 import HttpBody
 from upstream import OPTIONS, Context, serve
 
 from services.errors import ModelNotFound
-from services.rpc.call import Call, facade, typed
+from services.rest.facade import facade
+from services.rpc.call import Call, typed
 
 Script = Callable[[Any, Call], Awaitable[model_pb2.Model]]
 

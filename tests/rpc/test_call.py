@@ -26,9 +26,10 @@ from services.errors import (
     Overloaded,
     Unsupported,
 )
+from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rpc import call as call_module
-from services.rpc.call import Call, facade, typed
+from services.rpc.call import Call, typed
 from services.rpc.deadline import Deadline, caller_deadline
 from services.telemetry import metrics
 from services.telemetry.logs import JsonFormatter

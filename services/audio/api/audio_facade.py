@@ -14,9 +14,10 @@ from services.audio.api.upload_form import read_upload
 from services.audio.api.uploads import Uploads
 from services.audio.sound.source import Upload
 from services.audio.transcription import Event, SegmentDone, TranscriptionRequest, Transcriptions
+from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rest.openai.multipart import heard_out
-from services.rpc.call import Call, facade
+from services.rpc.call import Call
 
 PIECE_BYTES = 512 * 1024  # of a long answer in one message
 

@@ -15,8 +15,9 @@ from services.catalog.registration.declarations import Declarations
 from services.catalog.replicas.model_view import View
 from services.errors import InvalidRequest, ModelNotFound
 from services.models.status import MemoryStatus, Status
+from services.rest.facade import facade
 from services.rest.openai.body import json_body
-from services.rpc.call import Call, facade
+from services.rpc.call import Call
 
 SECONDS = 30.0
 

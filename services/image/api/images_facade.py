@@ -15,11 +15,12 @@ from services.image.api.parameter_names import REST
 from services.image.image_files import ImageFiles
 from services.image.image_request import ImageRequest
 from services.image.images import Event, Images, Partial
+from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rest.openai.body import json_body
 from services.rest.openai.multipart import heard_out
 from services.rest.parameter_names import called
-from services.rpc.call import Call, facade
+from services.rpc.call import Call
 
 PIECE_BYTES = 512 * 1024  # of a long answer in one message
 FILE_SECONDS = 600.0  # for a picture to be read

@@ -7,9 +7,10 @@ from typing import Any
 from allm.openai.v1 import text_service_pb2_grpc
 from google.api import httpbody_pb2
 
+from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rest.openai.body import json_body
-from services.rpc.call import Call, facade
+from services.rpc.call import Call
 from services.text.api.completions_facade import create_completion
 from services.text.api.embeddings_facade import create_embedding
 from services.text.api.openai_chat import ChunkWriter, completion_object

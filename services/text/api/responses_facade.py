@@ -6,10 +6,11 @@ from allm.openai.v1 import responses_service_pb2, responses_service_pb2_grpc
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest, Unsupported
+from services.rest.facade import facade
 from services.rest.openai import sse
 from services.rest.openai.body import json_body
 from services.rest.parameter_names import called
-from services.rpc.call import Call, facade
+from services.rpc.call import Call
 from services.telemetry import metrics
 from services.text.api.openai_responses import EventWriter, items_object, response_object
 from services.text.api.openai_responses_request import CALLED, check_include, read_request
