@@ -62,11 +62,11 @@ fuzz: .venv/.dev ## Look for bytes that break a parser, SECONDS of each (60); wh
 	@$(BIN)/python -m tests.fuzz.fuzz_run $(SECONDS)
 
 chaos: .venv/.dev .venv/speech/.fetched ## Break everything under load, one fault after the other, and tell what became of the requests (half an hour)
-	@PYTHONPATH=tests $(BIN)/python -m tests.chaos.chaos_run faults
+	@$(BIN)/python -m tests.chaos.chaos_run faults
 
 soak: SECONDS = 3600
 soak: .venv/.dev .venv/speech/.fetched ## Ask for text, transcripts and pictures for SECONDS (an hour); nothing may fail, memory stays flat
-	@PYTHONPATH=tests $(BIN)/python -m tests.chaos.chaos_run soak $(SECONDS)
+	@$(BIN)/python -m tests.chaos.chaos_run soak $(SECONDS)
 
 containers: .venv/.dev ## Replay what every image installs and runs, without a container engine (three quarters of an hour)
 	@$(BIN)/python -m tests.deploy.container_replay $(IMAGES)

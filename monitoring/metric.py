@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 # The modules that declare metrics, and which processes tell them.
 MODULES = {
-    "services.telemetry.metrics": "text, audio, image; of it the catalog and the authorizer what concerns every process",
+    "services.telemetry.metrics": "text, audio, image; catalog and authorizer export those of every process",
     "services.catalog.metrics": "catalog",
     "services.authorizer.metrics": "authorizer",
 }

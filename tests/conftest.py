@@ -1,7 +1,4 @@
-"""Fixtures for every test, the tiers of `make test` and `make test-all`, and how tests are dealt out to processes.
-
-pytest puts `tests/` on the import path because this file lies there.
-"""
+"""Fixtures for every test, the tiers of `make test` and `make test-all`, and how tests are dealt out to processes."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # What is started in the background of a shell has SIGINT ignored, and its children too; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["presets"]  # the stacks that tests share
+pytest_plugins = ["tests.presets"]  # the stacks that tests share
 HERE = Path(__file__).parent
 # Folders that only `make test-all` runs; elsewhere the marker `slow` says it of single tests.
 SLOW_FOLDERS = {

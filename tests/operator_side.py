@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopback_hub import LoopbackHub
-from stack import POLL_SECONDS, Stack, running_stack
+from tests.loopback_hub import LoopbackHub
+from tests.stack import POLL_SECONDS, Stack, running_stack
 
 PATIENCE_SECONDS = 90
 QUESTION = "What is the capital of France?"

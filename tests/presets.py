@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo_model import demo_model
-from loopback_hub import LoopbackHub
-from minilm import ENCODER, minilm
-from models.gguf_file import llama
-from operator_side import Operator, operating
-from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
-from whisper_weights import tiny_en_ct2
+
+from tests.demo_model import demo_model
+from tests.loopback_hub import LoopbackHub
+from tests.minilm import ENCODER, minilm
+from tests.models.gguf_file import llama
+from tests.operator_side import Operator, operating
+from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
+from tests.whisper_weights import tiny_en_ct2
 
 SHAPES = Path(__file__).parent.parent / "training" / "shapes_sd" / "weights"
 # Models of `breakable` that cannot be served.

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import redis
-from ports import free_port
+
+from tests.ports import free_port
 
 START_SECONDS = 60
 POLL_SECONDS = 0.02

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from demo_model import models_cache
+from tests.demo_model import models_cache
 
 
 def remembered(test: str, packages: Iterable[str], given: Iterable[bytes], make: Callable[[], Any]) -> Any:

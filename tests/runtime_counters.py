@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from stack import POLL_SECONDS, Stack
+
+from tests.stack import POLL_SECONDS, Stack
 
 PATIENCE_SECONDS = 120.0
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from demo_model import demo_model
-from ports import free_port
+from tests.demo_model import demo_model
+from tests.ports import free_port
 
 MODEL = "smollm2-135m-instruct"
 ALIAS = "gpt-4o"

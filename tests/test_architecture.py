@@ -317,7 +317,7 @@ def test_a_service_loads_no_heavy_library() -> None:
 
 _LOWEST = ("services.byte_count", "services.errors", "services.settings", "services.storage", "services.telemetry")
 _CALLS = (*_LOWEST, "services.auth", "services.rpc", "services.rest")
-# Folders that import less than their layer in .importlinter allows: all of ours that they may import besides themselves.
+# Folders that import less than their layer in .importlinter allows, and all of ours that they may import.
 MAY_IMPORT = {
     "services/audio/engine/": (
         "services.worker.channel",

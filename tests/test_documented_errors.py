@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from case import case
-
 from services.errors import BY_CODE, AllmError
+from tests.case import case
 
 DOCUMENTATION = Path(__file__).parents[1] / "docs/errors.md"
 HANG_UP = 499  # nginx's; no standard has a status for who hung up

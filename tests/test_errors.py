@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services import errors
 from services.errors import (
@@ -26,6 +25,7 @@ from services.errors import (
     Unsupported,
     from_code,
 )
+from tests.case import case
 
 DOCUMENTATION = Path(__file__).parents[1] / "docs/errors.md"
 

@@ -18,8 +18,9 @@ from allm.models.v1 import (
     model_service_pb2_grpc,
 )
 from google.protobuf import duration_pb2
-from speech import librivox
-from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
+
+from tests.speech import librivox
+from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
 
 PATIENCE = 120.0  # seconds
 TEXT, AUDIO, IMAGE = model_pb2.MODALITY_TEXT, model_pb2.MODALITY_AUDIO, model_pb2.MODALITY_IMAGE

@@ -13,7 +13,7 @@ import os
 import shutil
 from pathlib import Path
 
-from demo_model import models_cache
+from tests.demo_model import models_cache
 
 TINY_EN_PT = "d3dd57d32accea0b295c96e26691aa14d8822fac7d9d27d5dc00b4ca2826dd03"
 TINY_EN_CT2 = "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a"

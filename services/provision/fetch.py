@@ -51,7 +51,7 @@ async def fetch(shelf: Shelf, model_id: str, manifest: Manifest, progress: Calla
     Of several processes that share the volume one fetches, the others wait for it. What was fetched before an error,
     a cancellation or the end of the process is gone on with the next time. `progress` is called in the event loop.
 
-    Cancelling returns once the threads have let go of the files: within the read timeout of `services.models.hub.repository`.
+    Cancelling returns once the threads have let go of the files: within the read timeout of `hub/repository.py`.
 
     Raises:
         FetchProblem: the hub, the disk or the files are not as they must be.

@@ -1,9 +1,9 @@
 """What surrounds every RPC: who calls, under which id, for how long at most, and how errors leave.
 
 `typed` wraps a method of a typed service: an error becomes a gRPC status with a google.rpc.ErrorInfo, or OpenAI's error
-object if the gateway transcoded a REST request. The wrapped method gets a `Call` instead of gRPC's context and may raise
-any AllmError; any other exception is logged in full and returned as INTERNAL, without details.
-services/rest/facade.py wraps the methods of REST facades.
+object if the gateway transcoded a REST request. The method gets a `Call` instead of gRPC's context and may raise any
+AllmError; any other exception is logged in full and returned as INTERNAL, without details. services/rest/facade.py
+wraps the methods of REST facades.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from whisper_weights import tiny_en_ct2
 
 from services.audio.engine.__main__ import RUNTIMES
 from services.audio.engine.runtime import Runtime
@@ -18,6 +17,7 @@ from services.errors import ModelInvalid
 from services.models.registry import RUNTIMES as PROMISED
 from services.models.registry import EngineRegistry
 from tests.audio.transcribing import stored, transcribing
+from tests.whisper_weights import tiny_en_ct2
 
 
 def test_the_worker_has_exactly_the_audio_runtimes_of_the_registry() -> None:

@@ -17,12 +17,12 @@ import pytest_asyncio
 from allm.audio.v1 import transcription_pb2, transcription_service_pb2, transcription_service_pb2_grpc
 from allm.models.v1 import model_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from speech import librivox
-from whisper_weights import tiny_en_ct2
 
 from services.models.registry import EngineRegistry
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, alive, stored, word_errors
 from tests.provision.catalog_script import ScriptedCatalog
+from tests.speech import librivox
+from tests.whisper_weights import tiny_en_ct2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

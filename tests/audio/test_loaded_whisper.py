@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from puppet_worker import PuppetWorker
 
 from services.audio.engine.messages import (
     Consumed,
@@ -31,6 +30,7 @@ from services.audio.loaded import SOUND_AHEAD, SOUND_OWED, UNREAD, LoadedWhisper
 from services.errors import Internal, InvalidRequest, Overloaded, Timeout
 from services.settings.settings import load_settings
 from services.worker.messages import Cancel, Refused
+from tests.puppet_worker import PuppetWorker
 
 MODEL = "scripted-whisper"
 PATIENCE_SECONDS = 60.0

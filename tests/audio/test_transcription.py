@@ -12,9 +12,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import pytest_asyncio
-from speech import librivox
-from spending import Purse
-from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 from services.audio.engine.messages import TEMPERATURES, Decoding, VadOptions
 from services.audio.loaded import SOUND_AHEAD, Hearing, LoadedWhisper
@@ -33,6 +30,9 @@ from services.errors import (
 from services.worker import model_in_worker
 from services.worker.model_in_worker import JUST
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
+from tests.speech import librivox
+from tests.spending import Purse
+from tests.whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -19,7 +19,6 @@ from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
 from allm.openai.v1 import error_pb2, text_service_pb2_grpc
 from google.api import httpbody_pb2
 from google.rpc import error_details_pb2, status_pb2
-from identities import SECRET, ann, identity, operator, own_process, shown, write_secret
 
 import services
 from services.auth.authentication import RETRY_SECONDS, Doorkeeper
@@ -32,6 +31,7 @@ from services.rpc.call import Call, typed
 from services.rpc.own_identity import OwnIdentity
 from services.settings.settings import load_settings
 from services.telemetry.logs import JsonFormatter
+from tests.identities import SECRET, ann, identity, operator, own_process, shown, write_secret
 
 Metadata = tuple[tuple[str, str], ...]
 

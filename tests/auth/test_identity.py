@@ -9,10 +9,10 @@ import json
 from typing import Any
 
 import pytest
-from case import case
 
 from services.auth.identity import ADMIN, ANONYMOUS, INFERENCE, MAX_CHARACTERS, Identity, sign, verify
 from services.errors import Unauthenticated
+from tests.case import case
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 NOW = 1_800_000_000

@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from identities import ann, write_secret
-from redis_server import RedisServer
 
 from services.auth.authentication import RATES_NAME, Doorkeeper
 from services.auth.token_file import KEPT_SECONDS, TokenFile
@@ -20,6 +18,8 @@ from services.auth.token_redis import PREFIX, TokenRedis
 from services.errors import RateLimited
 from services.settings.settings import load_settings
 from services.storage.sqlite_file import DatabaseUnusable
+from tests.identities import ann, write_secret
+from tests.redis_server import RedisServer
 
 REDIS = pytest.param("redis", marks=pytest.mark.slow)
 SLOW = 6  # tokens a minute: a tenth a second, so that little drains while a test runs

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from case import case
-from known_keys import SECRET, known, shown_key, table
 
 from services.auth.identity import verify
 from services.auth.key_format import MAX_CHARACTERS, PREFIX
 from services.authorizer.gatekeeper import Admitted, Asked, Gatekeeper
 from services.authorizer.key_table import KeyTable
 from services.errors import AuthorizerUnavailable, Forbidden, RateLimited, Unauthenticated
+from tests.authorizer.known_keys import SECRET, known, shown_key, table
+from tests.case import case
 
 NOW = 1_800_000_000.0
 CHAT = "/v1/chat/completions"

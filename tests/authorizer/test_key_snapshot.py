@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from known_keys import known, shown_key, table
 
 from services.authorizer import key_snapshot
 from services.authorizer.key_snapshot import KeySnapshot
 from services.authorizer.key_table import KeyTable
+from tests.authorizer.known_keys import known, shown_key, table
 
 PATIENCE = 60.0  # seconds
 

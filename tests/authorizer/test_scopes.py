@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from case import case
 from google.api import annotations_pb2
 
 from gateway.descriptor import CHAT, EMBEDDINGS, FACADES, IMAGES, KEYS, MACHINE, MODELS, RESPONSES, TRANSCRIPTIONS
@@ -23,6 +22,7 @@ from services.text.api.chat_servicer import ChatServicer
 from services.text.api.embedding_servicer import EmbeddingServicer
 from services.text.api.response_servicer import ResponseServicer
 from services.text.api.responses_facade import ResponsesFacade
+from tests.case import case
 
 TEXT, RESPONSES_FACADE, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES
 SERVICES = (

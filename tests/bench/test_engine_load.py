@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from demo_model import demo_model
 
 from bench.engine_load import Load, LoadError, measure, options, share
 from services.text.engine.runtimes.llama_cpp import LlamaEngine
+from tests.demo_model import demo_model
 
 CLIENTS = 2
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from case import case
 
 from bench.chat import Answer
 from bench.level import Level, Spread, percentile, summarise
 from bench.noise import Noise, NoiseMeter
 from bench.prompts import PromptSet
+from tests.case import case
 
 
 def test_percentile() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from case import case
-from scripted import END, HEAD, Script, answer, chunk, event, serving, text, usage
 
 from bench.level import Level, LevelResult
 from bench.load import Target, level_of, request_body, run_level
 from bench.prompts import PromptSet
+from tests.bench.scripted import END, HEAD, Script, answer, chunk, event, serving, text, usage
+from tests.case import case
 
 TOKENS = 4
 

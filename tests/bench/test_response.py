@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from case import case
 
 from bench.response import EventStream, Response, ResponseError
+from tests.case import case
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

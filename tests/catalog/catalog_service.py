@@ -22,7 +22,6 @@ from allm.models.v1 import (
 from allm.openai.v1 import models_service_pb2_grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
-from model_files import gguf
 
 from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
@@ -33,6 +32,7 @@ from services.catalog.migrations import MIGRATIONS
 from services.catalog.registration.registrations import Registrations
 from services.models.artifacts import load_supported
 from services.settings.settings import Settings, load_settings
+from tests.catalog.model_files import gguf
 
 PATIENCE = 60.0  # seconds
 READY, LOADED = model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED

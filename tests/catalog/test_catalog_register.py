@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
-from case import case
-from catalog_service import TEXT, UNSUPPORTED, Refusal, Service, ids, refusal, running
-from model_files import gguf, safetensors
 
 from services.catalog.registration import registrations, survey
+from tests.case import case
+from tests.catalog.catalog_service import TEXT, UNSUPPORTED, Refusal, Service, ids, refusal, running
+from tests.catalog.model_files import gguf, safetensors
 
 Code = grpc.StatusCode
 

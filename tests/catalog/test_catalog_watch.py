@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from catalog_service import PATIENCE, Clock
-from desired_model import desired, facts
 
 from services.catalog.catalog import Catalog
 from services.catalog.database import Database
@@ -23,6 +21,8 @@ from services.models.artifacts import SupportedModels
 from services.models.registry import RUNTIMES
 from services.models.status import Status
 from services.settings.settings import load_settings
+from tests.catalog.catalog_service import PATIENCE, Clock
+from tests.catalog.desired_model import desired, facts
 
 WHOLE = Report(replica="t", modality="text", complete=True, device="cpu", runtimes=RUNTIMES)
 READY = Status(state="ready", generation=1)

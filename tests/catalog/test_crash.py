@@ -15,10 +15,10 @@ from pathlib import Path
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
-from catalog_process import connected, killed, launch, until_serving
-from model_files import gguf
 
 from services.catalog.registration.registration import read_all
+from tests.catalog.catalog_process import connected, killed, launch, until_serving
+from tests.catalog.model_files import gguf
 
 ROUNDS = 50
 

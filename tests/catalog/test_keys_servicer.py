@@ -13,8 +13,6 @@ from typing import Any
 import grpc
 import pytest
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
-from catalog_service import refusal
-from identities import SECRET, identity, own_process, shown
 
 from services.auth.authentication import Doorkeeper
 from services.auth.key_format import key_hash
@@ -23,6 +21,8 @@ from services.catalog.database import Database
 from services.catalog.keys.api_keys import ApiKeys
 from services.catalog.migrations import MIGRATIONS
 from services.rpc.call import Call
+from tests.catalog.catalog_service import refusal
+from tests.identities import SECRET, identity, own_process, shown
 
 PATIENCE = 60.0  # seconds
 

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 from allm.models.v1 import model_pb2
 from allm.openai.v1 import error_pb2, models_service_pb2
-from catalog_service import DOWNLOADING, FAILED, LOADED, READY, Service, running, status
+
+from tests.catalog.catalog_service import DOWNLOADING, FAILED, LOADED, READY, Service, running, status
 
 
 async def listing(service: Service, state: str = "") -> Any:

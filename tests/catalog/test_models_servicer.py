@@ -9,8 +9,11 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
-from case import case
-from catalog_service import (
+from google.protobuf import timestamp_pb2
+from prometheus_client import REGISTRY
+
+from tests.case import case
+from tests.catalog.catalog_service import (
     AUDIO,
     DOWNLOADING,
     FAILED,
@@ -29,9 +32,7 @@ from catalog_service import (
     status,
     torch,
 )
-from google.protobuf import timestamp_pb2
-from model_files import gguf
-from prometheus_client import REGISTRY
+from tests.catalog.model_files import gguf
 
 Code = grpc.StatusCode
 BENCHMARK: dict[str, Any] = {

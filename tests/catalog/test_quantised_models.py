@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from catalog_service import refusal, running, torch
-from model_files import safetensors
+from tests.catalog.catalog_service import refusal, running, torch
+from tests.catalog.model_files import safetensors
 
 READS = {"architectures": ["gpt_oss", "qwen3"], "quantizations": ["gpt_oss:mxfp4"]}
 

@@ -11,11 +11,11 @@ import grpc
 import pytest
 from allm.models.v1 import model_service_pb2 as pb
 from allm.openai.v1 import models_service_pb2
-from catalog_service import READY, Service, running, status
-from identities import SECRET, ann, operator, own_process
 
 from services.auth.authentication import Doorkeeper
 from services.rpc.call import Call
+from tests.catalog.catalog_service import READY, Service, running, status
+from tests.identities import SECRET, ann, operator, own_process
 
 
 @pytest.fixture

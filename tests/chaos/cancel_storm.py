@@ -7,13 +7,12 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stack import Stack
-
 from tests.chaos.footprint import MIB, Footprint, at_rest, footprint, settled
 from tests.chaos.gateway_caller import PICTURES, SOUND, TEXT, TYPED, WHOLE, GatewayCaller
 from tests.chaos.known_answers import KnownAnswers
 from tests.chaos.outcome import LostAnswer
 from tests.chaos.steady_load import attempt
+from tests.stack import Stack
 
 SHARES = {TEXT: 5, WHOLE: 2, TYPED: 1, SOUND: 1, PICTURES: 1}  # of ten requests
 AT_ONCE = 16

@@ -1,8 +1,8 @@
 """The long forms: `make chaos` and `make soak`. Each prints what it found, and writes it to bench/results.
 
-    PYTHONPATH=tests python -m tests.chaos.chaos_run faults           # all of them, and a cancel storm
-    PYTHONPATH=tests python -m tests.chaos.chaos_run only WORD...     # those whose names have one of the words
-    PYTHONPATH=tests python -m tests.chaos.chaos_run soak SECONDS
+    python -m tests.chaos.chaos_run faults           # all of them, and a cancel storm
+    python -m tests.chaos.chaos_run only WORD...     # those whose names have one of the words
+    python -m tests.chaos.chaos_run soak SECONDS
 
 Exits with 1 when a request hung or was lost, or something is left behind.
 """

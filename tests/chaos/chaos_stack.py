@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_model import demo_model
-from loopback_hub import LoopbackHub
-from operator_side import Operator
-from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, running_stack
-from whisper_weights import tiny_en_ct2
-
 from services.models.demo.text_demo import bundled_model
 from tests.chaos.known_answers import KnownAnswers, ask
+from tests.demo_model import demo_model
+from tests.loopback_hub import LoopbackHub
+from tests.operator_side import Operator
+from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, running_stack
+from tests.whisper_weights import tiny_en_ct2
 
 SHAPES = Path(__file__).parents[2] / "training/shapes_sd" / "weights"
 DISK_BYTES = 512 * 1024 * 1024

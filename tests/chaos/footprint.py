@@ -13,9 +13,9 @@ import grpc
 import psutil
 from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
-from stack import Stack
 
 from tests.chaos.stack_members import members
+from tests.stack import Stack
 
 MIB = 1024 * 1024
 SETTLE_SECONDS = 120.0

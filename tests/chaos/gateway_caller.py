@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator
 import grpc
 import httpx
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
-from stack import MODEL, SPEECH_MODEL, Stack
 
 from tests.chaos.known_answers import PICTURE, KnownAnswers
 from tests.chaos.outcome import CutCall, LostAnswer
 from tests.chaos.told_errors import call_refusal, refusal
+from tests.stack import MODEL, SPEECH_MODEL, Stack
 
 OK = 200
 CALL_SECONDS = 900.0  # of each step of a call: whoever calls has a limit for the whole, which is shorter

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import httpx
 from PIL import Image, ImageChops, ImageStat
-from speech import librivox
-from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
+
+from tests.speech import librivox
+from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
 
 PROMPTS = tuple(f"Write the numbers {first}, up to 60, separated by commas." for first in ("1, 2, 3", "1, 2, 3, 4, 5"))
 MARGIN = 0.3  # by which the likeliest token is ahead of the next one, in logprobs

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stack import MODEL, SPEECH_MODEL
-
 from services.models.demo.text_demo import bundled_model
 from tests.chaos.chaos_stack import ChaosStack, bundled
 from tests.chaos.fault import Fault, now
@@ -23,6 +21,7 @@ from tests.chaos.gateway_caller import FETCHED, FRAIL, STORED, TEXT, TYPED
 from tests.chaos.process_faults import WORDS, until
 from tests.chaos.stack_members import kill, service_pid, worker_pids
 from tests.chaos.steady_load import SteadyLoad
+from tests.stack import MODEL, SPEECH_MODEL
 
 CUT_BYTES = 20_000_000
 HEADER_BYTES = 8 * 1024 * 1024  # what is read to register a model comes in smaller answers, which are spared

@@ -6,13 +6,12 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from stack import Stack
-
 from tests.chaos.footprint import MIB, Footprint, at_rest, footprint, settled
 from tests.chaos.gateway_caller import PICTURES, SOUND, STORED, TEXT, TYPED, WHOLE, GatewayCaller
 from tests.chaos.known_answers import KnownAnswers
 from tests.chaos.outcome import Outcome, Tally
 from tests.chaos.steady_load import steady_load
+from tests.stack import Stack
 
 LOAD = {TEXT: 2, WHOLE: 1, TYPED: 1, STORED: 1, SOUND: 1, PICTURES: 1}
 SAMPLES = 20  # looks at the memory

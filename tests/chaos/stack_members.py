@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
-from stack import Stack
+
+from tests.stack import Stack
 
 WORKERS = {"text": "services.text.engine", "audio": "services.audio.engine", "image": "services.image.engine"}
 

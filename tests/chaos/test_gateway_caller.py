@@ -13,12 +13,12 @@ from typing import cast
 
 import pytest
 from PIL import Image
-from stack import Stack
 
 from tests.chaos.gateway_caller import TEXT, TYPED, WHOLE, GatewayCaller
 from tests.chaos.known_answers import KnownAnswers, KnownText
 from tests.chaos.outcome import Attempt, Outcome, Tally
 from tests.chaos.steady_load import attempt
+from tests.stack import Stack
 
 KNOWN = KnownAnswers((KnownText("Count.", 3, "1, 2"),), Path("a.wav"), [], Image.new("RGB", (1, 1)))
 HEAD = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -9,9 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
-from operator_side import Operator
 from PIL import Image
-from stack import MODEL, Stack
 
 from tests.chaos.fault import now
 from tests.chaos.gateway_caller import TEXT, GatewayCaller
@@ -20,6 +18,8 @@ from tests.chaos.outcome import Outcome
 from tests.chaos.process_faults import until
 from tests.chaos.stack_members import service_pid
 from tests.chaos.steady_load import steady_load
+from tests.operator_side import Operator
+from tests.stack import MODEL, Stack
 
 CALLERS = 4
 SECONDS = 60.0

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from allm.keys.v1 import keys_pb2
-from stack import environment
 from typer.testing import CliRunner, Result
 
 from services.auth.secret_file import ensure_secret
@@ -22,6 +21,7 @@ from services.cli.main import app
 from services.cli.problem import Problem
 from services.cli.serve.run_folder import NOTE_NAME
 from services.settings.settings import load_settings
+from tests.stack import environment
 
 START_SECONDS = 60.0
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from stack import environment
+
+from tests.stack import environment
 
 
 def allm(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:

@@ -16,11 +16,11 @@ import pytest
 import typer
 from allm.models.v1 import figures_pb2, machine_service_pb2, machine_service_pb2_grpc, model_pb2
 from rich.console import Console
-from stack import environment
 from typer.testing import CliRunner, Result
 
 from services.cli import top as module
 from services.cli.main import app
+from tests.stack import environment
 
 GIB = 1024**3
 LONG = 30.0

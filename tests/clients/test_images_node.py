@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from node import run_node_tests
 from PIL import Image
-from stack import IMAGE_MODEL, MODEL, Stack
+
+from tests.clients.node import run_node_tests
+from tests.stack import IMAGE_MODEL, MODEL, Stack
 
 PROTOS = Path(__file__).parents[2] / "protos"
 SIDE = 64  # pixels that the model draws

@@ -12,7 +12,8 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
-from stack import MODEL, Stack
+
+from tests.stack import MODEL, Stack
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from stack import MODEL, Stack
+
+from tests.stack import MODEL, Stack
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
-from stack import ALIAS, MODEL, POLL_SECONDS, Stack
 
+from tests.stack import ALIAS, MODEL, POLL_SECONDS, Stack
 from tests.text.service import PATIENCE_SECONDS, STEPS, WAITING, counter, suspended, warm, workers
 
 STREAMS, TOKENS = 32, 24

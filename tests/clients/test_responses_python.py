@@ -13,8 +13,9 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage, ResponseStreamEvent
 from pydantic import BaseModel, Field, TypeAdapter
-from response_fields import REQUIRED
-from stack import ALIAS, MODEL, POLL_SECONDS, Stack
+
+from tests.response_fields import REQUIRED
+from tests.stack import ALIAS, MODEL, POLL_SECONDS, Stack
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 QUESTION = "What is the capital of France?"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ports import free_port
-from stack import environment
 
 from gateway.admin import EnvoyAdmin
+from tests.ports import free_port
+from tests.stack import environment
 
 COMMAND = (sys.executable, "-m", "services.cli", "gateway")
 START_SECONDS = 60

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ports import free_port
-from stack import environment
 
 from services.rpc.probes import SERVING, STARTUP
+from tests.ports import free_port
+from tests.stack import environment
 
 SECONDS = 120
 

@@ -12,12 +12,7 @@ from time import monotonic
 
 import httpx
 import pytest
-from certificates import issue
-from demo_model import demo_model
-from gateway_command import gateway_command
 from PIL import Image
-from service_process import ServiceProcess, ending, until
-from stack import MODEL
 from trustme import CA
 
 from services.settings.tls_settings import SERVICE_NAME
@@ -25,6 +20,11 @@ from tests.chaos.gateway_caller import TEXT, GatewayCaller
 from tests.chaos.known_answers import KnownAnswers
 from tests.chaos.outcome import Outcome
 from tests.chaos.steady_load import SteadyLoad, steady_load
+from tests.cluster.certificates import issue
+from tests.cluster.gateway_command import gateway_command
+from tests.cluster.service_process import ServiceProcess, ending, until
+from tests.demo_model import demo_model
+from tests.stack import MODEL
 
 CALLERS = 3
 

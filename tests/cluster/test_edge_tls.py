@@ -17,15 +17,15 @@ import openai
 import pytest
 import pytest_asyncio
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from certificates import issue
-from gateway_command import GatewayCommand, gateway_command
 from google.api.httpbody_pb2 import HttpBody
 from openai import AsyncOpenAI
-from ports import free_port
-from stack import environment
 from trustme import CA
 
+from tests.cluster.certificates import issue
+from tests.cluster.gateway_command import GatewayCommand, gateway_command
 from tests.gateway.upstream import Upstream, event
+from tests.ports import free_port
+from tests.stack import environment
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SECONDS = 120

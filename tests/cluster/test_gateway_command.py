@@ -10,17 +10,17 @@ from typing import Any
 
 import psutil
 import pytest
-from certificates import issue
-from gateway_command import GatewayCommand, gateway_command, refused
 from google.api.httpbody_pb2 import HttpBody
-from ports import free_port
 from trustme import CA
 
 from services.cli.serve.gateway import describe
 from services.settings.setting_reader import SettingError
 from services.settings.settings import load_settings
+from tests.cluster.certificates import issue
+from tests.cluster.gateway_command import GatewayCommand, gateway_command, refused
 from tests.gateway.upstream import Upstream, event
 from tests.gateway.wire import posting, send
+from tests.ports import free_port
 
 CHAT = "/v1/chat/completions"
 TEXT = {"ALLM_GATEWAY_TEXT": "127.0.0.1:1"}

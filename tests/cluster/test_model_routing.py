@@ -14,12 +14,12 @@ import grpc
 import pytest
 import pytest_asyncio
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from gateway_command import GatewayCommand, gateway_command
 from google.api.httpbody_pb2 import HttpBody
-from ports import free_port
 
+from tests.cluster.gateway_command import GatewayCommand, gateway_command
 from tests.gateway.upstream import Upstream, event
 from tests.gateway.wire import send
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"

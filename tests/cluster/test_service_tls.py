@@ -11,15 +11,15 @@ from pathlib import Path
 import grpc
 import pytest
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from certificates import Certificate, issue
-from gateway_command import gateway_command
-from ports import free_port
-from stack import environment
 from trustme import CA
 
 from services.rpc.channel import blocking_channel, service_channel
 from services.settings.setting_reader import SettingError, SettingReader
 from services.settings.tls_settings import SERVICE_NAME, ServiceTls, read_tls
+from tests.cluster.certificates import Certificate, issue
+from tests.cluster.gateway_command import gateway_command
+from tests.ports import free_port
+from tests.stack import environment
 
 SECONDS = 120
 REQUEST = chat_service_pb2.CreateChatCompletionRequest(model="four")

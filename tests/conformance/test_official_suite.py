@@ -18,9 +18,10 @@ from typing import Any
 
 import openai
 import pytest
-from minilm import minilm
-from stack import MODEL, POLL_SECONDS, Stack
-from suite_rules import FILES, LEFT_OUT, NEEDED, REFUSED
+
+from tests.conformance.suite_rules import FILES, LEFT_OUT, NEEDED, REFUSED
+from tests.minilm import minilm
+from tests.stack import MODEL, POLL_SECONDS, Stack
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

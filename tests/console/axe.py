@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chromium import Page
+from tests.console.chromium import Page
 
 AXE = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]

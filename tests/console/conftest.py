@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from chromium import Browser, Opener, Page, running_chromium
-from stack import Stack
+
+from tests.console.chromium import Browser, Opener, Page, running_chromium
+from tests.stack import Stack
 
 
 @pytest.fixture(scope="session")

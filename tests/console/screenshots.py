@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/console.md: `PYTHONPATH=tests .venv/bin/python tests/console/screenshots.py`."""
+"""Takes the pictures of docs/console.md: `.venv/bin/python -m tests.console.screenshots`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from chromium import Browser, Page, running_chromium
-from demo_model import demo_model
-from speech import librivox
-from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
-from whisper_weights import tiny_en_ct2
+from tests.console.chromium import Browser, Page, running_chromium
+from tests.demo_model import demo_model
+from tests.speech import librivox
+from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
+from tests.whisper_weights import tiny_en_ct2
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "console"

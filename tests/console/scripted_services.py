@@ -23,14 +23,14 @@ from allm.models.v1 import (
 )
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from ports import free_port
-from stack import POLL_SECONDS
 
 from gateway.process import envoy_command
 from gateway.render import Gateway, write_config
 from services.errors import AllmError
 from services.rpc.call import DETAILS, typed_details
 from services.settings.settings import GatewaySettings
+from tests.ports import free_port
+from tests.stack import POLL_SECONDS
 
 MODEL = "scripted"
 REQUEST_ID = "00000000-0000-4000-8000-000000000000"

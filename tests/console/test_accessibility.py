@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from axe import problems
-from chromium import Opener, Page
-from speech import librivox
-from stack import MODEL, Stack
+
+from tests.console.axe import problems
+from tests.console.chromium import Opener, Page
+from tests.speech import librivox
+from tests.stack import MODEL, Stack
 
 PHONE = {"width": 360, "height": 740}
 VIEWS = {"chat": "Message", "audio": "Drop a recording", "image": "Prompt", "models": MODEL}

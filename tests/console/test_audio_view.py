@@ -9,9 +9,10 @@ from pathlib import Path
 
 import av
 import pytest
-from chromium import Page, running_chromium
-from speech import librivox
-from stack import Stack
+
+from tests.console.chromium import Page, running_chromium
+from tests.speech import librivox
+from tests.stack import Stack
 
 Open = Callable[[str], Page]
 DONE = "document.querySelector('.transcript[aria-busy=false]')"

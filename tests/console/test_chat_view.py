@@ -9,8 +9,9 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
-from chromium import Page
-from stack import MODEL, POLL_SECONDS, Stack
+
+from tests.console.chromium import Page
+from tests.stack import MODEL, POLL_SECONDS, Stack
 
 Open = Callable[[str], Page]
 ANSWERED = "document.querySelector('.answer') && !document.querySelector('.answer[aria-busy=true]')"

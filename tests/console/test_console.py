@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 from allm.models.v1 import residency_service_pb2, residency_service_pb2_grpc
-from stack import Stack
 
 from gateway import console
 from gateway.render import Gateway, render
 from services.settings.settings import GatewaySettings
+from tests.stack import Stack
 
 MOST_DOWNLOADED = 300 * 1000  # bytes, compressed
 SETTINGS = GatewaySettings("127.0.0.1", 8080, (), (), 1024)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chromium import Opener, Page
-from runtime_counters import Runtime
-from stack import IMAGE_MODEL, Stack
 
+from tests.console.chromium import Opener, Page
 from tests.image.pictures.picture_files import png_header
+from tests.runtime_counters import Runtime
+from tests.stack import IMAGE_MODEL, Stack
 
 Open = Callable[[str], Page]
 CHANGED = 40  # of 255: below it two colours look the same

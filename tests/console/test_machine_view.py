@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 from allm.models.v1 import figures_pb2, machine_service_pb2, model_pb2
-from axe import problems
-from chromium import Browser, Page
-from freezing_proxy import FreezingProxy
-from scripted_services import Scripted, ScriptedMachine, scripted_gateway
 
 from services import errors
+from tests.console.axe import problems
+from tests.console.chromium import Browser, Page
+from tests.console.freezing_proxy import FreezingProxy
+from tests.console.scripted_services import Scripted, ScriptedMachine, scripted_gateway
 
 GIB = 1 << 30
 PAST_SECONDS = 600

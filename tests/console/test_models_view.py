@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chromium import Opener, Page
-from demo_model import demo_model
-from loopback_hub import LoopbackHub
-from stack import MODEL, Stack, environment, running_stack
+
+from tests.console.chromium import Opener, Page
+from tests.demo_model import demo_model
+from tests.loopback_hub import LoopbackHub
+from tests.stack import MODEL, Stack, environment, running_stack
 
 Open = Callable[[str], Page]
 NEW = "browser-made"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from allm.text.v1 import chat_service_pb2
-from chromium import Browser, Page
-from scripted_services import MODEL, REQUEST_ID, Scripted, ScriptedChat, scripted_gateway
 
 from services import errors
+from tests.console.chromium import Browser, Page
+from tests.console.scripted_services import MODEL, REQUEST_ID, Scripted, ScriptedChat, scripted_gateway
 
 # Each error, and what the person is told to do. What is wrong with a request its own message says.
 ADVICE = [

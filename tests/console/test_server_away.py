@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 
-from axe import problems
-from chromium import Opener, Page
-from stack import MODEL, Stack, environment
+from tests.console.axe import problems
+from tests.console.chromium import Opener, Page
+from tests.stack import MODEL, Stack, environment
 
 # Every state that the page has shown, also those that have gone by the time that a test looks.
 WATCH = """

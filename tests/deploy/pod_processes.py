@@ -8,11 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ports import free_port
-from renderings import containers, environment, pod_templates
-
 from k8s.render import Object
 from services.rpc.probe import NotServing, ask
+from tests.deploy.renderings import containers, environment, pod_templates
+from tests.ports import free_port
 
 # Roots of paths in containers; each lies below the test's folder.
 PATHS = re.compile(r"(?<![\w.])/(var/lib/allm|models|pictures|model-images|etc/allm|run/allm)\b")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from case import case
-from renderings import chart, containers, pod_templates
 
 from k8s.render import CHART, COMPONENTS, helm_template
 from services.catalog.registration import models_file
 from services.catalog.registration.models_file import read_models
+from tests.case import case
+from tests.deploy.renderings import chart, containers, pod_templates
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 

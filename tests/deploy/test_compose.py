@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from dockerfile import CONTAINERS, read
-from known_settings import FOREIGN, settings_names
 
 from services.catalog.registration.models_file import read_models
 from services.settings.settings import Settings, load_settings
+from tests.deploy.dockerfile import CONTAINERS, read
+from tests.deploy.known_settings import FOREIGN, settings_names
 
 ROOT = CONTAINERS.parent
 TEXT = "${TEXT:-text}"  # which image of the text service

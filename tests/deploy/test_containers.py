@@ -10,13 +10,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from case import case
-from container_replay import context, empty_root, replay
-from dockerfile import CONTAINERS, IMAGES, exec_form, expand, instructions, read
-from known_settings import FOREIGN, settings_names
-from renderings import containers, pod_templates, rendering
 
 from services.settings.settings import load_settings
+from tests.case import case
+from tests.deploy.container_replay import context, empty_root, replay
+from tests.deploy.dockerfile import CONTAINERS, IMAGES, exec_form, expand, instructions, read
+from tests.deploy.known_settings import FOREIGN, settings_names
+from tests.deploy.renderings import containers, pod_templates, rendering
 
 ROOT = CONTAINERS.parent
 PYTHON = {"PATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}

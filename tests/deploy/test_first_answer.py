@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 import trustme
-from demo_model import demo_model
-from pod_processes import PodProcesses
-from redis_server import RedisServer
-from renderings import rendering
+
+from tests.demo_model import demo_model
+from tests.deploy.pod_processes import PodProcesses
+from tests.deploy.renderings import rendering
+from tests.redis_server import RedisServer
 
 SECONDS = 120
 MODELS = """

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case import case
-from renderings import ALL, KUSTOMIZATIONS, chart, containers, kustomize, kustomized, pod_templates
 
 from k8s.render import KUBERNETES, MERGE_KEYS, difference, helm_template, identity, render
+from tests.case import case
+from tests.deploy.renderings import ALL, KUSTOMIZATIONS, chart, containers, kustomize, kustomized, pod_templates
 
 
 def files(folder: Path) -> dict[str, str]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from renderings import rendering
+
+from tests.deploy.renderings import rendering
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from renderings import rendering
 
 from k8s.render import Object
+from tests.deploy.renderings import rendering
 
 PODS = ("gateway", "catalog", "text", "audio", "image", "redis")
 # Of a group of models that several machines compute together.

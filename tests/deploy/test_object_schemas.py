@@ -11,12 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from case import case
 from kubernetes_validate.utils import all_versions, schema_contents
 from referencing import Registry, Resource
-from renderings import RENDERINGS, kustomize, pod_templates, rendering
 
 from k8s.render import CHART, KUBERNETES, Object
+from tests.case import case
+from tests.deploy.renderings import RENDERINGS, kustomize, pod_templates, rendering
 
 CUSTOM = Path(__file__).with_name("custom_resources")
 OLDEST = "1.30"

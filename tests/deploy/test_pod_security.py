@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from case import case
-from renderings import RENDERINGS, containers, pod_templates, rendering
-
 from k8s.render import Object
+from tests.case import case
+from tests.deploy.renderings import RENDERINGS, containers, pod_templates, rendering
 
 # Volume types of the restricted profile. Image volumes are younger than that list, which does not name them:
 # docs/kubernetes.md says what that means for a namespace that enforces it.

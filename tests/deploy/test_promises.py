@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from case import case
-from known_settings import CERTIFICATES, FOREIGN, settings_names
 from prometheus_client import REGISTRY
-from renderings import RENDERINGS, containers, environment, pod_templates, rendering
 
 from gateway import stats
 from k8s.render import Object
@@ -20,6 +17,9 @@ from services.cli.main import app
 from services.rpc import probes
 from services.settings.settings import load_settings
 from services.telemetry import metrics
+from tests.case import case
+from tests.deploy.known_settings import CERTIFICATES, FOREIGN, settings_names
+from tests.deploy.renderings import RENDERINGS, containers, environment, pod_templates, rendering
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = (ROOT / "gateway/envoy.template.yaml").read_text()

@@ -13,8 +13,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from ports import free_port
-from renderings import chart
+
+from tests.deploy.renderings import chart
+from tests.ports import free_port
 
 START_SECONDS = 60
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from known_settings import CERTIFICATES, FOREIGN, settings_names
-from renderings import containers, environment, pod_templates, rendering
 
 from k8s.render import CHART, Object, helm_template
 from services.catalog.registration.models_file import read_models
 from services.settings.settings import load_settings
 from services.text import ray_node
+from tests.deploy.known_settings import CERTIFICATES, FOREIGN, settings_names
+from tests.deploy.renderings import containers, environment, pod_templates, rendering
 
 NAMES = ["kustomize: multi-node", "kustomize: everything", "chart: several-machines", "chart: model-images"]
 # What the kubelet puts in the place of variables.

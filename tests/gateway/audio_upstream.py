@@ -12,7 +12,8 @@ import grpc
 from allm.audio.v1 import transcription_service_pb2, transcription_service_pb2_grpc
 from allm.openai.v1 import audio_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
-from upstream import OPTIONS, Context, serve
+
+from tests.gateway.upstream import OPTIONS, Context, serve
 
 AudioScript = Callable[[AsyncIterator[HttpBody], Context], AsyncIterator[HttpBody]]
 

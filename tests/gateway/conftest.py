@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from envoy_process import LISTED_HOST, LISTED_ORIGIN, RunningGateway, gateway_settings, running_gateway
-from scripted_catalog import ScriptedCatalog
-from upstream import Upstream
+
+from tests.gateway.envoy_process import LISTED_HOST, LISTED_ORIGIN, RunningGateway, gateway_settings, running_gateway
+from tests.gateway.scripted_catalog import ScriptedCatalog
+from tests.gateway.upstream import Upstream
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ports import free_port
-
 from gateway.admin import EnvoyAdmin
 from gateway.process import envoy_command
 from gateway.render import PLAIN, Gateway, write_config
 from services.settings.settings import GatewaySettings
 from services.settings.tls_settings import TlsSettings
 from services.settings.trace_settings import NO_TRACES, TraceSettings
+from tests.ports import free_port
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound in the tests that use it
 START_SECONDS = 60

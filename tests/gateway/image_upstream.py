@@ -13,7 +13,8 @@ import grpc
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
-from upstream import OPTIONS, Context, serve
+
+from tests.gateway.upstream import OPTIONS, Context, serve
 
 # Of a generation the only message, of the others those that come.
 ImageScript = Callable[[Any, Context], AsyncIterator[HttpBody]]

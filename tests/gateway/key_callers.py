@@ -13,7 +13,8 @@ from allm.keys.v1 import keys_pb2
 from allm.models.v1 import machine_service_pb2, model_service_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
-from wire import Reply, send
+
+from tests.gateway.wire import Reply, send
 
 PROTOCOLS = ("rest", "grpc", "grpc-web")
 HTTP_STATUSES = {

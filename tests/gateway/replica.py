@@ -1,4 +1,4 @@
-"""A text replica as a process of its own, which can be killed: `python replica.py ADDRESS NAME`."""
+"""A text replica as a process of its own, which can be killed: `python -m tests.gateway.replica ADDRESS NAME`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from google.api.httpbody_pb2 import HttpBody
-from upstream import Context, Upstream, event
+
+from tests.gateway.upstream import Context, Upstream, event
 
 START_SECONDS = 60
 
@@ -17,7 +18,7 @@ START_SECONDS = 60
 @asynccontextmanager
 async def replica_process(socket: Path, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Runs a replica on a Unix socket, whose every answer is its name; yields it once it serves."""
-    command = (sys.executable, __file__, f"unix:{socket}", name)
+    command = (sys.executable, "-m", "tests.gateway.replica", f"unix:{socket}", name)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         async with asyncio.timeout(START_SECONDS):

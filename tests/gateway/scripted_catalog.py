@@ -19,11 +19,11 @@ from allm.models.v1 import (
 )
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
-from upstream import OPTIONS, Context, serve
 
 from services.errors import ModelNotFound
 from services.rest.facade import facade
 from services.rpc.call import Call, typed
+from tests.gateway.upstream import OPTIONS, Context, serve
 
 Script = Callable[[Any, Call], Awaitable[model_pb2.Model]]
 

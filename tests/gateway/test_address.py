@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from envoy_process import EVERYWHERE
 
 from gateway.address import bind_host, envoy_address, is_loopback, listen_address, needs_dns, url_host
 from services.settings.setting_reader import SettingError
+from tests.gateway.envoy_process import EVERYWHERE
 
 
 def test_envoy_address() -> None:

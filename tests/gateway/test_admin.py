@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
 from google.api.httpbody_pb2 import HttpBody
-from upstream import Upstream, event
-from wire import posting, send
 
 from gateway.admin import AdminError, EnvoyAdmin
+from tests.gateway.envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
+from tests.gateway.upstream import Upstream, event
+from tests.gateway.wire import posting, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from case import case
-from envoy_process import EVERYWHERE, gateway_settings
 
 from gateway.admission import host_pattern, listed_origins_pattern
+from tests.case import case
+from tests.gateway.envoy_process import EVERYWHERE, gateway_settings
 
 LITERALS = ["192.168.1.2", "192.168.1.2:8080", "[fe80::1]:8080", "[::ffff:1.2.3.4]"]
 

@@ -15,11 +15,12 @@ import grpc
 import psutil
 import pytest
 from allm.audio.v1 import transcription_service_pb2, transcription_service_pb2_grpc
-from audio_upstream import AudioUpstream
-from envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
 from google.api.httpbody_pb2 import HttpBody
-from upstream import error_details
-from wire import send
+
+from tests.gateway.audio_upstream import AudioUpstream
+from tests.gateway.envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
+from tests.gateway.upstream import error_details
+from tests.gateway.wire import send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PATH = "/v1/audio/transcriptions"

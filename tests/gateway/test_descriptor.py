@@ -9,9 +9,9 @@ from google.api.annotations_pb2 import http as HTTP  # noqa: N812 - an extension
 from google.protobuf import json_format
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
-from upstream import error_details
 
 from gateway.descriptor import method_names, transcoded_descriptors, transcoded_names
+from tests.gateway.upstream import error_details
 
 
 def pool() -> DescriptorPool:

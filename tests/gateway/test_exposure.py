@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from case import case
-from envoy_process import EVERYWHERE, gateway_settings
 
 from gateway.exposure import confined, is_confined
 from gateway.render import Gateway, render
+from tests.case import case
+from tests.gateway.envoy_process import EVERYWHERE, gateway_settings
 
 
 def test_loopback_is_obeyed() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import grpc
 import pytest
 from allm.openai.v1 import text_service_pb2_grpc
-from envoy_process import RunningGateway
 from google.api.httpbody_pb2 import HttpBody
-from upstream import Upstream, event
-from wire import posting, send
+
+from tests.gateway.envoy_process import RunningGateway
+from tests.gateway.upstream import Upstream, event
+from tests.gateway.wire import posting, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"

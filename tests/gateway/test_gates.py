@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from case import case
-from envoy_process import LISTED_HOST, LISTED_ORIGIN, RunningGateway
-from upstream import Upstream
-from wire import Reply, send
+
+from tests.case import case
+from tests.gateway.envoy_process import LISTED_HOST, LISTED_ORIGIN, RunningGateway
+from tests.gateway.upstream import Upstream
+from tests.gateway.wire import Reply, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"

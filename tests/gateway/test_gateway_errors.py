@@ -10,11 +10,12 @@ import grpc
 import pytest
 from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from envoy_process import RunningGateway
 from google.api.httpbody_pb2 import HttpBody
-from scripted_catalog import ScriptedCatalog
-from upstream import Upstream, error_details, event
-from wire import posting, send
+
+from tests.gateway.envoy_process import RunningGateway
+from tests.gateway.scripted_catalog import ScriptedCatalog
+from tests.gateway.upstream import Upstream, error_details, event
+from tests.gateway.wire import posting, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import trustme
-from ports import free_port
 
 from gateway.probe import NotServing, ask, main
 from services.settings.settings import Settings, load_settings
+from tests.ports import free_port
 
 
 @contextmanager

@@ -16,11 +16,12 @@ import grpc
 import pytest
 from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
 from google.api.httpbody_pb2 import HttpBody
-from replica import replica_process
-from upstream import Script, Upstream, error_details, event, two_events
-from wire import Reply, send
+
+from tests.gateway.envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
+from tests.gateway.replica import replica_process
+from tests.gateway.upstream import Script, Upstream, error_details, event, two_events
+from tests.gateway.wire import Reply, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"

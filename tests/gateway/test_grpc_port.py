@@ -12,12 +12,13 @@ import pytest_asyncio
 from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
 from allm.openai.v1 import models_service_pb2, models_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from case import case
-from envoy_process import RunningGateway
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from scripted_catalog import ScriptedCatalog
-from upstream import Upstream
-from wire import send
+
+from tests.case import case
+from tests.gateway.envoy_process import RunningGateway
+from tests.gateway.scripted_catalog import ScriptedCatalog
+from tests.gateway.upstream import Upstream
+from tests.gateway.wire import send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 STREAM = "/allm.text.v1.ChatService/StreamChatCompletion"

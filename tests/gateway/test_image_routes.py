@@ -14,11 +14,12 @@ from typing import Any
 import grpc
 import pytest
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
-from envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
 from google.api.httpbody_pb2 import HttpBody
-from image_upstream import PICTURE, ImageUpstream
-from upstream import error_details, event
-from wire import posting, send
+
+from tests.gateway.envoy_process import NOWHERE, RunningGateway, gateway_settings, running_gateway
+from tests.gateway.image_upstream import PICTURE, ImageUpstream
+from tests.gateway.upstream import error_details, event
+from tests.gateway.wire import posting, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 GENERATIONS = "/v1/images/generations"

@@ -16,12 +16,7 @@ import pytest
 import pytest_asyncio
 from allm.envoy import external_auth_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from envoy_process import LISTED_ORIGIN, RunningGateway, gateway_settings, running_gateway
 from grpc_health.v1 import health_pb2
-from key_callers import CREATE_KEY, LIST, LOAD, PROTOCOLS, WATCH_MACHINE, Way, ask, bearer
-from scripted_catalog import ScriptedCatalog
-from upstream import Upstream
-from wire import posting, send
 
 from services.auth.identity import ADMIN, HEADER, INFERENCE, Identity, sign, verify
 from services.auth.key_format import key_hash
@@ -29,6 +24,11 @@ from services.authorizer.api.authorization_servicer import AuthorizationServicer
 from services.authorizer.gatekeeper import Gatekeeper
 from services.authorizer.key_table import KeyTable
 from services.authorizer.known_key import KnownKey
+from tests.gateway.envoy_process import LISTED_ORIGIN, RunningGateway, gateway_settings, running_gateway
+from tests.gateway.key_callers import CREATE_KEY, LIST, LOAD, PROTOCOLS, WATCH_MACHINE, Way, ask, bearer
+from tests.gateway.scripted_catalog import ScriptedCatalog
+from tests.gateway.upstream import Upstream
+from tests.gateway.wire import posting, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SECRET = b"the secret of this test, which has 32 bytes and more"

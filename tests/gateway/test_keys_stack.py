@@ -16,13 +16,13 @@ from typing import Any
 import openai
 import pytest
 from allm.text.v1 import chat_pb2, chat_service_pb2, response_service_pb2
-from key_callers import CREATE_KEY, LIST, PROTOCOLS, Way, ask, bearer
-from stack import MODEL, Stack, environment
-from wire import send
 
 from services.auth.identity import HEADER, Identity, sign
 from services.auth.secret_file import read_secret
 from services.authorizer.__main__ import SNAPSHOT
+from tests.gateway.key_callers import CREATE_KEY, LIST, PROTOCOLS, Way, ask, bearer
+from tests.gateway.wire import send
+from tests.stack import MODEL, Stack, environment
 
 PATIENCE = 60.0  # seconds
 REVOKED_SECONDS = 5.0  # what is promised

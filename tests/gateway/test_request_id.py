@@ -9,10 +9,11 @@ import grpc
 import pytest
 from allm.openai.v1 import text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from envoy_process import LISTED_ORIGIN, RunningGateway
 from google.api.httpbody_pb2 import HttpBody
-from upstream import Context, Upstream, event
-from wire import send
+
+from tests.gateway.envoy_process import LISTED_ORIGIN, RunningGateway
+from tests.gateway.upstream import Context, Upstream, event
+from tests.gateway.wire import send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

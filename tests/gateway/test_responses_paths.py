@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envoy_process import RunningGateway
-from upstream import Upstream
-from wire import send
+
+from tests.gateway.envoy_process import RunningGateway
+from tests.gateway.upstream import Upstream
+from tests.gateway.wire import send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ID = {"response_id": "resp_1"}

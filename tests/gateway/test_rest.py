@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from envoy_process import RunningGateway
 from google.api.httpbody_pb2 import HttpBody
-from scripted_catalog import ScriptedCatalog
-from upstream import Upstream, event
-from wire import posting, send
+
+from tests.gateway.envoy_process import RunningGateway
+from tests.gateway.scripted_catalog import ScriptedCatalog
+from tests.gateway.upstream import Upstream, event
+from tests.gateway.wire import posting, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from case import case
-from envoy_process import NOWHERE, START_SECONDS, gateway_settings
-from ports import free_port
 
 from gateway.admin import EnvoyAdmin
 from gateway.process import envoy_command
 from gateway.render import Gateway, render, write_config
 from gateway.stats import PATH
+from tests.case import case
+from tests.gateway.envoy_process import NOWHERE, START_SECONDS, gateway_settings
+from tests.ports import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

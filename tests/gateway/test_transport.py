@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from allm.text.v1 import chat_service_pb2
-from envoy_process import NOWHERE, gateway_settings, running_gateway
 from trustme import CA
-from upstream import Upstream
-from wire import send
 
 from gateway.render import Gateway
 from gateway.transport import edge_transport, service_transport, write_secrets
 from services.cli.models.connection import connect
 from services.settings.tls_settings import SERVICE_NAME, KeyPair, ServiceTls, TlsSettings
+from tests.gateway.envoy_process import NOWHERE, gateway_settings, running_gateway
+from tests.gateway.upstream import Upstream
+from tests.gateway.wire import send
 
 PAIR = KeyPair(Path("/tls/tls.crt"), Path("/tls/tls.key"))
 SERVICE = ServiceTls(Path("/ca/ca.crt"), PAIR)

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import ImageNotFound, Internal, Overloaded
 from services.image import image_files
 from services.image.image_files import ImageFiles
+from tests.case import case
 
 PUBLIC = "https://ai.example.org/base"
 PATIENCE_SECONDS = 60

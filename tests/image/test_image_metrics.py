@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from image.engine.scripted_images import READY
 from prometheus_client import REGISTRY
-from puppet_worker import PuppetWorker
 
 from services.image.engine.messages import Accepted, Counters, Finished, Generate, Picture, Stepped
 from services.image.loaded import LoadedPipeline
 from services.settings.settings import load_settings
 from services.worker.messages import Phase
+from tests.image.engine.scripted_images import READY
+from tests.puppet_worker import PuppetWorker
 
 MODEL = "measured-pictures"
 PATIENCE_SECONDS = 60.0

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from case import case
 
 from services.errors import AllmError, InvalidRequest, Unsupported
 from services.image.engine.messages import GuidanceRange, Ready, Sizes
 from services.image.image_request import ImageRequest
 from services.image.recipe import Recipe
 from services.models.desired import ImageDefaults
+from tests.case import case
 
 READY = Ready(
     family="StableDiffusionPipeline",

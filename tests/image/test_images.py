@@ -12,8 +12,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import pytest_asyncio
-from case import case
-from spending import Purse
 
 from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound, RateLimited, Timeout
 from services.image.engine import messages
@@ -22,9 +20,11 @@ from services.image.images import Done, Finished, Partial, Progress, Started
 from services.image.loaded import TILE, Drawing
 from services.worker import model_in_worker
 from services.worker.model_in_worker import JUST
+from tests.case import case
 from tests.image.drawing import PATIENCE_SECONDS, Studio, asked, drawing, opened
 from tests.image.engine.tiny_pipelines import SIDE, TOKENS, saved
 from tests.image.pictures.picture_files import file, halves
+from tests.spending import Purse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

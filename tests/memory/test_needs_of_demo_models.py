@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stack import environment, running_stack
 
 from bench.needs import CASES, MIB, Serving, measured, models_setting
+from tests.stack import environment, running_stack
 
 # A worker may take so many times what was reserved for it, and the other way round: requests that come one by one, on a
 # busy machine, leave batches and so memory unused. A formula that is wrong by more is wrong by a factor.

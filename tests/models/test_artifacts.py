@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case import case
 
 from services.errors import ModelInvalid
 from services.models.artifacts import MAX_DOCUMENT_BYTES, SHIPPED, allowed, check_publishers, load_supported
 from services.models.hub.source import HubSource
 from services.settings.setting_reader import SettingError
 from services.settings.settings import load_settings
+from tests.case import case
 
 CACHE: dict[str, Any] = {
     "repository": "nvidia/m-gguf",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from case import case
 
 from services.errors import InvalidRequest
 from services.models.figures_wire import EVENT_KINDS, MAX_NAME, event_message, figures_message, read_figures
 from services.telemetry.figures import KINDS, DeviceFigures, Event, Figures, HostFigures, Latencies
+from tests.case import case
 
 WHOLE = Figures(
     began=1_700_000_000_123_456_789,

@@ -6,10 +6,10 @@ import dataclasses
 import itertools
 
 import pytest
-from case import case
 
 from services.errors import ModelInvalid
 from services.models.manifest import MAX_FILES, MAX_PATH, Manifest, ManifestFile
+from tests.case import case
 
 A = ManifestFile(path="a.gguf", size=5, sha256="ab" * 32)
 B = ManifestFile(path="sub/b.json", size=7)

@@ -7,11 +7,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, ModelFacts
 from services.models.registry import CPU_LIMIT_BYTES, GIB, RUNTIMES, EngineRegistry, Measurement, Runtime
+from tests.case import case
 
 LLAMA_CPP = RUNTIMES[0]
 OTHER = Runtime(

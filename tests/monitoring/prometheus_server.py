@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ports import free_port
+
+from tests.ports import free_port
 
 PROMETHEUS = shutil.which("prometheus") or "/usr/bin/prometheus"
 PROMTOOL = shutil.which("promtool") or "/usr/bin/promtool"

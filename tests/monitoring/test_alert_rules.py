@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from alert_scenarios import SCENARIOS, Scenario, Series
-from prometheus_server import PROMTOOL
 
 from monitoring.alerts import ALERTS
 from monitoring.outputs import ROOT, RULES
+from tests.monitoring.alert_scenarios import SCENARIOS, Scenario, Series
+from tests.monitoring.prometheus_server import PROMTOOL
 
 BY_NAME = {alert.name: alert for alert in ALERTS}
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from case import case
 from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 
@@ -16,6 +15,7 @@ from monitoring.metric import Metric, all_metrics
 from monitoring.outputs import ROOT, outputs
 from monitoring.pages import ENVOY, LABELS
 from monitoring.panel import WIDTH
+from tests.case import case
 
 METRICS = {metric.name: metric for metric in all_metrics()}
 NAME = re.compile(r"\b(?:allm|gen_ai|envoy)_[a-z_]+")

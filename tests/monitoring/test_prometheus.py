@@ -13,17 +13,17 @@ from typing import Any
 
 import openai
 import pytest
-from case import case
-from demo_model import demo_model
-from minilm import ENCODER
-from prometheus_server import PROMTOOL, Prometheus, running_prometheus
-from speech import librivox
-from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
 
 from monitoring.alerts import ALERTS
 from monitoring.dashboard import ROWS
 from monitoring.outputs import ROOT, RULES
 from monitoring.panel import Query
+from tests.case import case
+from tests.demo_model import demo_model
+from tests.minilm import ENCODER
+from tests.monitoring.prometheus_server import PROMTOOL, Prometheus, running_prometheus
+from tests.speech import librivox
+from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
 
 pytestmark = pytest.mark.slow
 SETTLE_SECONDS = 60

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from huggingface_hub import close_session, constants
-from loopback_hub import LoopbackHub
+
+from tests.loopback_hub import LoopbackHub
 
 
 @pytest.fixture

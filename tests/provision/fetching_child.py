@@ -1,4 +1,4 @@
-"""Fetches in a process of its own, which can be killed: `python fetching_child.py MODELS_DIR MANIFEST_JSON`.
+"""Fetches in a process of its own, which can be killed: `python -m tests.provision.fetching_child MODELS_DIR MANIFEST`.
 
 Prints a line for every progress, and the folder at the end.
 """

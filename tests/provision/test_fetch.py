@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fetching_child import written
 from huggingface_hub import constants
-from loopback_hub import LoopbackHub
 
 from services.models.hub import transfer
 from services.models.hub.repository import HubTree
@@ -27,6 +25,8 @@ from services.provision import fetch as module
 from services.provision.fetch import FetchProblem, Progress, fetch
 from services.provision.model_cache import Shelf
 from services.provision.progress import Meter
+from tests.loopback_hub import LoopbackHub
+from tests.provision.fetching_child import written
 
 CONTENT = {
     "config.json": b'{"a": 1}',
@@ -403,8 +403,7 @@ async def test_a_fetch_that_waits_for_another_can_be_cancelled(model: Model) -> 
 @contextlib.contextmanager
 def child_of(model: Model) -> Iterator[subprocess.Popen[str]]:
     """Another replica on the same volume."""
-    program = str(Path(__file__).with_name("fetching_child.py"))
-    command = [sys.executable, program, str(model.shelf.folder), written(model.manifest)]
+    command = [sys.executable, "-m", "tests.provision.fetching_child", str(model.shelf.folder), written(model.manifest)]
     environ = {"HF_ENDPOINT": model.hub.endpoint, "PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}
     environ["HF_HOME"] = str(model.shelf.folder.parent)
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as child:

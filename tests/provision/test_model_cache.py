@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import Cancelled, ModelInvalid
 from services.models.manifest import Manifest, ManifestFile
 from services.provision.model_cache import Shelf, safe_name
+from tests.case import case
 
 CONTENT = {"config.json": b"{}", "deep/weights.gguf": b"weights" * 1000}
 HASHES = {path: hashlib.sha256(data).hexdigest() for path, data in CONTENT.items()}

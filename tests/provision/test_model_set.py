@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from desired_models import Loader, Manager, local_manifest, registration
 
 from services.errors import Internal, ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.models.registry import EngineRegistry
@@ -21,6 +20,7 @@ from services.provision.model_cache import Shelf
 from services.provision.model_set import Supply
 from services.provision.preparation import Means
 from services.settings.settings import load_settings
+from tests.provision.desired_models import Loader, Manager, local_manifest, registration
 
 PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.05

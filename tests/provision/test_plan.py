@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from desired_models import facts, registration
 
 from services.errors import Unsupported
 from services.models.descriptor import EngineSettings, LoraFile
@@ -15,6 +14,7 @@ from services.models.manifest import Manifest, ManifestFile
 from services.models.registry import RUNTIMES, EngineRegistry
 from services.provision.plan import make_plans
 from services.settings.settings import ModelSettings, load_settings
+from tests.provision.desired_models import facts, registration
 
 OWN = Manifest(files=(ManifestFile(path="model.safetensors", size=9),), repository="someone/m", revision="1" * 40)
 CACHE = Manifest(

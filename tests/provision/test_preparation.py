@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from desired_models import Loader, Manager, local_manifest, registration
-from loopback_hub import LoopbackHub
 
 from services.errors import ModelInvalid
 from services.models.desired import DesiredModel
@@ -27,6 +25,8 @@ from services.provision.model_cache import Hold, Shelf
 from services.provision.model_set import Supply
 from services.provision.preparation import Means
 from services.settings.settings import load_settings
+from tests.loopback_hub import LoopbackHub
+from tests.provision.desired_models import Loader, Manager, local_manifest, registration
 
 PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.02

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from allm.models.v1 import model_pb2, model_service_pb2
-from catalog_script import ScriptedCatalog
-from desired_models import Loader, Manager, local_manifest, registration
 
 from services.errors import ModelInvalid, ModelNotFound, ModelNotReady, Unsupported
 from services.models.registry import RUNTIMES, EngineRegistry
@@ -24,6 +22,8 @@ from services.residency.memory.snapshot import Snapshot
 from services.settings.settings import load_settings
 from services.telemetry.figures import Figures
 from services.telemetry.model_events import ModelEvents
+from tests.provision.catalog_script import ScriptedCatalog
+from tests.provision.desired_models import Loader, Manager, local_manifest, registration
 
 PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.02

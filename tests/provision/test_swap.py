@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from desired_models import local_manifest, registration
-from test_model_set import Service
 
 from services.errors import AllmError, Internal, ModelNotReady
 from services.residency.memory.refusal import NeverFits, NoRoom
 from services.residency.slot import Slot
+from tests.provision.desired_models import local_manifest, registration
+from tests.provision.test_model_set import Service
 
 
 class Narrow:

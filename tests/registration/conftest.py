@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from loopback_hub import LoopbackHub
-from operator_side import Operator
+
+from tests.loopback_hub import LoopbackHub
+from tests.operator_side import Operator
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from demo_model import demo_model
-from loopback_hub import LoopbackHub
-from model_folders import safetensors_model
-from operator_side import Operator
-from presets import CACHE, CACHES
+
+from tests.demo_model import demo_model
+from tests.loopback_hub import LoopbackHub
+from tests.operator_side import Operator
+from tests.presets import CACHE, CACHES
+from tests.registration.model_folders import safetensors_model
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from demo_model import demo_model
-from loopback_hub import LoopbackHub
-from operator_side import Operator, operating
-from stack import MODEL
+
+from tests.demo_model import demo_model
+from tests.loopback_hub import LoopbackHub
+from tests.operator_side import Operator, operating
+from tests.stack import MODEL
 
 pytestmark = pytest.mark.slow
 

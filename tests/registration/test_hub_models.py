@@ -9,12 +9,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from demo_model import demo_model
-from loopback_hub import LISTING, LoopbackHub
-from model_folders import safetensors_model, sharded_model
-from operator_side import Operator
 
 from services.models.demo.text_demo import bundled_model
+from tests.demo_model import demo_model
+from tests.loopback_hub import LISTING, LoopbackHub
+from tests.operator_side import Operator
+from tests.registration.model_folders import safetensors_model, sharded_model
 
 WEIGHTS = "demo.gguf"
 HEADERS = 8 * 1024 * 1024  # bytes: what is read of a file to register it comes in smaller answers

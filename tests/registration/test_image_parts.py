@@ -16,13 +16,13 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from loopback_hub import LoopbackHub
-from operator_side import Operator
 from PIL import Image
 
 from services.models.demo.image_demo import WEIGHTS
 from tests.image.engine.lora_files import write_lora
 from tests.image.engine.original_weights import write_original
+from tests.loopback_hub import LoopbackHub
+from tests.operator_side import Operator
 
 # Workers that import torch and diffusers take some ten seconds each to be there.
 pytestmark = pytest.mark.slow

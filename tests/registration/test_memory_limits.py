@@ -12,11 +12,11 @@ import httpx
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
-from demo_model import demo_model
-from minilm import ENCODER, write_gguf
-from stack import IMAGE_MODEL, MODEL, Stack, running_stack
 
 from tests.chaos.stack_members import worker_pids
+from tests.demo_model import demo_model
+from tests.minilm import ENCODER, write_gguf
+from tests.stack import IMAGE_MODEL, MODEL, Stack, running_stack
 
 SECONDS = 120.0
 POLL_SECONDS = 0.1

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo_model import demo_model, demo_safetensors
-from loopback_hub import LISTING, LoopbackHub
-from model_folders import ctranslate2_whisper, evil_checkpoint, safetensors_model, write_json
-from operator_side import PATIENCE_SECONDS, Operator
-from stack import MODEL, POLL_SECONDS, environment
 
 from services.models.demo.text_demo import bundled_model
+from tests.demo_model import demo_model, demo_safetensors
+from tests.loopback_hub import LISTING, LoopbackHub
+from tests.operator_side import PATIENCE_SECONDS, Operator
+from tests.registration.model_folders import ctranslate2_whisper, evil_checkpoint, safetensors_model, write_json
+from tests.stack import MODEL, POLL_SECONDS, environment
 
 pytestmark = pytest.mark.slow
 

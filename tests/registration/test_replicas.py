@@ -11,10 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from demo_model import demo_model
-from loopback_hub import LoopbackHub
-from operator_side import Operator, Reply
-from stack import MODEL
+
+from tests.demo_model import demo_model
+from tests.loopback_hub import LoopbackHub
+from tests.operator_side import Operator, Reply
+from tests.stack import MODEL
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import openai
 import pytest
-from demo_model import demo_model
-from model_folders import (
+
+from tests.demo_model import demo_model
+from tests.operator_side import Operator
+from tests.registration.model_folders import (
     ctranslate2_whisper,
     diffusers_model,
     evil_checkpoint,
@@ -21,8 +23,7 @@ from model_folders import (
     weights,
     write_json,
 )
-from operator_side import Operator
-from stack import ALIAS, MODEL
+from tests.stack import ALIAS, MODEL
 
 SECOND = "model-00002-of-00002.safetensors"
 

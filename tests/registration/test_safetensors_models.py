@@ -11,10 +11,10 @@ from typing import Any
 
 import openai
 import pytest
-from demo_model import demo_safetensors
-from model_folders import safetensors_model, write_json
-from operator_side import QUESTION, Operator
 
+from tests.demo_model import demo_safetensors
+from tests.operator_side import QUESTION, Operator
+from tests.registration.model_folders import safetensors_model, write_json
 from tests.text.families.published_words import MESSAGE, spellings, write_gpt_oss
 from tests.text.families.random_models import shard, write_variant
 

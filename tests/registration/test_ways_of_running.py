@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from demo_model import demo_model
-from model_folders import safetensors_model
-from operator_side import Operator
 
 from services.models.vllm_models import VLLM_MISSING
+from tests.demo_model import demo_model
+from tests.operator_side import Operator
+from tests.registration.model_folders import safetensors_model
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""A process with a ledger of its own, which tests/residency/memory/test_ledger.py starts: it answers each command with a line.
+"""A process with its own ledger, started by tests/residency/memory/test_ledger.py: it answers each command with a line.
 
 `reserve BYTES OF`: reserves bytes of a host that has so many: `reserved` or `full`. `release`: gives that back:
 `released`. `hold`: keeps a transaction open for good: `held`.

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import grpc
 from allm.models.v1 import residency_service_pb2_grpc
-from small_host import RUNTIME, TOTAL, model, needed, residency_settings
 
 from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
@@ -30,6 +29,7 @@ from services.residency.memory.readings import Readings
 from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
 from services.worker.process import WorkerProcess
+from tests.residency.small_host import RUNTIME, TOTAL, model, needed, residency_settings
 from tests.residency.toy_worker import FromToy, Say, Stop
 
 # What nobody has measured is all still to be used: so the figures stay what they are, whatever this machine does.

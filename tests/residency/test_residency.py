@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-FOLDER = Path(__file__).parent
 SECONDS = 60.0
 POLL_SECONDS = 0.02
 
@@ -23,10 +21,8 @@ class Rival:
     """A running tests/residency/rival.py."""
 
     def __init__(self, folder: Path, replica: str, patience: float) -> None:
-        paths = os.pathsep.join(map(str, (FOLDER, FOLDER.parent, FOLDER.parent.parent, FOLDER.parent.parent / "gen")))
         self.process = subprocess.Popen(
-            [sys.executable, str(FOLDER / "rival.py"), str(folder), replica, str(patience)],
-            env={**os.environ, "PYTHONPATH": paths},
+            [sys.executable, "-m", "tests.residency.rival", str(folder), replica, str(patience)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

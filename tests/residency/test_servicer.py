@@ -13,7 +13,6 @@ import grpc
 import pytest
 from allm.models.v1 import residency_service_pb2 as pb
 from allm.models.v1 import residency_service_pb2_grpc as pb_grpc
-from identities import SECRET, ann, operator
 
 from services.auth.authentication import Doorkeeper
 from services.residency import servicer as residency_servicer
@@ -27,6 +26,7 @@ from services.residency.resident import ResidentKey
 from services.residency.servicer import ResidencyServicer
 from services.rpc.call import Call
 from services.rpc.own_identity import OwnIdentity
+from tests.identities import SECRET, ann, operator
 
 KEY = ResidentKey("org/m", 3, "toy")
 ROW = Reservation(

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from ports import free_port
 
 from services.rpc.probe import NotServing, ask, main
 from services.rpc.probes import LIVENESS, READINESS, STARTUP, Probes
+from tests.ports import free_port
 
 
 async def test_each_probe_tells_its_own() -> None:

@@ -13,9 +13,9 @@ import grpc
 import pytest
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from ports import free_port
 
 from services.rpc.probes import LIVENESS, NOT_SERVING, READINESS, SERVING, STARTUP
+from tests.ports import free_port
 from tests.rpc.test_server import Service, failed_start, last_sentence, running
 
 SECONDS = 60

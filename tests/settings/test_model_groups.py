@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from case import case
 
 from services.settings.cluster_settings import read_cluster
 from services.settings.model_groups import DEFAULT, GroupShare, ModelGroups, read_model_groups
 from services.settings.setting_reader import SettingError, SettingReader
+from tests.case import case
 
 MODELS = " large = org/llama-70b, gpt-4o ,qwen*;code=qwen-coder*,coder:7b; "
 ADDRESSES = "large=large.svc:50051;code=10.0.0.1:1,10.0.0.2:1"

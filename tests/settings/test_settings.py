@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.settings.setting_reader import SettingError
 from services.settings.settings import MIB, Settings, load_settings
+from tests.case import case
 
 # Refused without others, or of several fields: tests of their own modules are about them.
 TOGETHER = {

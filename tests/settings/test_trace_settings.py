@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.settings.setting_reader import SettingError, SettingReader
 from services.settings.trace_settings import NO_TRACES, TraceSettings, read_traces
+from tests.case import case
 
 HOST = "ALLM_OTLP_ENDPOINT"
 

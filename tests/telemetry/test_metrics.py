@@ -7,11 +7,11 @@ import urllib.error
 import urllib.request
 
 import pytest
-from case import case
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.telemetry import metrics
 from services.telemetry.metrics import serve_metrics
+from tests.case import case
 
 # What issue 2 promises, each with its model.
 PROMISED = {

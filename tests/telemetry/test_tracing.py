@@ -16,7 +16,6 @@ import grpc
 import pytest
 import trustme
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from otlp_collector import Collector, collecting
 
 from services.errors import Internal, InvalidRequest
 from services.rpc import call as call_module
@@ -27,6 +26,7 @@ from services.telemetry import otlp, tracing
 from services.telemetry.logs import JsonFormatter
 from services.telemetry.otlp import Clock
 from services.telemetry.span_queue import SpanQueue
+from tests.otlp_collector import Collector, collecting
 
 RPC = "allm.text.v1.ChatService/CreateChatCompletion"
 SECRET = "the caller's words"

@@ -13,8 +13,6 @@ import grpc
 from allm.openai.v1 import responses_service_pb2_grpc, text_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
-from puppet_worker import PuppetWorker
-from stack import MODEL
 
 from services.models.descriptor import ModelDescriptor, ModelFacts
 from services.models.desired import DesiredModel
@@ -35,6 +33,8 @@ from services.text.manager import TextResident
 from services.text.responses.responses import Responses
 from services.text.template_process import TemplateProcess
 from services.text.text_models import TextModels
+from tests.puppet_worker import PuppetWorker
+from tests.stack import MODEL
 
 PROMPT_TOKENS = 3
 READY = Ready(

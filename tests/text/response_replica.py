@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2, response_service_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
-from stack import MODEL, POLL_SECONDS, Stack
+
+from tests.stack import MODEL, POLL_SECONDS, Stack
 
 PATIENCE_SECONDS = 60
 RUNNING = (response_pb2.RESPONSE_STATUS_QUEUED, response_pb2.RESPONSE_STATUS_IN_PROGRESS)

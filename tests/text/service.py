@@ -17,8 +17,9 @@ import psutil
 import pytest
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
-from operator_side import Reply
-from stack import MODEL, POLL_SECONDS, Stack
+
+from tests.operator_side import Reply
+from tests.stack import MODEL, POLL_SECONDS, Stack
 
 CHAT = "/v1/chat/completions"
 QUESTION = "What is the capital of France?"

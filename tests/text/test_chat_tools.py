@@ -11,7 +11,8 @@ import grpc
 import openai
 import pytest
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
-from stack import MODEL, Stack
+
+from tests.stack import MODEL, Stack
 
 CITIES = ["Paris", "London"]
 WEATHER = {

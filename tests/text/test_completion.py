@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from case import case
 
 from services.text.completion import Completion
 from services.text.conversation import Usage
+from tests.case import case
 
 
 class Counted:

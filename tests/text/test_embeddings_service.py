@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
 from allm.text.v1 import embedding_pb2, embedding_service_pb2, embedding_service_pb2_grpc
-from minilm import ENCODER, LIMIT, SIZE, unpack, write_gguf
-from service import PATIENCE_SECONDS, Reply, error_of, listed
-from stack import MODEL, Stack
 
 from services.text.embeddings import MAX_INPUTS
+from tests.minilm import ENCODER, LIMIT, SIZE, unpack, write_gguf
+from tests.stack import MODEL, Stack
+from tests.text.service import PATIENCE_SECONDS, Reply, error_of, listed
 
 GGUF = "minilm-gguf"
 TEXTS = ["A man is eating food.", "Somebody eats a meal.", "The stock market fell sharply on Tuesday."]

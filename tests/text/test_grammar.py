@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from case import case
 from llguidance import LLMatcher
 
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolChoice
 from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of
 from services.text.parsers.dialect import choose
+from tests.case import case
 
 HERMES = choose("", "llama")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -10,9 +10,11 @@ from typing import Any
 import grpc
 import pytest
 from allm.text.v1 import chat_service_pb2_grpc
-from minilm import ENCODER
-from runtime_counters import Runtime, answer, asked
-from service import (
+
+from tests.minilm import ENCODER
+from tests.runtime_counters import Runtime, answer, asked
+from tests.stack import Stack, running_stack
+from tests.text.service import (
     CHAT,
     LONG,
     PATIENCE_SECONDS,
@@ -30,7 +32,6 @@ from service import (
     wait_until,
     warm,
 )
-from stack import Stack, running_stack
 
 PLACES = 4
 DEADLINE_SECONDS = 10  # long enough for a first token on any machine

@@ -32,13 +32,14 @@ from allm.text.v1 import (
     response_service_pb2,
     response_service_pb2_grpc,
 )
-from demo_model import demo_model
 from google.api import httpbody_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from identities import identity, operator, own_process, shown, write_secret
-from minilm import ENCODER, write_gguf
-from stack import environment
+
+from tests.demo_model import demo_model
+from tests.identities import identity, operator, own_process, shown, write_secret
+from tests.minilm import ENCODER, write_gguf
+from tests.stack import environment
 
 MODEL, ALIAS = "smol", "gpt-4o"
 PATIENCE = 90.0

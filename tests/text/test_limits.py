@@ -7,7 +7,6 @@ import math
 
 import msgspec
 import pytest
-from case import case
 
 from services.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Message
@@ -22,6 +21,7 @@ from services.text.limits import (
     MAX_TOKENS,
     check,
 )
+from tests.case import case
 
 HELLO = (Message(role="user", content="hello"),)
 

@@ -18,11 +18,20 @@ import grpc
 import psutil
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
-from operator_side import Operator
-from presets import BROKEN, HOLLOW, STRANGE
-from puppet_service import READY
-from puppet_worker import PuppetWorker
-from service import (
+
+from services.errors import Timeout
+from services.settings.settings import load_settings
+from services.text.engine.messages import Accepted, Hold, Piece, Stepped, Submit, TokenLogprob
+from services.text.engine.sampling import SamplingParams
+from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
+from services.text.template_process import TemplateProcess
+from services.worker.messages import Cancel
+from tests.operator_side import Operator
+from tests.presets import BROKEN, HOLLOW, STRANGE
+from tests.puppet_worker import PuppetWorker
+from tests.stack import ALIAS, MODEL, POLL_SECONDS, Stack
+from tests.text.puppet_service import READY
+from tests.text.service import (
     PATIENCE_SECONDS,
     RUNNING,
     Reply,
@@ -43,15 +52,6 @@ from service import (
     warm,
     workers,
 )
-from stack import ALIAS, MODEL, POLL_SECONDS, Stack
-
-from services.errors import Timeout
-from services.settings.settings import load_settings
-from services.text.engine.messages import Accepted, Hold, Piece, Stepped, Submit, TokenLogprob
-from services.text.engine.sampling import SamplingParams
-from services.text.loaded import UNREAD_BYTES, Answer, LoadedTextModel
-from services.text.template_process import TemplateProcess
-from services.worker.messages import Cancel
 
 STREAMS = 3
 COMING = 12

@@ -10,9 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from minilm import ENCODER
 from prometheus_client import REGISTRY
-from service import PATIENCE_SECONDS
 
 from services.errors import ContextLengthExceeded, InvalidRequest, ModelNotReady, Overloaded, Timeout
 from services.settings.settings import load_settings
@@ -20,6 +18,8 @@ from services.text.engine.messages import Accepted, Counters, Embed, Embedded, E
 from services.text.loaded_encoder import LoadedEncoder
 from services.worker.messages import Cancel, Refused
 from services.worker.process import WorkerDied
+from tests.minilm import ENCODER
+from tests.text.service import PATIENCE_SECONDS
 
 COUNTERS = Counters(steps=1, running=0, waiting=0, active_cells=0, cached_cells=0, preempted=0)
 READY = EncoderReady(context_tokens=8, dimensions=2, vocabulary=9)

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from case import case
 from google.api import httpbody_pb2
 from openai.types.chat import ChatCompletion
 from openai.types.chat.completion_create_params import (
@@ -21,6 +20,7 @@ from services.text.api.openai_chat_request import ChatCompletionRequest, read_re
 from services.text.choice import Said
 from services.text.conversation import ChatRequest, Message, OutputFormat, Tool, ToolCall, ToolChoice, Usage
 from services.text.engine.sampling import SamplingParams
+from tests.case import case
 
 HELLO = [{"role": "user", "content": "hello"}]
 HEAD = {"id": "chatcmpl-1", "created": 1_700_000_000, "model": "m"}

@@ -8,7 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-from case import case
 from google.api import httpbody_pb2
 from openai.types import Completion
 from openai.types.completion_create_params import (
@@ -16,7 +15,6 @@ from openai.types.completion_create_params import (
     CompletionCreateParamsNonStreaming,
     CompletionCreateParamsStreaming,
 )
-from stack import MODEL, Stack
 
 from services.errors import AllmError, InvalidRequest, Unsupported
 from services.text.api.openai_completions import LegacyRequest, LegacyWriter, read_request
@@ -24,6 +22,8 @@ from services.text.choice import Said
 from services.text.completions import CompletionRequest
 from services.text.conversation import Usage
 from services.text.engine.messages import TokenLogprob
+from tests.case import case
+from tests.stack import MODEL, Stack
 
 USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
 HEAD = {"id": "cmpl-1", "created": 1_700_000_000, "model": "m"}

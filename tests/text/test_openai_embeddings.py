@@ -8,12 +8,12 @@ import struct
 from typing import Any
 
 import pytest
-from case import case
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest
 from services.text.api.openai_embeddings import PIECE_BYTES, body_pieces, read_request
 from services.text.embeddings import MAX_INPUTS, Embedding, EmbeddingRequest
+from tests.case import case
 
 
 def read(**parameters: Any) -> EmbeddingRequest:

@@ -10,7 +10,6 @@ import pytest
 from openai.types.responses import Response as OfficialResponse
 from openai.types.responses import ResponseItem, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
-from response_fields import REQUIRED
 
 from services.text.api.openai_responses import EventWriter, item_object, items_object, response_object
 from services.text.choice import CallBegun, CallDelta, Finished, ReasoningDelta, TextDelta
@@ -21,6 +20,7 @@ from services.text.responses.event import Event, Progress
 from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
 from services.text.responses.output import Output
 from services.text.responses.response import Asked, Failure, OutputName, Response
+from tests.response_fields import REQUIRED
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from case import case
 from google.api import httpbody_pb2
 from openai.types.responses import ResponseOutputMessage
 from openai.types.responses.input_token_count_params import InputTokenCountParams
@@ -31,6 +30,7 @@ from services.text.responses.item import (
     ReasoningItem,
 )
 from services.text.responses.response import Asked, OutputName
+from tests.case import case
 
 # Hints at caching, which change nothing in an answer.
 NO_EFFECT = {"prompt_cache_retention": "24h"}

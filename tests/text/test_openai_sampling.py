@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from case import case
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest
 from services.text.api import openai_chat_request, openai_completions, openai_responses_request
 from services.text.engine.sampling import SamplingParams
+from tests.case import case
 
 GIVEN: dict[str, Any] = {
     "temperature": 0.5,

@@ -19,12 +19,12 @@ import pytest
 from allm.openai.v1 import error_pb2
 from allm.text.v1 import chat_service_pb2
 from google.rpc import error_details_pb2, status_pb2
-from puppet_service import READY, PuppetService, end, puppet_service, stepped, submitted
-from service import PATIENCE_SECONDS, typed_chat
-from stack import POLL_SECONDS
 
 from services.text.engine.messages import Piece
 from services.worker.messages import Cancel
+from tests.stack import POLL_SECONDS
+from tests.text.puppet_service import READY, PuppetService, end, puppet_service, stepped, submitted
+from tests.text.service import PATIENCE_SECONDS, typed_chat
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 CACHED = 2

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 
 import pytest
-from case import case
 
 from services.errors import InvalidRequest, ModelInvalid
 from services.models.formats.gguf_header import read_header
 from services.text.conversation import Message, ToolCall
 from services.text.prompt import DEFAULT_TEMPLATE, ChatTemplate
+from tests.case import case
 from tests.demo_model import demo_model
 
 HELLO = (Message(role="user", content="hello"),)

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from ports import free_port
 
 from services.rpc.probe import NotServing, ask
 from services.text.ray_node import HEAD_PORT
+from tests.ports import free_port
 
 SECONDS = 60
 # An address that this machine has and nobody uses, since the port is always the same.

@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 import pytest
 from allm.text.v1 import response_pb2
-from redis_server import PASSWORD, RedisServer
-from response_replica import RUNNING, Replica, long, reason_of, replica, text_of, wait_until
-from stack import MODEL, Stack, running_stack
+
+from tests.redis_server import PASSWORD, RedisServer
+from tests.stack import MODEL, Stack, running_stack
+from tests.text.response_replica import RUNNING, Replica, long, reason_of, replica, text_of, wait_until
 
 pytestmark = pytest.mark.slow
 

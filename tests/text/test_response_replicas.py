@@ -11,9 +11,20 @@ from typing import Any
 import grpc
 import pytest
 from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
-from operator_side import Operator
-from response_replica import RUNNING, Replica, asked, can_answer, long, reason_of, replica, text_of, wait_until
-from stack import Stack
+
+from tests.operator_side import Operator
+from tests.stack import Stack
+from tests.text.response_replica import (
+    RUNNING,
+    Replica,
+    asked,
+    can_answer,
+    long,
+    reason_of,
+    replica,
+    text_of,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from byte_tokens import TOKENIZER, accepts
-from case import case
 from llguidance import LLMatcher
 
 from services.errors import InvalidRequest
 from services.text.schema import MAX_BYTES, MAX_OPTIONAL, check_schema, check_size, fit, lenient
+from tests.byte_tokens import TOKENIZER, accepts
+from tests.case import case
 
 
 def test_a_schema_that_cannot_be_followed_is_refused_by_keyword() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from schema_suite import schema_cases
-from stack import MODEL, Stack
+
+from tests.schema_suite import schema_cases
+from tests.stack import MODEL, Stack
 
 # Of which a whole answer is short, whatever a model writes.
 NAMES = (

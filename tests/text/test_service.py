@@ -11,7 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
-from service import (
+
+from tests.stack import ALIAS, MODEL, Stack
+from tests.text.service import (
     CHAT,
     PATIENCE_SECONDS,
     QUESTION,
@@ -34,7 +36,6 @@ from service import (
     warm,
     workers,
 )
-from stack import ALIAS, MODEL, Stack
 
 # Of the model: what a worker had told before it stood still, as much as a socket holds, if the service has not read it
 # yet, and some until the worker hears of the hang-up. The answer would take 8000.

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from puppet_worker import PuppetWorker
 
 from services.settings.settings import load_settings
 from services.telemetry import metrics
@@ -18,6 +17,7 @@ from services.text.engine.sampling import SamplingParams
 from services.text.loaded import LoadedTextModel
 from services.text.template_process import TemplateProcess
 from services.worker.messages import Phase
+from tests.puppet_worker import PuppetWorker
 
 MODEL = "measured"
 PATIENCE_SECONDS = 60.0

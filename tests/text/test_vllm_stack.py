@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import openai
 import psutil
 import pytest
-from stack import Stack, environment, running_stack
 
 from tests.demo_model import demo_safetensors
+from tests.stack import Stack, environment, running_stack
 from tests.text.engine.worker_session import VLLM_PYTHON
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,13 +12,13 @@ import grpc
 import pytest
 from allm.audio.v1 import transcription_service_pb2, transcription_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2_grpc
-from demo_model import demo_model
-from otlp_collector import Collector, Seen, Trace, collecting
-from speech import librivox
-from stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
-from whisper_weights import tiny_en_ct2
 
+from tests.demo_model import demo_model
+from tests.otlp_collector import Collector, Seen, Trace, collecting
+from tests.speech import librivox
+from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
 from tests.text.service import chat, last_event, long_chat, post, streaming, typed_chat, wait_until
+from tests.whisper_weights import tiny_en_ct2
 
 # Three models are loaded, one of them with torch.
 pytestmark = pytest.mark.slow

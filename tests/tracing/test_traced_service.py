@@ -13,7 +13,8 @@ from pathlib import Path
 
 import grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from otlp_collector import collecting
+
+from tests.otlp_collector import collecting
 
 SECONDS = 60
 RPC = "allm.text.v1.ChatService/CreateChatCompletion"

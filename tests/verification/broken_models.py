@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from demo_model import demo_model
 from numpy.typing import NDArray
+
+from tests.demo_model import demo_model
 
 ALIGNMENT = 32
 STRING, ARRAY = 8, 9

@@ -7,8 +7,9 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from model_commands import ModelCommands
-from stack import Stack
+
+from tests.stack import Stack
+from tests.verification.model_commands import ModelCommands
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
-from broken_models import Change, GgufBytes, text, texts
+
+from tests.verification.broken_models import Change, GgufBytes, text, texts
 
 LAYERS = 30
 TOKENS, TEMPLATE = "tokenizer.ggml.tokens", "tokenizer.chat_template"

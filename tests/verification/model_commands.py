@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stack import Stack
 from typer.testing import CliRunner
 
 from services.cli.models.app import models_app
+from tests.stack import Stack
 
 # Where set, results stay there: `python -m bench.verified FOLDER/*.json` makes docs/verified-models.md from them.
 RECORD = Path(os.environ["RECORD_VERIFIED"]) if "RECORD_VERIFIED" in os.environ else None

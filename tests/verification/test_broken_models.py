@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from broken_models import write_broken
-from defects import DEFECTS, Defect
-from demo_model import demo_safetensors
-from model_commands import ModelCommands, link_folder
+
+from tests.demo_model import demo_safetensors
+from tests.verification.broken_models import write_broken
+from tests.verification.defects import DEFECTS, Defect
+from tests.verification.model_commands import ModelCommands, link_folder
 
 
 def test_there_are_at_least_twelve_defects() -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo_model import demo_safetensors
-from family_words import GLM_TEMPLATE, GLM_TOKENS, NEMOTRON_TEMPLATE, NEMOTRON_TOKENS, give_words
-from model_commands import RECORD, ModelCommands, link_folder
-from random_gguf import write_glm4, write_nemotron_h
 
 from services.cli.verify.suite import CHECKS, NO_SENSE
+from tests.demo_model import demo_safetensors
 from tests.text.families.published_configs import GLM4_MOE, NEMOTRON_3
 from tests.text.families.published_words import write_gpt_oss, write_qwen3
 from tests.text.families.random_models import write_model
+from tests.verification.family_words import GLM_TEMPLATE, GLM_TOKENS, NEMOTRON_TEMPLATE, NEMOTRON_TOKENS, give_words
+from tests.verification.model_commands import RECORD, ModelCommands, link_folder
+from tests.verification.random_gguf import write_glm4, write_nemotron_h
 
 
 def write_glm4_moe(folder: Path) -> Path:

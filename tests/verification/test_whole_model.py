@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from model_commands import RECORD, ModelCommands
-from stack import ALIAS, MODEL
 
 from services.cli.verify.suite import CHECKS
+from tests.stack import ALIAS, MODEL
+from tests.verification.model_commands import RECORD, ModelCommands
 
 
 @pytest.mark.slow

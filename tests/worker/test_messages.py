@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from case import case
 
 from services.worker.messages import is_out_of_memory
+from tests.case import case
 
 
 def test_want_of_memory_is_known_by_its_words() -> None:

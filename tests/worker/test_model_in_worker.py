@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from puppet_worker import PuppetWorker
 
 from services.errors import Internal, InvalidRequest, ModelNotReady, Overloaded, Timeout
 from services.rpc.deadline import Deadline, keep_deadline
@@ -27,6 +26,7 @@ from services.worker.model_in_worker import (
     Pending,
     RequestLimits,
 )
+from tests.puppet_worker import PuppetWorker
 
 MODEL = "in-its-worker"  # of no other test: what is told of it is told by the one that runs
 PATIENCE_SECONDS = 60.0

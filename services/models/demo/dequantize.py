@@ -1,8 +1,8 @@
-"""Unpacks the demo's GGUF file to safetensors in bf16: `python -m services.models.demo.dequantize SOURCE SHA256 FOLDER`.
+"""Converts the demo GGUF file to safetensors in bf16: `python -m services.models.demo.dequantize SOURCE SHA256 FOLDER`.
 
-A process of its own, because it loads torch; `services.models.demo.safetensors_demo` says how to run it. It knows what the
-demo's file holds and refuses everything else. transformers could read the file too, but needs one more package for it,
-takes half a minute, and leaves out that the tokenizer splits numbers into digits.
+`safetensors_demo.py` runs it as a separate process because it loads torch. It accepts only the demo file. transformers
+could convert the file too, but needs one more package, takes half a minute, and loses the tokenizer's rule that splits
+numbers into digits.
 """
 
 from __future__ import annotations

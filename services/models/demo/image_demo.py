@@ -1,4 +1,4 @@
-"""The image model that comes along: Stable Diffusion in miniature, made by `training/shapes_sd/` of this repository, 14 MB."""
+"""The bundled image model: a miniature Stable Diffusion of 14 MB, trained by `training/shapes_sd/` of this repository."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether a model may be loaded: room is made for it, and set aside, before its worker starts.
 
 What is needed is compared with the budgets, and with what is free below the threshold less what other loads have been
-promised (services/residency/memory/capacity.py). Where it does not fit, the least recently used idle models of any service of
+promised (capacity.py). Where it does not fit, the least recently used idle models of any service of
 the host are asked to go, if that suffices; where it would fit but for models that are in use, it waits a few seconds
 for one of them; else it is refused. Loads take turns here only for an attempt, never while they load.
 """

@@ -11,13 +11,10 @@ import grpc
 import openai
 import pytest
 from allm.openai.v1 import audio_service_pb2_grpc
-from case import case
 from google.api import httpbody_pb2
-from official_client import official_client
 from openai import AsyncOpenAI
 from openai.types.audio import TranscriptionStreamEvent
 from pydantic import TypeAdapter
-from scripted_transcriptions import LIMIT_BYTES, MODEL, TEXT, ScriptedTranscriptions, segment, served, told
 
 from services.audio.api import uploads
 from services.audio.api.audio_facade import PIECE_BYTES
@@ -25,6 +22,17 @@ from services.audio.engine.messages import VadOptions
 from services.audio.transcription import Event, Finished, SegmentDone
 from services.errors import InvalidRequest
 from services.rest.openai import multipart
+from tests.audio.api.official_client import official_client
+from tests.audio.api.scripted_transcriptions import (
+    LIMIT_BYTES,
+    MODEL,
+    TEXT,
+    ScriptedTranscriptions,
+    segment,
+    served,
+    told,
+)
+from tests.case import case
 
 SOUND = b"RIFF what the sound is made of"
 FILE = ("speech.wav", SOUND, "audio/wav")

@@ -10,10 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from scripted_transcriptions import segment
 
 from services.audio.api.subtitles import SrtWriter, SubtitleWriter, VttWriter, clock, cue_text
 from services.audio.engine.messages import Segment
+from tests.audio.api.scripted_transcriptions import segment
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,22 @@ from typing import Any
 import grpc
 import pytest
 from allm.audio.v1 import transcription_pb2, transcription_service_pb2, transcription_service_pb2_grpc
-from case import case
 from google.rpc import error_details_pb2, status_pb2
-from scripted_transcriptions import LIMIT_BYTES, MODEL, SEGMENTS, TEXT, ScriptedTranscriptions, served, told
 
 from services.audio.engine.messages import VadOptions
 from services.audio.sound.source import RawSound
 from services.audio.transcription import Event, Finished, PartialText, SegmentDone
 from services.errors import InvalidRequest
+from tests.audio.api.scripted_transcriptions import (
+    LIMIT_BYTES,
+    MODEL,
+    SEGMENTS,
+    TEXT,
+    ScriptedTranscriptions,
+    served,
+    told,
+)
+from tests.case import case
 
 PATIENCE_SECONDS = 60
 SOUND = b"the sound"

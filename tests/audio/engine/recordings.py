@@ -6,9 +6,9 @@ import functools
 import wave
 
 import numpy as np
-from speech import Clip, librivox, long_prompt
 
 from services.audio.engine.window import Samples
+from tests.speech import Clip, librivox, long_prompt
 
 
 def samples_of(clip: Clip) -> Samples:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from case import case
-from scripted_whisper import FewWords
 
 from services.audio.engine.attempt import Attempt, best, compression_ratio, judged
 from services.audio.engine.runtime import Decoded
+from tests.audio.engine.scripted_whisper import FewWords
+from tests.case import case
 from tests.late import late
 
 whisper_utils = late("whisper.utils")

@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 import faster_whisper
 import jiwer
 import pytest
-from engine_session import EngineSession
-from recordings import samples_of
-from remembered import remembered
-from speech import Clip, clips, librivox, long_prompt
-from whisper_weights import TINY_EN_CT2, TINY_EN_PT, tiny_en_ct2, tiny_en_pt
 
 from services.audio.engine.messages import SAMPLE_RATE, Decoding, EngineOptions, Segment
 from services.audio.engine.runtime import Runtime
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from services.audio.engine.window import Samples
+from tests.audio.engine.engine_session import EngineSession
+from tests.audio.engine.recordings import samples_of
 from tests.late import late
+from tests.remembered import remembered
+from tests.speech import Clip, clips, librivox, long_prompt
+from tests.whisper_weights import TINY_EN_CT2, TINY_EN_PT, tiny_en_ct2, tiny_en_pt
 
 whisper = late("whisper")
 whisper_normalizers = late("whisper.normalizers")

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recordings import samples_of, silence
-from speech import librivox
-from whisper_weights import base_ct2, tiny_en_ct2
 
 from services.audio.engine.messages import (
     Cancel,
@@ -32,6 +29,9 @@ from services.audio.engine.messages import (
 from services.audio.engine.window import Samples
 from services.worker.environment import worker_environ
 from services.worker.process import WorkerDied, WorkerProcess
+from tests.audio.engine.recordings import samples_of, silence
+from tests.speech import librivox
+from tests.whisper_weights import base_ct2, tiny_en_ct2
 
 LIMIT = 120  # seconds, for whatever is waited for
 

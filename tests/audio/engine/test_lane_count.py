@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from case import case
-
 from services.audio.engine.lane_count import SMALL_BYTES, lane_count
+from tests.case import case
 
 
 def test_calls_of_a_small_model_share_out_the_threads() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from scripted_whisper import LoopSession, Scripted, chunk
 
 from services.audio.engine.lanes import OVERTAKING, Lanes, Work
 from services.audio.engine.messages import Cancel, Decoding, Finished, Refused
 from services.audio.engine.runtime import Decoded, Floats, Step
 from services.worker.messages import EngineError
+from tests.audio.engine.scripted_whisper import LoopSession, Scripted, chunk
 
 SECONDS = 20.0  # to wait at the most
 LIVE = Decoding(language="en", live=True)

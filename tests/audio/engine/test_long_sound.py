@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from engine_session import EngineSession
-from recordings import announcement, novel, samples_of, silence
-from scripted_whisper import GOOD, Scripted, spoken
-from speech import librivox
-from whisper_weights import tiny_en_ct2
 
 from services.audio.engine.messages import Decoding, Detected, EngineOptions, Partial, VadOptions
 from services.audio.engine.runtime import Decoded, Floats, Step
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
+from tests.audio.engine.engine_session import EngineSession
+from tests.audio.engine.recordings import announcement, novel, samples_of, silence
+from tests.audio.engine.scripted_whisper import GOOD, Scripted, spoken
+from tests.speech import librivox
+from tests.whisper_weights import tiny_en_ct2
 
 pytestmark = pytest.mark.slow
 

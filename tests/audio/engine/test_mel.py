@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from case import case
-from recordings import announcement, novel
 
 from services.audio.engine.mel import COLUMNS, LogMel, log_mel
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Samples
 from services.audio.engine.windows import WholeWindows
+from tests.audio.engine.recordings import announcement, novel
+from tests.case import case
 from tests.late import late
 
 whisper = late("whisper")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from case import case
-
 from services.audio.engine.row import columns_for
+from tests.case import case
 
 
 def test_columns() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 
 import numpy as np
-from recordings import announcement, novel, silence
-from scripted_whisper import Scripted
 
 from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
 from services.audio.engine.messages import Cancel, Consumed, Decoding, Refused, Sound, Stop, Submit
 from services.audio.engine.preparation import BACKLOG_BYTES, HELD_SAMPLES, Preparation
 from services.audio.engine.window import Samples
+from tests.audio.engine.recordings import announcement, novel, silence
+from tests.audio.engine.scripted_whisper import Scripted
 
 WHOLE = Decoding(language="en", vad=None)
 SPEECH = Decoding(language="en")

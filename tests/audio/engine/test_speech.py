@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from faster_whisper import vad as reference
-from recordings import announcement, novel, silence
 
 from services.audio.engine.messages import VadOptions
 from services.audio.engine.speech import FRAME, SpeechDetector, Stretch, quietest
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Samples
+from tests.audio.engine.recordings import announcement, novel, silence
 
 OPTIONS = [
     VadOptions(),

@@ -10,13 +10,13 @@ import sys
 import numpy as np
 import pytest
 from faster_whisper.vad import get_vad_model
-from recordings import announcement, novel, silence
 
 from services.audio.engine import vad
 from services.audio.engine.speech import FRAME
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import Samples
 from services.worker.messages import EngineError
+from tests.audio.engine.recordings import announcement, novel, silence
 
 
 def measured(samples: Samples, cuts: list[int]) -> Samples:

@@ -10,7 +10,6 @@ import random
 from pathlib import Path
 
 import pytest
-from whisper_weights import base_ct2, tiny_en_ct2
 
 from services.audio.engine.languages import LANGUAGES
 from services.audio.engine.vocabulary import (
@@ -22,6 +21,7 @@ from services.audio.engine.vocabulary import (
 from services.worker.messages import EngineError
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.late import late
+from tests.whisper_weights import base_ct2, tiny_en_ct2
 
 whisper_tokenizer = late("whisper.tokenizer")
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from case import case
 
 from services.audio.engine.window import Piece, Window
+from tests.case import case
 
 # Speech at 10-14 s, 60-62 s and 600-601 s of the file, with 0.3 s of silence around each.
 PIECES = (Piece(0, 155_200, 73_600), Piece(73_600, 955_200, 41_600), Piece(115_200, 9_595_200, 25_600))

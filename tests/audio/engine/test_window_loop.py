@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from scripted_whisper import BEGIN, GOOD, LoopSession, Scripted, chunk, spoken
 
 from services.audio.engine.chunk import Closed, Opened, Seek, Taken
 from services.audio.engine.messages import (
@@ -20,6 +19,7 @@ from services.audio.engine.messages import (
 )
 from services.audio.engine.runtime import Decoded
 from services.worker.messages import EngineError
+from tests.audio.engine.scripted_whisper import BEGIN, GOOD, LoopSession, Scripted, chunk, spoken
 
 DETECT = Decoding()
 ENGLISH = Decoding(language="en")

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from recordings import announcement, novel, silence
 
 from services.audio.engine.messages import VadOptions
 from services.audio.engine.speech import FRAME
 from services.audio.engine.vad import SpeechMeter
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Window
 from services.audio.engine.windows import SpeechWindows, WholeWindows, Windows
+from tests.audio.engine.recordings import announcement, novel, silence
 
 SECOND = 16000
 OPTIONS = VadOptions(silence_ms=200, padding_ms=300)

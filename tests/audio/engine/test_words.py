@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recordings import samples_of, silence
-from speech import librivox
-from whisper_weights import tiny_en_pt
 
 from services.audio.engine.messages import Word
 from services.audio.engine.runtime import Aligned
 from services.audio.engine.words import Utterance, time_words
+from tests.audio.engine.recordings import samples_of, silence
 from tests.late import late
+from tests.speech import librivox
+from tests.whisper_weights import tiny_en_pt
 
 whisper = late("whisper")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stack import POLL_SECONDS, Stack
-from whisper_weights import base_ct2
+from tests.stack import POLL_SECONDS, Stack
+from tests.whisper_weights import base_ct2
 
 BASE = "whisper-base"
 READY_SECONDS = 60

@@ -15,12 +15,12 @@ import numpy as np
 import openai
 import psutil
 import pytest
-from recoding import RATE, encoded, samples_of
-from speech import Clip, librivox, prompts
-from stack import POLL_SECONDS, SPEECH_MODEL, Stack
 
+from tests.audio.gateway.recoding import RATE, encoded, samples_of
 from tests.audio.sound.sound_files import wav
 from tests.audio.transcribing import MAY_DIFFER, word_errors
+from tests.speech import Clip, librivox, prompts
+from tests.stack import POLL_SECONDS, SPEECH_MODEL, Stack
 
 PATIENCE_SECONDS = 60
 MIB = 1024 * 1024

@@ -7,9 +7,10 @@ import wave
 from contextlib import ExitStack
 
 import pytest
-from runtime_counters import Runtime, answer, asked
-from speech import librivox
-from stack import SPEECH_MODEL, Stack
+
+from tests.runtime_counters import Runtime, answer, asked
+from tests.speech import librivox
+from tests.stack import SPEECH_MODEL, Stack
 
 PATH = "/v1/audio/transcriptions"
 BOUNDARY = "a-boundary"

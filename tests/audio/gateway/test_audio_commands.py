@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 
-from speech import librivox
-from stack import SPEECH_MODEL, Stack, environment
+from tests.speech import librivox
+from tests.stack import SPEECH_MODEL, Stack, environment
 
 SECONDS = 150
 

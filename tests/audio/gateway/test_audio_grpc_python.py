@@ -11,11 +11,11 @@ import pytest
 from allm.audio.v1 import transcription_service_pb2 as pb
 from allm.audio.v1 import transcription_service_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from recoding import RATE, samples_of
-from speech import Clip, librivox
-from stack import MODEL, SPEECH_MODEL, Stack
 
+from tests.audio.gateway.recoding import RATE, samples_of
 from tests.audio.transcribing import MAY_DIFFER, word_errors
+from tests.speech import Clip, librivox
+from tests.stack import MODEL, SPEECH_MODEL, Stack
 
 SECONDS = 120
 SERVICE = "allm.audio.v1.TranscriptionService"

@@ -11,12 +11,12 @@ from typing import Any
 
 import openai
 import pytest
-from multilingual import base_registered
-from recoding import KINDS, encoded, samples_of
-from speech import Clip, librivox, long_prompt
-from stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack
 
+from tests.audio.gateway.multilingual import base_registered
+from tests.audio.gateway.recoding import KINDS, encoded, samples_of
 from tests.audio.transcribing import MAY_DIFFER, word_errors
+from tests.speech import Clip, librivox, long_prompt
+from tests.stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack
 
 PATIENCE_SECONDS = 60
 # Decoded greedily: what is tested here is not how well.

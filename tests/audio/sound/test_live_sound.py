@@ -6,12 +6,12 @@ import asyncio
 
 import numpy as np
 import pytest
-from case import case
 
 from services.audio.sound.source import LiveFeed, RawSound
 from services.errors import InvalidRequest
 from tests.audio.sound.pool import Pool, read_all
 from tests.audio.sound.sound_files import FILES, encoded, likeness, sweep, to_int16, wav
+from tests.case import case
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -6,11 +6,11 @@ import struct
 
 import numpy as np
 import pytest
-from case import case
 
 from services.audio.sound.source import RawSound
 from tests.audio.sound.pool import Pool
 from tests.audio.sound.sound_files import FILES, SECONDS, encoded, likeness, sweep, to_int16, wav
+from tests.case import case
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

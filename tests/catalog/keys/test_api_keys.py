@@ -9,7 +9,6 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.auth.key_format import PREFIX, is_key_id, key_hash
 from services.catalog.database import Database
@@ -17,6 +16,7 @@ from services.catalog.keys.api_keys import KEPT_SECONDS, MAX_KEYS, ApiKeys, NewK
 from services.catalog.keys.key_watch import MAX_WATCHERS, KeyEvent, KeyRemoved, KeysAdded, KeysSynced, KeyWatch
 from services.catalog.migrations import MIGRATIONS
 from services.errors import InvalidRequest, KeyNotFound, Overloaded
+from tests.case import case
 
 NOW = 1_800_000_000
 PATIENCE = 60.0  # seconds

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from told_figures import figures
-
 from services.catalog.machine.counter_delta import Gained, gained
+from tests.catalog.told_figures import figures
 
 
 def test_only_the_difference_counts() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from told_figures import GIB, device, host
-
 from services.catalog.machine.hosts import merged
+from tests.catalog.told_figures import GIB, device, host
 
 
 def test_replicas_of_a_host_tell_of_one_memory_and_the_latest_counts() -> None:

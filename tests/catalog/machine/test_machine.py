@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from catalog_service import Clock
-from told_figures import figures, host
 
 from services.catalog.machine.machine import MAX_EVENTS, OLDEST_EVENT, Machine, Sample, Traffic
 from services.telemetry.figures import Event
+from tests.catalog.catalog_service import Clock
+from tests.catalog.told_figures import figures, host
 
 NOW = 1_000_000.0
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from catalog_service import Clock
-from told_figures import figures, host
 
 from services.catalog.machine import machine_watch as module
 from services.catalog.machine.machine import Machine, Sample
 from services.catalog.machine.machine_watch import CaughtUp, MachineWatch, MachineWatchers, SampleHistory
 from services.errors import Overloaded
+from tests.catalog.catalog_service import Clock
+from tests.catalog.told_figures import figures, host
 
 PATIENCE = 60.0
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from told_figures import figures
 
 from services.catalog.machine.counter_delta import gained
 from services.catalog.machine.rolling_window import LastMinute
+from tests.catalog.told_figures import figures
 
 
 def one(**more: float):

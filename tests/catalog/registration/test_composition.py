@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
-from catalog_service import Service, refusal, running, snapshot
-from loopback_hub import LoopbackHub
 
 from services.models.wire import read_desired
+from tests.catalog.catalog_service import Service, refusal, running, snapshot
+from tests.loopback_hub import LoopbackHub
 from tests.models.formats.handmade_models import UNET, safetensors, write_json, write_pipeline
 from tests.models.formats.test_original_layout import ATTENTION, PLAIN, PREFIX, SD1
 

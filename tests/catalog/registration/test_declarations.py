@@ -14,15 +14,15 @@ import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
 from allm.openai.v1 import models_service_pb2
-from catalog_service import PATIENCE, Service, ids, refusal, running
-from loopback_hub import LoopbackHub
-from model_files import gguf, safetensors
 
 from services.auth.authentication import Doorkeeper
 from services.auth.identity import HEADER, Identity, sign
 from services.catalog import metrics
 from services.catalog.registration import declarations
 from services.rpc.call import Call
+from tests.catalog.catalog_service import PATIENCE, Service, ids, refusal, running
+from tests.catalog.model_files import gguf, safetensors
+from tests.loopback_hub import LoopbackHub
 
 Code = grpc.StatusCode
 

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from case import case
 
 from services.catalog.registration.marked_yaml import MAX_DEPTH, Marked, Wrong, read_yaml
+from tests.case import case
 
 
 def wrong(work: Callable[[], Any]) -> tuple[int, str, str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from allm.models.v1 import model_service_pb2
-from case import case
 
 from services.catalog.registration import models_file
 from services.catalog.registration.composition import Composition, LoraChoice
@@ -16,6 +15,7 @@ from services.catalog.registration.models_file import ModelsFile, read_file, rea
 from services.catalog.registration.register import NewModel
 from services.models.descriptor import EngineSettings
 from services.models.desired import ImageDefaults
+from tests.case import case
 
 WHOLE = """
 models:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from case import case
 
 from services.catalog.registration.names import MAX_ALIASES, check_aliases, check_id
 from services.errors import InvalidRequest
+from tests.case import case
 
 
 def test_allowed() -> None:

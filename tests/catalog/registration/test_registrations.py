@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from desired_model import ARTIFACT, MEASURED, desired
 
 from services.catalog.database import Database
 from services.catalog.migrations import MIGRATIONS
@@ -19,6 +18,7 @@ from services.catalog.registration.registrations import Registrations
 from services.errors import ModelExists, ModelInvalid, ModelNotFound
 from services.models.descriptor import EngineSettings
 from services.models.desired import ImageDefaults, Part
+from tests.catalog.desired_model import ARTIFACT, MEASURED, desired
 
 
 @asynccontextmanager

@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
-from case import case
-from catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, torch
-from model_files import safetensors
 
 from services.models.registry import RUNTIMES
 from services.models.vllm_models import VLLM_MISSING
+from tests.case import case
+from tests.catalog.catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, torch
+from tests.catalog.model_files import safetensors
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 Engine = model_pb2.EngineSettings

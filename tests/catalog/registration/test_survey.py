@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_service_pb2
-from catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, snapshot, torch
-from loopback_hub import LISTING, LoopbackHub
-from model_files import gguf, safetensors
+
+from tests.catalog.catalog_service import PENDING, UNSUPPORTED, Service, llama_cpp, refusal, running, snapshot, torch
+from tests.catalog.model_files import gguf, safetensors
+from tests.loopback_hub import LISTING, LoopbackHub
 
 Code = grpc.StatusCode
 CACHE = {"repository": "nvidia/m-gguf", "format": "gguf", "runtime": "llama_cpp", "devices": ["cpu"]}

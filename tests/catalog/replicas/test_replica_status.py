@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from catalog_service import Clock
 from prometheus_client import REGISTRY
 
 from services.catalog.replicas import replica_status as module
@@ -13,6 +12,7 @@ from services.catalog.replicas.replica_status import Board, Report
 from services.errors import Overloaded
 from services.models.registry import RUNTIMES
 from services.models.status import Status
+from tests.catalog.catalog_service import Clock
 
 READY = Status(state="ready", generation=1)
 LOADED = Status(state="loaded", generation=1)

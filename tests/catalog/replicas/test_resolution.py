@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from desired_model import ARTIFACT, MEASURED, desired, facts
-
 from services.catalog.replicas.replica_status import Replica
 from services.catalog.replicas.resolution import explain, outlook
 from services.models.desired import DesiredModel
 from services.models.registry import RUNTIMES, EngineRegistry, Runtime
 from services.provision.plan import make_plans
 from services.settings.settings import load_settings
+from tests.catalog.desired_model import ARTIFACT, MEASURED, desired, facts
 
 (LLAMA_CPP,) = [runtime for runtime in RUNTIMES if runtime.name == "llama_cpp"]
 TORCH = replace(LLAMA_CPP, name="torch", formats=frozenset({"safetensors"}))

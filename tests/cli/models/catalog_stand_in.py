@@ -18,10 +18,10 @@ from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2_grpc
 from allm.models.v1 import model_service_pb2 as pb
 from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
 from google.rpc import error_details_pb2, status_pb2
-from stack import environment
 from typer.testing import CliRunner
 
 from services.cli.models.app import models_app
+from tests.stack import environment
 
 MIB = 1024 * 1024
 LONG = 30.0  # seconds: no test waits so long unless it fails

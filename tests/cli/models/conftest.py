@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from catalog_stand_in import CatalogStandIn, Commands, running
+
+from tests.cli.models.catalog_stand_in import CatalogStandIn, Commands, running
 
 
 @pytest.fixture

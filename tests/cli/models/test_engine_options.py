@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from allm.models.v1 import model_pb2
-from catalog_stand_in import Commands, desired
+
+from tests.cli.models.catalog_stand_in import Commands, desired
 
 ADD = ("add", "m", "hf://org/m", "--format", "safetensors", "--no-wait")
 WHOLE = model_pb2.EngineSettings(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from allm.models.v1 import model_pb2
-from catalog_stand_in import Commands, desired
+
+from tests.cli.models.catalog_stand_in import Commands, desired
 
 HUB = "hf://org/m#m.safetensors"
 ADD = ("add", "m", HUB, "--format", "diffusers", "--no-wait")

@@ -10,8 +10,20 @@ from pathlib import Path
 
 import grpc
 import pytest
-from catalog_stand_in import LONG, MIB, Break, CatalogStandIn, Commands, Refusal, desired, replica, running, wait_for
-from stack import environment
+
+from tests.cli.models.catalog_stand_in import (
+    LONG,
+    MIB,
+    Break,
+    CatalogStandIn,
+    Commands,
+    Refusal,
+    desired,
+    replica,
+    running,
+    wait_for,
+)
+from tests.stack import environment
 
 HUB = "hf://org/m@main#m.gguf"
 

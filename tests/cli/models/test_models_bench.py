@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 from allm.models.v1 import model_pb2
 from allm.models.v1 import model_service_pb2 as pb
-from catalog_stand_in import MIB, Commands, Refusal, desired, replica
 
 from services.cli.models.chat_meter import prompt
+from tests.cli.models.catalog_stand_in import MIB, Commands, Refusal, desired, replica
 
 
 def two_runtimes(models: Commands) -> None:

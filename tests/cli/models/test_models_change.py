@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from catalog_stand_in import LONG, CatalogStandIn, Commands, desired, replica, running
-from stack import environment
+from tests.cli.models.catalog_stand_in import LONG, CatalogStandIn, Commands, desired, replica, running
+from tests.stack import environment
 
 
 def test_remove_asks_first_and_refuses_where_nobody_can_be_asked(models: Commands) -> None:

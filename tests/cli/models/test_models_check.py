@@ -6,10 +6,10 @@ import hashlib
 from pathlib import Path
 
 from allm.models.v1 import manifest_pb2
-from catalog_stand_in import Commands, desired, replica
 
 from services.models.wire import read_manifest
 from services.provision.model_cache import Shelf
+from tests.cli.models.catalog_stand_in import Commands, desired, replica
 
 CONTENT = b"weights " * 1000
 

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from catalog_stand_in import LONG, Commands, allm_models, desired
-from ports import free_port
-from stack import environment
 
 from services.cli.models.connection import find_address
 from services.cli.problem import Problem
 from services.settings.settings import load_settings
+from tests.cli.models.catalog_stand_in import LONG, Commands, allm_models, desired
+from tests.ports import free_port
+from tests.stack import environment
 
 
 def test_the_address_asked_for_comes_first_then_the_running_stack_then_the_settings(tmp_path: Path) -> None:

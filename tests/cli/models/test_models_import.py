@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from catalog_stand_in import Commands, Refusal, allm_models, desired
 
 from services.cli.models.import_folder import model_name
+from tests.cli.models.catalog_stand_in import Commands, Refusal, allm_models, desired
 
 
 def gguf(path: Path) -> None:

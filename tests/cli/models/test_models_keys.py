@@ -14,7 +14,6 @@ import pytest
 from allm.models.v1 import model_service_pb2 as pb
 from allm.models.v1 import model_service_pb2_grpc
 from allm.text.v1 import chat_service_pb2, chat_service_pb2_grpc
-from identities import SECRET, write_secret
 
 from services.auth.identity import ADMIN, HEADER, SERVICE, verify
 from services.auth.secret_file import ensure_secret
@@ -22,6 +21,7 @@ from services.cli.models.connection import Connection, command_identity, connect
 from services.cli.problem import Problem
 from services.rpc.own_identity import NOBODY
 from services.settings.settings import Settings, load_settings
+from tests.identities import SECRET, write_secret
 
 
 class Noting(model_service_pb2_grpc.ModelServiceServicer, chat_service_pb2_grpc.ChatServiceServicer):

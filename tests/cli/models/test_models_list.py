@@ -5,7 +5,8 @@ from __future__ import annotations
 import grpc
 from allm.models.v1 import manifest_pb2, model_pb2
 from allm.models.v1 import model_service_pb2 as pb
-from catalog_stand_in import MIB, Break, Commands, Refusal, desired, replica
+
+from tests.cli.models.catalog_stand_in import MIB, Break, Commands, Refusal, desired, replica
 
 LONG_REASON = "m.gguf is truncated: " + "bytes " * 60
 

@@ -6,10 +6,10 @@ import socket
 from contextlib import ExitStack
 
 import pytest
-from ports import free_port
 
 from services.cli.problem import Problem
 from services.cli.serve.ports import OWN_PORTS, choose_port
+from tests.ports import free_port
 
 
 def test_a_free_port_is_kept() -> None:

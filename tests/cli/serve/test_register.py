@@ -15,16 +15,16 @@ from typing import Any
 import grpc
 import pytest
 from allm.models.v1 import model_service_pb2, model_service_pb2_grpc
-from demo_model import demo_model, demo_safetensors
-from stack import POLL_SECONDS, Stack, running_stack
-from whisper_weights import tiny_en_ct2, tiny_en_pt
 
 from services.models.demo.encoder_demo import DEMO_ENCODER_ID
 from services.models.demo.image_demo import DEMO_SHAPES_ALIAS, DEMO_SHAPES_ID
 from services.models.demo.safetensors_demo import SAFETENSORS_DEMO_ID, safetensors_demo
 from services.models.demo.text_demo import DEMO_ID, bundled_model
 from services.models.demo.whisper_demo import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID
+from tests.demo_model import demo_model, demo_safetensors
 from tests.models.formats.handmade_models import write_pipeline
+from tests.stack import POLL_SECONDS, Stack, running_stack
+from tests.whisper_weights import tiny_en_ct2, tiny_en_pt
 
 pytestmark = pytest.mark.slow
 

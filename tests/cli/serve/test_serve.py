@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
-from operator_side import Operator
-from speech import librivox
-from stack import IMAGE_MODEL, MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, running_stack
 
+from tests.operator_side import Operator
+from tests.speech import librivox
+from tests.stack import IMAGE_MODEL, MODEL, POLL_SECONDS, SPEECH_MODEL, Stack, running_stack
 from tests.text.service import suspended, typed_chat, typed_stream, wait_until, workers
 
 PATIENCE_SECONDS = 60

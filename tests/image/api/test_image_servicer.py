@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 import pytest
 from allm.image.v1 import image_pb2, image_service_pb2, image_service_pb2_grpc
-from case import case
 from google.rpc import error_details_pb2, status_pb2
-from images_script import LIMIT_BYTES, MODEL, ScriptedImages, content, served
 
 from services.errors import InvalidRequest, Overloaded
 from services.image.image_request import Output
 from services.image.images import Done, Event
+from tests.case import case
+from tests.image.api.images_script import LIMIT_BYTES, MODEL, ScriptedImages, content, served
 
 PATIENCE_SECONDS = 60
 Stub = image_service_pb2_grpc.ImageServiceStub

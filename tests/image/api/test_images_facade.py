@@ -12,15 +12,15 @@ import grpc
 import openai
 import pytest
 from allm.openai.v1 import image_service_pb2_grpc
-from case import case
-from images_script import LIMIT_BYTES, MODEL, PUBLIC_URL, ScriptedImages, content, served
-from official_images_client import http_client, official_client
 from openai import AsyncOpenAI
 
 from services.errors import InvalidRequest, Overloaded
 from services.image.image_request import Output
 from services.image.images import Done, Event
 from services.rest.openai.body import json_body
+from tests.case import case
+from tests.image.api.images_script import LIMIT_BYTES, MODEL, PUBLIC_URL, ScriptedImages, content, served
+from tests.image.api.official_images_client import http_client, official_client
 
 IMAGE = ("image.png", b"\x89PNG what the image is made of", "image/png")
 MASK = ("mask.png", b"\x89PNG what the mask is made of", "image/png")

@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from case import case
-from scripted_images import READY, Scripted, asked
 
 from services.image.engine.limits import check
 from services.image.engine.messages import GuidanceRange, Ready
 from services.worker.messages import EngineError
+from tests.case import case
+from tests.image.engine.scripted_images import READY, Scripted, asked
 
 IMAGE, MASK = bytes(64 * 64 * 3), bytes(64 * 64)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from case import case
-from scripted_images import READY, LoopOfImages, Scripted
 
 from services.image.engine import loop
 from services.image.engine.messages import Finished, Picture, Refused, Stepped, Stop
 from services.worker.messages import EngineError
+from tests.case import case
+from tests.image.engine.scripted_images import READY, LoopOfImages, Scripted
 
 BROKEN = EngineError("INTERNAL", "it broke")
 

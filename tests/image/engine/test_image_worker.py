@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from scripted_images import asked
 
 from services.image.engine.messages import (
     Accepted,
@@ -26,6 +25,7 @@ from services.image.engine.messages import (
 )
 from services.worker.environment import worker_environ
 from services.worker.process import WorkerDied, WorkerProcess
+from tests.image.engine.scripted_images import asked
 from tests.image.engine.tiny_pipelines import saved
 
 LIMIT = 120  # seconds, for whatever is waited for

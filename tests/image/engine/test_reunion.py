@@ -6,11 +6,11 @@ import queue
 from collections.abc import Callable
 
 import pytest
-from scripted_images import LoopOfImages, Scripted, asked
 
 from services.image.engine import reunion
 from services.image.engine.messages import Cancel
 from services.image.engine.reunion import Reunion
+from tests.image.engine.scripted_images import LoopOfImages, Scripted, asked
 
 LONG = 1e6  # seconds that a batch took
 

@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
-from runtime_counters import PATIENCE_SECONDS, Runtime, answer, asked
-from stack import IMAGE_MODEL, Stack
 
 from tests.image.pictures.picture_files import file, halves
+from tests.runtime_counters import PATIENCE_SECONDS, Runtime, answer, asked
+from tests.stack import IMAGE_MODEL, Stack
 
 # A worker that imports torch and diffusers takes some ten seconds to be there.
 pytestmark = pytest.mark.slow

@@ -13,8 +13,9 @@ import grpc
 import pytest
 from allm.openai.v1 import image_service_pb2, image_service_pb2_grpc
 from google.api.httpbody_pb2 import HttpBody
-from operator_side import Operator
-from stack import IMAGE_MODEL, Stack
+
+from tests.operator_side import Operator
+from tests.stack import IMAGE_MODEL, Stack
 
 pytestmark = pytest.mark.slow  # torch is imported for it
 

@@ -18,9 +18,9 @@ import psutil
 import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
-from stack import IMAGE_MODEL, POLL_SECONDS, Stack
 
 from tests.image.pictures.picture_files import file, halves
+from tests.stack import IMAGE_MODEL, POLL_SECONDS, Stack
 
 pytestmark = pytest.mark.slow  # torch is imported for it
 

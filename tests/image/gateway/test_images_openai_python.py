@@ -18,9 +18,9 @@ import pytest
 from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from PIL import Image
-from stack import IMAGE_MODEL, MODEL, Stack
 
 from tests.image.pictures.picture_files import file, halves, png_header
+from tests.stack import IMAGE_MODEL, MODEL, Stack
 
 # A worker that imports torch and diffusers takes some ten seconds to be there.
 pytestmark = pytest.mark.slow

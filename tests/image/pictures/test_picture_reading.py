@@ -6,14 +6,14 @@ import random
 from typing import Any
 
 import pytest
-from case import case
-from picture_files import BLUE, RED, file, halves, png_header, webp_header
 from PIL import Image
 
 from services.image.pictures.coding.header import kind_of, size_of
 from services.image.pictures.coding.messages import Decode, Decoded, Fit
 from services.image.pictures.coding.reading import read
 from services.image.pictures.coding.refusal import Refusal
+from tests.case import case
+from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header, webp_header
 
 MAX_PIXELS = 1_000_000
 EXACT = Fit(width=64, height=32, exact=True)

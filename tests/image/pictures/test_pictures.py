@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 import pytest_asyncio
-from picture_files import BLUE, RED, file, halves, png_header
 from PIL import Image
 
 from services.errors import InvalidRequest, Overloaded, Timeout
 from services.image.pictures.coding.messages import Decode, Encode, Fit
 from services.image.pictures.pictures import Pictures
 from services.settings.settings import load_settings
+from tests.image.pictures.picture_files import BLUE, RED, file, halves, png_header
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

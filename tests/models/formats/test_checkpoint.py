@@ -12,10 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import ModelInvalid
 from services.models.formats.checkpoint import MAX_PICKLE, read_checkpoint
+from tests.case import case
 from tests.models.formats.handmade_models import WatchedTree, checkpoint, checkpoint_pickle, local
 
 

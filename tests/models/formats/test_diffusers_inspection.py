@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case import case
 
 from services.models.formats.inspect import inspect
+from tests.case import case
 from tests.models.formats.handmade_models import (
     UNET,
     WatchedTree,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import ModelInvalid, Unsupported
 from services.models.formats.inspect import inspect
+from tests.case import case
 from tests.models.formats.handmade_models import local, write_gguf, write_json, write_text_model
 from tests.models.gguf_file import entry
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case import case
 
 from services.models.formats.gguf_header import (
     BLOCK,
@@ -25,6 +24,7 @@ from services.models.formats.gguf_header import (
     read_header,
     read_header_from,
 )
+from tests.case import case
 from tests.demo_model import demo_model
 from tests.models.gguf_file import ARRAY, FORMATS, STRING, entry, header, tensor, text, with_weights
 

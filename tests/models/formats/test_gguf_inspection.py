@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.models.formats.inspect import inspect
+from tests.case import case
 from tests.models.formats.handmade_models import (
     WatchedTree,
     local,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import ModelInvalid
 from services.models.formats.guess import guess
+from tests.case import case
 from tests.models.formats.handmade_models import (
     LIE,
     WatchedTree,

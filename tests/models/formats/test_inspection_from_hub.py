@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants
-from loopback_hub import LoopbackHub
 
 from services.errors import AllmError, ModelInvalid
 from services.models.formats.inspect import inspect
 from services.models.hub.repository import HubTree
 from services.models.hub.source import HubSource
+from tests.loopback_hub import LoopbackHub
 from tests.models.formats.handmade_models import (
     checkpoint,
     checkpoint_pickle,

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import AllmError, ModelInvalid, Unsupported
 from services.models.formats.inspect import inspect
 from services.models.formats.original_layout import layout_of
 from services.models.formats.safetensors_header import Tensor
+from tests.case import case
 from tests.models.formats.handmade_models import local, paths, refusal, safetensors, write_pipeline, write_text_model
 
 PREFIX = "model.diffusion_model."

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case import case
 
 from services.errors import ModelInvalid
 from services.models.formats.safetensors_header import FIRST_READ, MAX_HEADER, Tensor, read_tensors
+from tests.case import case
 from tests.models.formats.handmade_models import WatchedTree, local, safetensors, with_header
 
 GOOD = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import InvalidRequest
 from services.models.formats.inspect import inspect
+from tests.case import case
 from tests.models.formats.handmade_models import (
     WatchedTree,
     local,

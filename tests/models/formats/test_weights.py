@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import ModelInvalid
 from services.models.formats.weights import MAX_INDEX, Weights, check_weights, find_weights
+from tests.case import case
 from tests.models.formats.handmade_models import local, safetensors, write_json, write_safetensors, write_shards
 
 INDEX = "model.safetensors.index.json"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 from services.errors import InvalidRequest
 from services.models.formats.inspect import inspect
@@ -22,6 +21,7 @@ from tests.models.formats.handmade_models import (
     write_text_model,
     write_whisper,
 )
+from tests.whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 BOTH = {"transcription", "translation"}
 

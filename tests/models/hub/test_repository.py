@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import pytest
 from huggingface_hub import close_session, constants
-from loopback_hub import LISTING, LoopbackHub
-from ports import free_port
 
 from services.errors import ModelInvalid, ModelNotReady, Overloaded
 from services.models.hub import repository as module
 from services.models.hub.repository import Damaged, HubTree
 from services.models.hub.source import HubSource
+from tests.loopback_hub import LISTING, LoopbackHub
+from tests.ports import free_port
 
 SOURCE = HubSource("org/model", "", "")
 WEIGHTS = os.urandom(3_000_000)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from case import case
 
 from services.errors import InvalidRequest
 from services.models.hub.source import MAX_SOURCE, HubSource, LocalSource, parse_source
+from tests.case import case
 
 
 def refusal(text: str, roots: list[Path]) -> str:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import close_session, constants
-from loopback_hub import LoopbackHub
-from ports import free_port
 
 from services.errors import Cancelled, ModelInvalid, ModelNotReady, Overloaded
 from services.models.hub import repository as hub_module
@@ -18,6 +16,8 @@ from services.models.hub import transfer
 from services.models.hub.repository import Damaged
 from services.models.hub.transfer import download
 from services.models.manifest import ManifestFile
+from tests.loopback_hub import LoopbackHub
+from tests.ports import free_port
 
 WEIGHTS = os.urandom(1_000_000)
 FILE = ManifestFile(path="deep/model.safetensors", size=len(WEIGHTS))

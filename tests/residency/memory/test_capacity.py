@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from case import case
-
 from services.residency.memory.capacity import Capacity, Room
 from services.residency.memory.estimate import HOST
 from services.residency.memory.reservation import Reservation
 from services.residency.resident import ResidentKey
+from tests.case import case
 
 
 def row(reserved: dict[str, int], measured: dict[str, int] | None = None) -> Reservation:

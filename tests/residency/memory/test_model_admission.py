@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
-from small_host import RUNTIME, Service, SmallHost, key, model
 
 from services.errors import Internal, ModelInvalid, OutOfMemory
 from services.residency.memory.admission import Admission
 from services.residency.memory.refusal import NeverFits, NoRoom, TooManyModels
 from services.settings.settings import MIB
+from tests.residency.small_host import RUNTIME, Service, SmallHost, key, model
 
 PATIENT = 60.0  # seconds; nothing here waits for so long
 

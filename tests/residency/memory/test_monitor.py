@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from prometheus_client import REGISTRY
-from small_host import RUNTIME, Service, SmallHost, key, model
 
 from services.errors import Internal
 from services.residency.memory.monitor import NEIGHBOUR_SECONDS
 from services.residency.memory.refusal import NoRoom
 from services.settings.settings import MIB
+from tests.residency.small_host import RUNTIME, Service, SmallHost, key, model
 
 
 @pytest.fixture

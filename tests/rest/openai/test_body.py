@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from case import case
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest
 from services.rest.openai.body import convert, decode, json_body
+from tests.case import case
 
 
 class Item(msgspec.Struct):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from case import case
 
 from services.errors import InvalidRequest
 from services.rest.openai.form_fields import FormFields
+from tests.case import case
 
 
 def one(value: str) -> FormFields:

@@ -10,12 +10,12 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from case import case
 from google.api import httpbody_pb2
 
 from services.errors import InvalidRequest, RequestTooLarge
 from services.rest.openai import multipart
 from services.rest.openai.multipart import FilePart, Form, heard_out, read_form
+from tests.case import case
 
 BOUNDARY = "a-boundary"
 KIND = f"multipart/form-data; boundary={BOUNDARY}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from case import case
-from test_embedding_loop import CountingEncoder
 
 from services.text.engine import embedding_inputs
 from services.text.engine.embedding_inputs import MAX_REQUEST_TOKENS, prepare
 from services.text.engine.messages import Accepted, Embed
 from services.worker.messages import Refused
+from tests.case import case
+from tests.text.engine.test_embedding_loop import CountingEncoder
 
 
 def asked(inputs: list[str | list[int]], param: str = "input[]") -> tuple[Any, Any]:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from session import options
 
 from services.text.engine.encoder import Vectors
 from services.text.engine.runtimes.llama_cpp_encoder import BATCH_INPUTS, LlamaEncoder
@@ -14,6 +13,7 @@ from services.worker.messages import EngineError
 from tests.demo_model import demo_model
 from tests.late import late
 from tests.minilm import SIZE, minilm, write_gguf
+from tests.text.engine.session import options
 
 torch_encoder = late("services.text.engine.runtimes.torch.encoder")
 

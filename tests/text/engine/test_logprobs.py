@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-from case import case
-
 from services.text.engine.logprobs import HeldLogprobs
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.text import TextAssembler
+from tests.case import case
 
 
 def stream(tokens: list[bytes], stop: tuple[str, ...] = ()) -> list[tuple[str, bytes]]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case import case
-from tiny_encoders import write_steps
 
 from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
 from services.worker.messages import EngineError
+from tests.case import case
 from tests.minilm import LIMIT, minilm
+from tests.text.engine.tiny_encoders import write_steps
 
 
 def refusal(folder: Path, *, decoder: bool = False) -> EngineError:

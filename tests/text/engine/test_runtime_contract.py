@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from case import case
 
+from tests.case import case
 from tests.demo_model import demo_model, demo_safetensors
 from tests.text.engine.worker_session import WorkerSession
 

@@ -18,9 +18,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from byte_tokens import TOKENIZER
 from llguidance import LLMatcher
-from schema_suite import Case, schema_cases
 
 from services.errors import InvalidRequest
 from services.text.conversation import ChatRequest, Message, OutputFormat
@@ -29,6 +27,8 @@ from services.text.engine.sampling import SamplingParams
 from services.text.grammar import grammar_of
 from services.text.limits import check
 from services.text.parsers.dialect import choose
+from tests.byte_tokens import TOKENIZER
+from tests.schema_suite import Case, schema_cases
 
 ROOT = Path(__file__).parents[3]
 WALKS = 4  # of each schema

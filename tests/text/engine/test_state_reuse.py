@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import random
 
-from case import case
-
 from services.text.engine.cells import BLOCK
 from services.text.engine.runtime import LEAST_STATES, MOST_STATES, kept_states
 from services.text.engine.state_reuse import OPENING, WORTH_KEEPING
+from tests.case import case
 from tests.text.engine.counting import Counting, Loop, expected, following, prompt
 
 LONG = 20 * BLOCK  # a prompt that leaves a state before its end, too

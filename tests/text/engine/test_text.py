@@ -2,9 +2,8 @@
 
 import random
 
-from case import case
-
 from services.text.engine.text import TextAssembler
+from tests.case import case
 
 
 def assemble(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_encoders import PLACES, options, write_model, write_steps
 
 from services.models.registry import RUNTIMES
 from services.text.engine.encoder import Vectors
@@ -17,6 +16,7 @@ from services.text.engine.runtimes.torch.recipe import POOLINGS
 from services.worker.messages import EngineError
 from tests.late import late
 from tests.minilm import LIMIT, SIZE, minilm
+from tests.text.engine.tiny_encoders import PLACES, options, write_model, write_steps
 
 safetensors_torch = late("safetensors.torch")
 torch = late("torch")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from answers import TOOLS, call, merged, read, splits
-from case import case
-
 from services.text.parsers.dialect import HERMES, NEMOTRON
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content
+from tests.case import case
+from tests.text.parsers.answers import TOOLS, call, merged, read, splits
 
 
 def test_calls_are_read_leniently() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from answers import CALLS, PARIS, TOOLS, call, merged
 
 from services.text.parsers import dialect as dialects
 from services.text.parsers.dialect import Dialect
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
 from services.text.parsers.tool_shape import ToolShape
+from tests.text.parsers.answers import CALLS, PARIS, TOOLS, call, merged
 
 CALLING = (
     dialects.HARMONY,

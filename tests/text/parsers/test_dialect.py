@@ -6,14 +6,14 @@ import json
 import random
 
 import pytest
-from answers import CALLS, NOW, PARIS, TOOLS, WEATHER, call, merged, read, splits
-from byte_tokens import accepts
-from case import case
 
 from services.text.parsers import dialect as dialects
 from services.text.parsers.dialect import Dialect, choose
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event, Reasoning
 from services.text.parsers.reader import MAX_HELD
+from tests.byte_tokens import accepts
+from tests.case import case
+from tests.text.parsers.answers import CALLS, NOW, PARIS, TOOLS, WEATHER, call, merged, read, splits
 
 ALL = (
     dialects.HARMONY,

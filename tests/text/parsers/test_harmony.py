@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from answers import call, read, splits
-from case import case
-
 from services.text.parsers.dialect import HARMONY
 from services.text.parsers.events import Content, Reasoning
+from tests.case import case
+from tests.text.parsers.answers import call, read, splits
 
 CALL = call(0, "now", '{"a": 1}')
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"

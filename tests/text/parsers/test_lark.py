@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from byte_tokens import accepts
-from case import case
-
 from services.text.parsers.dialect import HERMES, QWEN_XML
 from services.text.parsers.tool_shape import ToolShape
+from tests.byte_tokens import accepts
+from tests.case import case
 
 
 def allowed(schema: Any, value: str, **root: Any) -> bool:

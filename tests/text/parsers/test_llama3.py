@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from answers import call, read, splits
-from case import case
 
 from services.text.parsers.dialect import LLAMA3
 from services.text.parsers.events import Content
+from tests.case import case
+from tests.text.parsers.answers import call, read, splits
 
 NOW = '{"name": "now", "parameters": {}}'
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from answers import call, read, splits
-from case import case
 
 from services.text.parsers.dialect import MISTRAL
 from services.text.parsers.events import CallEnded, CallStarted, Content
+from tests.case import case
+from tests.text.parsers.answers import call, read, splits
 
 
 def test_all_forms_are_read() -> None:

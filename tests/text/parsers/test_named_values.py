@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from answers import merged
-from case import case
 
 from services.text.parsers.dialect import GLM, QWEN_XML, Dialect
 from services.text.parsers.events import CallArguments, CallEnded, CallStarted, Content, Event
 from services.text.parsers.named_values import as_json
 from services.text.parsers.schema_types import ANY
 from services.text.parsers.tool_shape import ToolShape
+from tests.case import case
+from tests.text.parsers.answers import merged
 
 SCHEMA = {
     "type": "object",

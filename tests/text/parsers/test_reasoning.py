@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from answers import read, splits
-from case import case
-
 from services.text.parsers.dialect import PLAIN
 from services.text.parsers.events import Content, Reasoning
+from tests.case import case
+from tests.text.parsers.answers import read, splits
 
 
 def test_thoughts_are_told_apart() -> None:

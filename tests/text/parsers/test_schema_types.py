@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from case import case
-
 from services.text.parsers.schema_types import ANY, properties, required, types
+from tests.case import case
 
 ROOT: dict[str, Any] = {
     "$defs": {"a": {"type": "string"}, "b": {"$ref": "#/$defs/a"}, "c": {"$ref": "#/$defs/c"}, "x/y": {"type": "null"}}

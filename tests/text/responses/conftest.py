@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from redis_server import RedisServer
-from store_clock import Clock, OpenStore
 
 from services.text.responses.redis_store import RedisResponseStore
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
+from tests.redis_server import RedisServer
+from tests.text.responses.store_clock import Clock, OpenStore
 
 
 @pytest.fixture

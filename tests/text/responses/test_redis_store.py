@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from redis_server import PASSWORD, RedisServer
-from scripted_chat import ScriptedChat, request, said
 
 from services.errors import Internal, StoreUnavailable
 from services.settings.setting_reader import SettingError
@@ -23,6 +21,8 @@ from services.text.responses.redis_store import RedisResponseStore
 from services.text.responses.response import Asked, Response
 from services.text.responses.responses import Responses
 from services.text.responses.store import DAY, STALE_SECONDS
+from tests.redis_server import PASSWORD, RedisServer
+from tests.text.responses.scripted_chat import ScriptedChat, request, said
 
 ANN = "ann"
 

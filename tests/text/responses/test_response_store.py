@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_chat import said
-from store_clock import START, Clock, OpenStore
 
 from services.errors import InvalidRequest, Overloaded, ResponseNotFound
 from services.text.conversation import OutputFormat, Tool, ToolChoice, Usage
@@ -19,6 +17,8 @@ from services.text.responses.event import Delta
 from services.text.responses.item import FunctionCallItem, FunctionOutputItem, MessageItem, Part, ReasoningItem
 from services.text.responses.response import Asked, Response
 from services.text.responses.store import DAY, MAX_BACKGROUND, STALE_SECONDS, ResponseStore
+from tests.text.responses.scripted_chat import said
+from tests.text.responses.store_clock import START, Clock, OpenStore
 
 
 def response(response_id: str = "resp_1", status: Any = "completed", **asked: Any) -> Response:

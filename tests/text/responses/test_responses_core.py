@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from scripted_chat import MODEL, PROMPT_TOKENS, ScriptedChat, request, said
-from store_clock import OpenStore
 
 from services.errors import (
     AllmError,
@@ -25,6 +23,8 @@ from services.text.responses.event import Delta, Event, Progress
 from services.text.responses.item import FunctionCallItem, ItemReference, MessageItem
 from services.text.responses.response import Response
 from services.text.responses.responses import Responses
+from tests.text.responses.scripted_chat import MODEL, PROMPT_TOKENS, ScriptedChat, request, said
+from tests.text.responses.store_clock import OpenStore
 
 ANN = "ann"
 

@@ -6,12 +6,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from scripted_chat import said
-from store_clock import START, Clock
 
 from services.storage.sqlite_file import DatabaseUnusable
 from services.text.responses.response import Asked, Response
 from services.text.responses.sqlite_store import SqliteResponseStore
+from tests.text.responses.scripted_chat import said
+from tests.text.responses.store_clock import START, Clock
 
 
 @pytest.fixture

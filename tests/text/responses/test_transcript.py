@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from case import case
-from scripted_chat import said
 
 from services.errors import InvalidRequest
 from services.text.conversation import Message, ToolCall
 from services.text.responses.item import FunctionCallItem, FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
 from services.text.responses.transcript import messages_of, shortened
+from tests.case import case
+from tests.text.responses.scripted_chat import said
 
 
 def call(call_id: str, name: str = "f") -> FunctionCallItem:

@@ -7,8 +7,8 @@ from itertools import product
 
 import numpy
 import pytest
-from case import case
 
+from tests.case import case
 from tests.late import late
 from training.shapes_sd.drawing import MARGIN, SIDE, coverage, draw, draw_busy
 from training.shapes_sd.scene import COLOURS, HELD_OUT, POSITIONS, SHAPES, SIZES, Scene, forget, random_scene

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from case import case
 
+from tests.case import case
 from tests.late import late
 from training.shapes_sd.caption import words
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.audio.engine.runtimes.spoken import options
 from tests.late import late
+from tests.whisper_weights import base_ct2, tiny_en_ct2, tiny_en_pt
 
 torch = late("torch")
 whisper = late("whisper")

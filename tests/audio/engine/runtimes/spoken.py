@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from speech import Clip, librivox
 
 from services.audio.engine.mel import log_mel
 from services.audio.engine.messages import EngineOptions
 from services.audio.engine.runtime import WINDOW_FRAMES, Decoded, Floats, Runtime, Step
 from tests.audio.engine.recordings import samples_of
+from tests.speech import Clip, librivox
 
 SAMPLES_PER_FRAME = 160
 LOGPROB = 1e-3  # what batches and libraries may differ by

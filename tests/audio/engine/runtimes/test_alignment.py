@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 import pytest
-from case import case
 
+from tests.case import case
 from tests.late import late
 
 alignment = late("services.audio.engine.runtimes.alignment")

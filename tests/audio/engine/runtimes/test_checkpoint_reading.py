@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from whisper_weights import tiny_en_ct2, tiny_en_pt
 
 from services.worker.messages import EngineError
 from tests.audio.engine.runtimes.hub_folder import write_hub_folder
 from tests.audio.engine.runtimes.spoken import encoded, mels, options, same, step
 from tests.late import late
+from tests.whisper_weights import tiny_en_ct2, tiny_en_pt
 
 checkpoint = late("services.audio.engine.runtimes.checkpoint")
 safetensors_torch = late("safetensors.torch")

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from whisper_weights import tiny_en_ct2, tiny_en_pt
 
 from services.audio.engine.runtimes.faster_whisper import FasterWhisper
 from services.audio.engine.vocabulary import converted_vocabulary
@@ -18,6 +17,7 @@ from tests.audio.engine.runtimes.ctranslate2_file import variables
 from tests.audio.engine.runtimes.hub_folder import write_hub_folder
 from tests.audio.engine.runtimes.spoken import encoded, mels, options, same, step
 from tests.late import late
+from tests.whisper_weights import tiny_en_ct2, tiny_en_pt
 
 checkpoint = late("services.audio.engine.runtimes.checkpoint")
 conversion = late("services.audio.engine.runtimes.conversion")

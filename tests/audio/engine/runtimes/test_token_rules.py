@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from whisper_weights import tiny_en_ct2
 
 from services.audio.engine.vocabulary import WhisperVocabulary, converted_vocabulary
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.audio.engine.runtimes.spoken import step
 from tests.late import late
+from tests.whisper_weights import tiny_en_ct2
 
 token_rules = late("services.audio.engine.runtimes.token_rules")
 torch = late("torch")

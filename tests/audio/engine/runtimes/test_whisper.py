@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from whisper_weights import tiny_en_pt
 
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned
 from services.audio.engine.vocabulary import WhisperVocabulary
@@ -18,6 +17,7 @@ from services.worker.messages import EngineError
 from tests.audio.engine.reference_tokenizer import reference_tokenizer
 from tests.audio.engine.runtimes.spoken import LOGPROB, encoded, frames, mels, options, same, step
 from tests.late import late
+from tests.whisper_weights import tiny_en_pt
 
 pytestmark = pytest.mark.slow
 
