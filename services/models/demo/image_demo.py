@@ -1,4 +1,4 @@
-"""The bundled image model: a miniature Stable Diffusion of 14 MB, trained by `training/shapes_sd/` of this repository."""
+"""The bundled image model: a miniature Stable Diffusion of 14 MB, trained by `training/shapes_sd/`."""
 
 from __future__ import annotations
 
