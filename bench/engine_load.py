@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from services.text.engine.batch import BatchLoop
+from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import EngineOptions, Stepped
 from services.text.engine.request_loop import Arrival, BatchLimits, Inbox
 from services.text.engine.runtime import Runtime

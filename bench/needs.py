@@ -34,17 +34,17 @@ from bench.audio_material import of_tests
 from bench.contender import BUILD_DIR
 from bench.process import Launch, free_port, running
 from bench.results_folder import save
-from services.audio import need as audio_need
+from services.audio import memory_estimate as audio_estimate
 from services.audio.whisper_manager import WhisperManager
-from services.image import need as image_need
+from services.image import memory_estimate as image_estimate
 from services.image.sd_manager import SDManager
 from services.models.descriptor import Format, describe
 from services.models.formats.inspect import inspect
 from services.models.hub.source_tree import LocalTree
 from services.models.registry import EngineRegistry
-from services.residency.memory.estimate import Need
+from services.residency.memory.memory_estimate import Need
 from services.settings.settings import MIB, Settings, load_settings
-from services.text import need as text_need
+from services.text import memory_estimate as text_estimate
 from services.text.manager import TextManager
 
 T = TypeVar("T")
@@ -207,11 +207,11 @@ def needed(model: str, case: Case, settings: Settings) -> Need:
         raise ValueError(f"{model} runs on {runtime.name}, and not on {case.runtime}")
     if facts.modality == "text":
         manager = TextManager(settings.text, "cpu")
-        return text_need.TextNeed(settings.text, "cpu", manager.options)(descriptor, runtime)
+        return text_estimate.TextNeed(settings.text, "cpu", manager.options)(descriptor, runtime)
     if facts.modality == "audio":
         whisper = WhisperManager(settings.audio, "cpu")
-        return audio_need.AudioNeed(settings.audio, "cpu", whisper.options)(descriptor, runtime)
-    return image_need.ImageNeed(SDManager(settings.image, "cpu").options)(descriptor, runtime)
+        return audio_estimate.AudioNeed(settings.audio, "cpu", whisper.options)(descriptor, runtime)
+    return image_estimate.ImageNeed(SDManager(settings.image, "cpu").options)(descriptor, runtime)
 
 
 def _used(model: str, case: Case, serving: Serving) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from services.audio.api.audio_facade import AudioFacade
-from services.audio.api.transcription_servicer import TranscriptionServicer
-from services.image.api.image_servicer import ImageServicer
-from services.image.api.images_facade import ImagesFacade
-from services.text.api.chat_facade import TextFacade
-from services.text.api.chat_servicer import ChatServicer
-from services.text.api.embedding_servicer import EmbeddingServicer
-from services.text.api.response_servicer import ResponseServicer
-from services.text.api.responses_facade import ResponsesFacade
+from services.audio.api.facade import AudioFacade
+from services.audio.api.servicer import TranscriptionServicer
+from services.image.api.facade import ImagesFacade
+from services.image.api.servicer import ImageServicer
+from services.text.api.chat.facade import TextFacade
+from services.text.api.chat.servicer import ChatServicer
+from services.text.api.embeddings.servicer import EmbeddingServicer
+from services.text.api.responses.facade import ResponsesFacade
+from services.text.api.responses.servicer import ResponseServicer
 
 OPERATIONS = {
     TextFacade: {

@@ -7,12 +7,12 @@ from allm.audio.v1 import transcription_service_pb2, transcription_service_pb2_g
 from allm.models.v1 import residency_service_pb2_grpc
 from allm.openai.v1 import audio_service_pb2_grpc
 
-from services.audio.api.audio_facade import AudioFacade
-from services.audio.api.transcription_servicer import TranscriptionServicer
+from services.audio.api.facade import AudioFacade
+from services.audio.api.servicer import TranscriptionServicer
 from services.audio.api.uploads import Uploads
 from services.audio.audio_models import AudioModels
 from services.audio.manager import AudioManager
-from services.audio.need import AudioNeed
+from services.audio.memory_estimate import AudioNeed
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.transcription import Transcriptions
 from services.models.device import resolve_device

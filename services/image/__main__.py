@@ -7,15 +7,15 @@ from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
 from allm.models.v1 import residency_service_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
 
-from services.image.api.image_form import ImageUploads
-from services.image.api.image_servicer import ImageServicer
-from services.image.api.images_facade import ImagesFacade
+from services.image.api.facade import ImagesFacade
+from services.image.api.form import ImageUploads
+from services.image.api.servicer import ImageServicer
 from services.image.api.upload_room import UploadRoom
 from services.image.image_files import ImageFiles
 from services.image.image_models import ImageModels
 from services.image.images import Images
 from services.image.manager import ImageManager
-from services.image.need import ImageNeed
+from services.image.memory_estimate import ImageNeed
 from services.image.pictures.pictures import Pictures
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry

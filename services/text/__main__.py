@@ -28,16 +28,16 @@ from services.rpc.own_identity import OwnIdentity
 from services.rpc.server import Application, run
 from services.settings.setting_reader import SettingError
 from services.settings.settings import Settings
-from services.text.api.chat_facade import TextFacade
-from services.text.api.chat_servicer import ChatServicer
-from services.text.api.embedding_servicer import EmbeddingServicer
-from services.text.api.response_servicer import ResponseServicer
-from services.text.api.responses_facade import ResponsesFacade
+from services.text.api.chat.facade import TextFacade
+from services.text.api.chat.servicer import ChatServicer
+from services.text.api.embeddings.servicer import EmbeddingServicer
+from services.text.api.responses.facade import ResponsesFacade
+from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
 from services.text.completions import Completions
 from services.text.embeddings import Embeddings
 from services.text.manager import TextManager
-from services.text.need import TextNeed
+from services.text.memory_estimate import TextNeed
 from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore

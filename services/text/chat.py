@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from services.auth.caller import current_caller
 from services.errors import Unsupported
 from services.telemetry import tracing
-from services.text.choice import Choice
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest
 from services.text.grammar import grammar_of
 from services.text.loaded import LoadedTextModel
 from services.text.parsers.dialect import HARMONY, PLAIN, ToolShape
+from services.text.running_answer import Choice
 from services.text.text_models import TextModels
 from services.text.tool_prompt import with_tools
 

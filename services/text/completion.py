@@ -7,8 +7,8 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from services.text.choice import Choice, ChoiceEvent
 from services.text.conversation import Usage
+from services.text.running_answer import Choice, ChoiceEvent
 
 
 class Completion:

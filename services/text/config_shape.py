@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.models.formats.document import known_object
-from services.residency.memory.estimate import NUMBER_BYTES
+from services.residency.memory.memory_estimate import NUMBER_BYTES
 
 _FLOAT = 4
 _ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})  # layers of hybrids, by their kinds

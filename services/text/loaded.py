@@ -13,8 +13,8 @@ from services.telemetry.tracing import CACHED_TOKENS, INPUT_TOKENS, OUTPUT_TOKEN
 from services.text.engine.messages import Encoded, FromWorker, Hold, Piece, Ready, Stepped, Submit
 from services.text.engine.sampling import SamplingParams
 from services.text.parsers.dialect import choose
+from services.text.rendering.template_process import TemplateProcess
 from services.text.resident import PendingText, TextModelInWorker
-from services.text.template_process import TemplateProcess
 from services.worker.process import WorkerProcess
 
 # Of an answer that nobody reads; then the worker is told to hold it. Some thousand tokens, or a hundred with logprobs.

@@ -12,7 +12,7 @@ from services.settings.settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
 from services.text.loaded import LoadedTextModel
 from services.text.loaded_encoder import LoadedEncoder
-from services.text.template_process import TemplateProcess
+from services.text.rendering.template_process import TemplateProcess
 from services.text.vllm_environ import vllm_environ
 from services.worker.environment import available_cores, worker_environ
 from services.worker.process import WorkerProcess

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from services.errors import InvalidRequest, ModelInvalid
 from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
-from services.text.template_messages import one_call_each, with_one_system, with_thoughts_before_calls
+from services.text.rendering.template_messages import one_call_each, with_one_system, with_thoughts_before_calls
 
 # ChatML: what most models without a template of their own understand best.
 DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
@@ -54,7 +54,7 @@ def thinks(source: str) -> bool:
 
 class ChatTemplate:
     """A model's chat template, compiled once. It is a program of the model's makers, and may run for ever: a service
-    has it rendered in a process of its own (`services.text.template_process`)."""
+    has it rendered in a process of its own (`services.text.rendering.template_process`)."""
 
     def __init__(self, source: str, *, bos: str, eos: str, add_bos: bool) -> None:
         """Compiles `source`; an empty one stands for the default template.

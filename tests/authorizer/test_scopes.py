@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from google.api import annotations_pb2
 
 from gateway.descriptor import CHAT, EMBEDDINGS, FACADES, IMAGES, KEYS, MACHINE, MODELS, RESPONSES, TRANSCRIPTIONS
-from services.audio.api.audio_facade import AudioFacade
-from services.audio.api.transcription_servicer import TranscriptionServicer
+from services.audio.api.facade import AudioFacade
+from services.audio.api.servicer import TranscriptionServicer
 from services.auth.identity import ADMIN, INFERENCE, SERVICE
 from services.authorizer.scopes import ANY, needed_scope
 from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.api.machine_servicer import MachineServicer
 from services.catalog.api.models_facade import ModelsFacade
 from services.catalog.api.models_servicer import ModelServicer
-from services.image.api.image_servicer import ImageServicer
-from services.image.api.images_facade import ImagesFacade
-from services.text.api.chat_facade import TextFacade
-from services.text.api.chat_servicer import ChatServicer
-from services.text.api.embedding_servicer import EmbeddingServicer
-from services.text.api.response_servicer import ResponseServicer
-from services.text.api.responses_facade import ResponsesFacade
+from services.image.api.facade import ImagesFacade
+from services.image.api.servicer import ImageServicer
+from services.text.api.chat.facade import TextFacade
+from services.text.api.chat.servicer import ChatServicer
+from services.text.api.embeddings.servicer import EmbeddingServicer
+from services.text.api.responses.facade import ResponsesFacade
+from services.text.api.responses.servicer import ResponseServicer
 from tests.case import case
 
 TEXT, RESPONSES_FACADE, AUDIO, IMAGES_FACADE, MODELS_FACADE = FACADES

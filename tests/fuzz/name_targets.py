@@ -14,17 +14,18 @@ from allm.models.v1 import manifest_pb2, model_service_pb2
 from allm.text.v1 import chat_service_pb2, response_pb2
 from google.protobuf.message import DecodeError, Message
 
-from services.audio.api import transcription_messages
+from services.audio.api import messages as transcription_messages
 from services.catalog.api import messages as catalog_messages
 from services.catalog.registration import names
 from services.catalog.registration.marked_yaml import Wrong
 from services.catalog.registration.models_file import read_models
 from services.errors import AllmError
-from services.image.api import image_messages
+from services.image.api import messages as image_messages
 from services.models.hub import repository as hub
 from services.models.hub.source import HubSource, parse_source
 from services.models.wire import read_manifest
-from services.text.api import chat_servicer, response_messages
+from services.text.api.chat import servicer as chat_servicer
+from services.text.api.responses import messages as response_messages
 from tests.fuzz.fuzz_target import FuzzTarget
 
 # One answer is enough: a target runs one case at a time.

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from services.residency.memory.capacity import Capacity, Room
-from services.residency.memory.estimate import HOST, Need
 from services.residency.memory.ledger import NAME, Ledger
+from services.residency.memory.memory_estimate import HOST, Need
 from services.residency.memory.pools import Pools
 from services.residency.memory.reservation import Full, Reservation
 from services.residency.resident import ResidentKey

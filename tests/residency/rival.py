@@ -30,7 +30,7 @@ from services.residency.residency import Residency
 from services.residency.servicer import ResidencyServicer
 from services.worker.process import WorkerProcess
 from tests.residency.small_host import RUNTIME, TOTAL, model, needed, residency_settings
-from tests.residency.toy_worker import FromToy, Say, Stop
+from tests.worker.toy_worker import FromToy, Say, Stop
 
 # What nobody has measured is all still to be used: so the figures stay what they are, whatever this machine does.
 READINGS = Readings(
@@ -57,7 +57,7 @@ class Toy:
 
 
 async def load(descriptor: ModelDescriptor, _runtime: Runtime) -> Toy:
-    worker: WorkerProcess[FromToy] = await WorkerProcess.start("tests.residency.toy_worker", FromToy, "toy", {})
+    worker: WorkerProcess[FromToy] = await WorkerProcess.start("tests.worker.toy_worker", FromToy, "toy", {})
     worker.send(Say("ready"))
     await worker.receive()
     return Toy(worker)

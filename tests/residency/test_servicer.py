@@ -17,8 +17,8 @@ from allm.models.v1 import residency_service_pb2_grpc as pb_grpc
 from services.auth.authentication import Doorkeeper
 from services.residency import servicer as residency_servicer
 from services.residency.memory.device_memory import DeviceMemory
-from services.residency.memory.estimate import HOST
 from services.residency.memory.host_memory import HostMemory
+from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.peer import ask_to_release, peer_address
 from services.residency.memory.reservation import Reservation
 from services.residency.memory.snapshot import Snapshot

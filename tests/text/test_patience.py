@@ -164,7 +164,7 @@ async def test_beyond_the_queue_requests_are_refused_and_those_in_it_complete(fo
 async def test_a_session_has_a_name_and_its_cached_tokens_show_in_usage(
     folder: Path, method: str, asked: dict[str, Any], told: str
 ) -> None:
-    """What the name does to the cache is the engine's: tests/text/engine/test_llama_cpp.py."""
+    """What the name does to the cache is the engine's: tests/text/engine/runtimes/test_llama_cpp.py."""
     async with asyncio.timeout(PATIENCE_SECONDS), puppet_service(folder) as service:
         service.script = lambda worker, request: end(worker, request, cached=CACHED)
         answer = json.loads(b"".join(await read(service.post(method, prompt_cache_key="session", **asked))))

@@ -14,7 +14,7 @@ from services.models.hub.source_tree import LocalTree
 from services.models.registry import RUNTIMES
 from services.settings.settings import load_settings
 from services.text.manager import TextManager
-from services.text.need import TextNeed
+from services.text.memory_estimate import TextNeed
 from services.text.vllm_environ import vllm_environ
 from tests.demo_model import demo_safetensors
 

@@ -17,7 +17,7 @@ import pytest
 
 from services.telemetry import logs
 from services.worker.process import WorkerDied, WorkerProcess, describe_exit
-from tests.residency.toy_worker import (
+from tests.worker.toy_worker import (
     Breed,
     Deafen,
     Echo,
@@ -42,7 +42,7 @@ async def worker() -> AsyncIterator[Toy]:
 
 
 async def start(**environ: str) -> Toy:
-    return await WorkerProcess.start("tests.residency.toy_worker", FromToy, "toy", environ)
+    return await WorkerProcess.start("tests.worker.toy_worker", FromToy, "toy", environ)
 
 
 async def died(worker: Toy) -> str:
@@ -246,7 +246,7 @@ async def test_the_last_words_of_a_dying_worker_are_logged(caplog: pytest.LogCap
 
 
 def test_no_orphan_is_left_when_the_owner_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-m", "tests.residency.owner"], stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen([sys.executable, "-m", "tests.worker.owner"], stdout=subprocess.PIPE, text=True) as owner:
         orphan = psutil.Process(int(owner.stdout.readline()))
         assert orphan.is_running()
         owner.kill()

@@ -15,7 +15,7 @@ from services.worker.channel import pack
 from services.worker.messages import Failed, Loading
 from services.worker.process import WorkerProcess
 from services.worker.start import WorkerStart
-from tests.residency.toy_worker import Echo, Exit, Garbage, Log, Say
+from tests.worker.toy_worker import Echo, Exit, Garbage, Log, Say
 
 FromStarted = Echo | Failed | Loading
 Adopted = tuple[WorkerProcess[FromStarted], FromStarted]
@@ -23,7 +23,7 @@ Adopted = tuple[WorkerProcess[FromStarted], FromStarted]
 
 def start(load: object, seconds: float = 60.0, **environ: str) -> WorkerStart[FromStarted]:
     return WorkerStart(
-        module="tests.residency.toy_worker",
+        module="tests.worker.toy_worker",
         messages=FromStarted,
         model_id="m",
         environ=environ,
@@ -41,7 +41,7 @@ def children() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one
-            if "tests.residency.toy_worker" in child.cmdline():
+            if "tests.worker.toy_worker" in child.cmdline():
                 found.append(child)
     return found
 

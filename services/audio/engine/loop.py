@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from services.audio.engine.chunk import Chunk, Closed, Opened, Seek, Taken
-from services.audio.engine.glimpses import Glimpses
 from services.audio.engine.lanes import Lanes, Work
 from services.audio.engine.messages import (
     SAMPLE_RATE,
@@ -31,6 +30,7 @@ from services.audio.engine.messages import (
     Transcribed,
 )
 from services.audio.engine.outcome import Outcome
+from services.audio.engine.partial_decoder import Glimpses
 from services.audio.engine.row import Row, columns_for
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Runtime
 from services.audio.engine.steps import Computed, Steps, Tried

@@ -18,10 +18,10 @@ from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.residency.manager import ModelManager
-from services.residency.memory.estimate import HOST, Need, budget_of, place_word
 from services.residency.memory.eviction_plan import Outlook, look_ahead
 from services.residency.memory.ledger import Ledger
 from services.residency.memory.ledger_sync import Books
+from services.residency.memory.memory_estimate import HOST, Need, budget_of, place_word
 from services.residency.memory.peer import ask_to_release
 from services.residency.memory.readings import Readings
 from services.residency.memory.refusal import NeverFits, NoRoom, TooManyModels

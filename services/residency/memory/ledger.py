@@ -19,8 +19,8 @@ from typing import Any
 from services.errors import Internal
 from services.residency.memory import ledger_file, owner_file
 from services.residency.memory.capacity import Capacity
-from services.residency.memory.estimate import Need
 from services.residency.memory.ledger_file import LedgerFile
+from services.residency.memory.memory_estimate import Need
 from services.residency.memory.owner_file import OwnerFile
 from services.residency.memory.pools import Pools
 from services.residency.memory.reservation import Full, Reservation

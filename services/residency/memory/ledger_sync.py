@@ -10,8 +10,8 @@ from typing import Any
 
 from services.byte_count import bytes_word
 from services.residency.manager import ModelManager
-from services.residency.memory.estimate import HOST
 from services.residency.memory.ledger import Ledger
+from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.readings import Readings, Seen
 from services.residency.memory.reservation import Reservation
 from services.residency.slot import Slot

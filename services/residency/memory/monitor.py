@@ -17,9 +17,9 @@ from services.byte_count import bytes_word
 from services.errors import AllmError
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
-from services.residency.memory.estimate import budget_of, place_word
 from services.residency.memory.ledger import Ledger
 from services.residency.memory.ledger_sync import Books
+from services.residency.memory.memory_estimate import budget_of, place_word
 from services.residency.memory.readings import Readings, Seen
 from services.residency.memory.reservation import Reservation
 from services.residency.memory.snapshot import Snapshot

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from services.residency.memory.device_memory import read_devices
-from services.residency.memory.estimate import HOST
 from services.residency.memory.host_memory import read_host_memory
+from services.residency.memory.memory_estimate import HOST
 
 
 class Pools:

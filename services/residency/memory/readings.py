@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from services.residency.memory.capacity import Capacity, Room
 from services.residency.memory.device_memory import DeviceMemory, read_devices
-from services.residency.memory.estimate import HOST, budget_of
 from services.residency.memory.host_memory import HostMemory, read_host_memory
+from services.residency.memory.memory_estimate import HOST, budget_of
 from services.residency.memory.process_memory import ProcessMemory, read_process_memory
 from services.settings.settings import ResidencySettings
 

@@ -19,13 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 from services.text.engine import embedding_inputs
-from services.text.engine.batch import BatchLoop
 from services.text.engine.embedding_loop import EmbeddingInbox, EmbeddingLoop
 from services.text.engine.encoder import Encoder
+from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import Accepted, Embed, EngineOptions, Hold, Load, Submit, ToWorker
 from services.text.engine.request_loop import Arrival, BatchLimits, Inbox, RequestLoop
 from services.text.engine.runtime import Runtime, Span
-from services.text.engine.step_pace import step_pace
+from services.text.engine.token_budget import step_pace
 from services.worker.channel import BlockingChannel, ChannelClosed
 from services.worker.messages import Cancel, EngineError, Failed, LoadingProgress, Refused, Stop
 from services.worker.pace import Pace

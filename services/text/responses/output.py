@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.text.choice import CallBegun, CallDelta, ChoiceEvent, ReasoningDelta, TextDelta
 from services.text.engine.messages import TokenLogprob
 from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone
 from services.text.responses.item import (
@@ -17,6 +16,7 @@ from services.text.responses.item import (
     ReasoningItem,
     new_id,
 )
+from services.text.running_answer import CallBegun, CallDelta, ChoiceEvent, ReasoningDelta, TextDelta
 
 Kind = Literal["text", "reasoning", "arguments"]
 

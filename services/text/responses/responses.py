@@ -23,7 +23,6 @@ from services.errors import (
 )
 from services.text import limits
 from services.text.chat import Chat
-from services.text.choice import ChoiceEvent
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest
 from services.text.responses.background import Background
@@ -33,6 +32,7 @@ from services.text.responses.response import Response, ResponseRequest
 from services.text.responses.run import Run
 from services.text.responses.store import ResponseStore
 from services.text.responses.transcript import messages_of, shortened
+from services.text.running_answer import ChoiceEvent
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Literal
 import msgspec
 
 from services.errors import AllmError
-from services.text.choice import ChoiceEvent
 from services.text.completion import Completion
 from services.text.responses.event import Event, Progress
 from services.text.responses.output import Output
 from services.text.responses.response import Response, Status, failure_of
+from services.text.running_answer import ChoiceEvent
 
 Keep = Callable[[Response], Awaitable[None]]
 

@@ -12,8 +12,8 @@ import grpc
 from allm.audio.v1 import transcription_service_pb2_grpc
 from allm.openai.v1 import audio_service_pb2_grpc
 
-from services.audio.api.audio_facade import AudioFacade
-from services.audio.api.transcription_servicer import TranscriptionServicer
+from services.audio.api.facade import AudioFacade
+from services.audio.api.servicer import TranscriptionServicer
 from services.audio.api.uploads import Uploads
 from services.audio.engine.messages import Segment, TokenLogprob, Word
 from services.audio.sound.source import LiveFeed, RawSound, SoundSource

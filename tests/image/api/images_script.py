@@ -13,9 +13,9 @@ from allm.image.v1 import image_service_pb2_grpc
 from allm.openai.v1 import image_service_pb2_grpc as openai_image_service_pb2_grpc
 
 from services.errors import ModelNotFound
-from services.image.api.image_form import ImageUploads
-from services.image.api.image_servicer import ImageServicer
-from services.image.api.images_facade import ImagesFacade
+from services.image.api.facade import ImagesFacade
+from services.image.api.form import ImageUploads
+from services.image.api.servicer import ImageServicer
 from services.image.api.upload_room import UploadRoom
 from services.image.image_files import ImageFiles
 from services.image.image_request import ImageRequest

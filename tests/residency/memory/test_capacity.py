@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.residency.memory.capacity import Capacity, Room
-from services.residency.memory.estimate import HOST
+from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.reservation import Reservation
 from services.residency.resident import ResidentKey
 from tests.case import case

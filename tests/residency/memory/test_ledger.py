@@ -17,9 +17,9 @@ import pytest
 
 from services.errors import Internal
 from services.residency.memory.capacity import Capacity, Room
-from services.residency.memory.estimate import HOST, Need
 from services.residency.memory.ledger import NAME, Ledger
 from services.residency.memory.ledger_file import LedgerFile
+from services.residency.memory.memory_estimate import HOST, Need
 from services.residency.memory.pools import Pools
 from services.residency.memory.reservation import Full
 from services.residency.resident import ResidentKey

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.residency.memory.estimate import HOST
 from services.residency.memory.host_memory import read_host_memory
+from services.residency.memory.memory_estimate import HOST
 from services.residency.memory.pools import Pools
 
 

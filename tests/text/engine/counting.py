@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.text.engine.batch import BatchLoop
+from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import Hold, Piece, Ready, Stepped, TokenLogprob
 from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.runtime import OutOfCells, Sampled, Span

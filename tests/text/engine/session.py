@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.text.engine.batch import BatchLoop
+from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import EngineOptions, Piece, Stepped
 from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.runtimes.llama_cpp import LlamaEngine

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.text.engine.batch import BatchLoop
+from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import TokenLogprob
 from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.runtimes.llama_cpp import LlamaEngine

@@ -20,7 +20,7 @@ from services.models.hub.source_tree import LocalTree
 from services.models.registry import RUNTIMES
 from services.settings.settings import MIB, load_settings
 from services.text.engine.messages import EngineOptions
-from services.text.need import TextNeed
+from services.text.memory_estimate import TextNeed
 from tests.demo_model import demo_safetensors
 from tests.text.engine.worker_session import SECONDS, VLLM_PYTHON, WorkerSession
 from tests.text.families.published_configs import LLAMA_32

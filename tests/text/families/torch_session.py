@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.text.engine.batch import BatchLoop
+from services.text.engine.loop import BatchLoop
 from services.text.engine.messages import Counters, EngineOptions, Piece, Stepped
 from services.text.engine.request_loop import Arrival, BatchLimits
 from services.text.engine.sampling import SamplingParams

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from services.errors import AllmError, ContextLengthExceeded
-from services.text.choice import Choice
 from services.text.completion import Completion
 from services.text.conversation import ChatRequest
 from services.text.engine.messages import Piece
@@ -21,6 +20,7 @@ from services.text.parsers import hermes
 from services.text.parsers.dialect import ToolShape
 from services.text.responses.item import Item, MessageItem, Part
 from services.text.responses.response import Asked, ResponseRequest
+from services.text.running_answer import Choice
 
 MODEL = "m"
 PROMPT_TOKENS = 7

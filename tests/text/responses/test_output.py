@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from services.text.choice import CallBegun, CallDelta, ChoiceEvent, Finished, ReasoningDelta, TextDelta
 from services.text.engine.messages import TokenLogprob
 from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone
 from services.text.responses.item import FunctionCallItem, Item, MessageItem, ReasoningItem
 from services.text.responses.output import Output
+from services.text.running_answer import CallBegun, CallDelta, ChoiceEvent, Finished, ReasoningDelta, TextDelta
 from tests.case import case
 
 STOP, LENGTH = Finished("stop"), Finished("length")

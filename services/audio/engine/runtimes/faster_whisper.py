@@ -101,7 +101,7 @@ class FasterWhisper:
         frames: Sequence[int],
     ) -> list[Aligned]:
         """Where each window's text is in its sound; windows of the same length, language and task together, but no
-        more than memory was reckoned for (services/audio/need.py).
+        more than memory was reckoned for (services/audio/memory_estimate.py).
         """
         lengths = [len(text) for text in texts]
 

@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from services.text.engine.messages import EngineOptions
-from services.text.engine.step_pace import step_tokens
+from services.text.engine.token_budget import step_tokens
 
 CPU_BLOCK = 32  # cells of a block: fewer are slower on a CPU, more make prefixes that are shared rarer
 GPU_BLOCK = 16

@@ -20,7 +20,7 @@ from services.text.engine.runtimes.vllm.core import Core, CoreRequest, configure
 from services.text.engine.runtimes.vllm.grammar import ConstraintGrammar
 from services.text.engine.runtimes.vllm.parameters import vllm_params
 from services.text.engine.sampling import SamplingParams
-from services.text.engine.step_pace import step_pace
+from services.text.engine.token_budget import step_pace
 from services.worker.messages import EngineError, is_out_of_memory
 from services.worker.pace import Pace
 

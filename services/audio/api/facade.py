@@ -1,0 +1,75 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: OpenAI's bytes around the core of transcription."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from allm.openai.v1 import audio_service_pb2_grpc
+from google.api import httpbody_pb2
+
+from services.audio.api.form import read_upload
+from services.audio.api.openai import delta_event, done_event, whole
+from services.audio.api.openai_request import Answer, read_transcription, read_translation
+from services.audio.api.transcript import Transcript
+from services.audio.api.uploads import Uploads
+from services.audio.sound.source import Upload
+from services.audio.transcription import Event, SegmentDone, TranscriptionRequest, Transcriptions
+from services.rest.facade import facade
+from services.rest.openai import sse
+from services.rest.openai.multipart import heard_out
+from services.rpc.call import Call
+
+PIECE_BYTES = 512 * 1024  # of a long answer in one message
+
+Messages = AsyncIterator[httpbody_pb2.HttpBody]
+
+
+class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
+    """The REST facade of the audio service."""
+
+    def __init__(self, transcriptions: Transcriptions, uploads: Uploads) -> None:
+        self._transcriptions = transcriptions
+        self._uploads = uploads
+
+    @facade(operation="transcription")
+    async def CreateTranscription(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: Messages, call: Call
+    ) -> None:
+        """What is said, in the language that is spoken; with `stream` while it is decoded."""
+        async with heard_out(request):
+            with self._uploads.open() as upload:
+                form = await read_upload(request, upload)
+                await self._answer(*read_transcription(form.fields), upload, call)
+
+    @facade(operation="translation")
+    async def CreateTranslation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: Messages, call: Call
+    ) -> None:
+        """What is said, in English."""
+        async with heard_out(request):
+            with self._uploads.open() as upload:
+                form = await read_upload(request, upload)
+                await self._answer(*read_translation(form.fields), upload, call)
+
+    async def _answer(self, answer: Answer, wanted: TranscriptionRequest, upload: Upload, call: Call) -> None:
+        call.model = await self._transcriptions.model_id(wanted.model)
+        transcript = Transcript()
+        async with self._transcriptions.transcribe(wanted, upload, None, call.client) as events:
+            if answer.stream:
+                await _stream(events, transcript, answer, call)
+            else:
+                await transcript.gather(events)
+        if not answer.stream:
+            kind, data = whole(transcript, answer, wanted.task)
+            for start in range(0, max(1, len(data)), PIECE_BYTES):  # an answer without a byte is a message too
+                await call.send(httpbody_pb2.HttpBody(content_type=kind, data=data[start : start + PIECE_BYTES]))
+        call.facts["usage"] = transcript.facts
+
+
+async def _stream(events: AsyncIterator[Event], transcript: Transcript, answer: Answer, call: Call) -> None:
+    """Each segment is an event as soon as it is there. Until the first, an error can still be told by the status."""
+    async for event in events:
+        delta = transcript.add(event)
+        if delta and isinstance(event, SegmentDone):
+            await call.send(sse.body((sse.data(delta_event(delta, event.segment, answer)),)))
+    await call.send(sse.body((sse.data(done_event(transcript, answer)), sse.DONE)))

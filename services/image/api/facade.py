@@ -1,0 +1,105 @@
+"""POST /v1/images/generations, /edits and /variations, and GET /v1/images/files: OpenAI's bytes around the core."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from allm.openai.v1 import image_service_pb2, image_service_pb2_grpc
+from google.api import httpbody_pb2
+
+from services.image.api.form import IMAGE, MASK, ImageUploads
+from services.image.api.gallery import Gallery
+from services.image.api.openai import completed_event, partial_event, response_object
+from services.image.api.openai_request import Answer, read_edit, read_generation, read_variation
+from services.image.api.parameter_names import REST
+from services.image.image_files import ImageFiles
+from services.image.image_request import ImageRequest
+from services.image.images import Event, Images, Partial
+from services.rest.facade import facade
+from services.rest.openai import sse
+from services.rest.openai.body import json_body
+from services.rest.openai.multipart import heard_out
+from services.rest.parameter_names import called
+from services.rpc.call import Call
+
+PIECE_BYTES = 512 * 1024  # of a long answer in one message
+FILE_SECONDS = 600.0  # for a picture to be read
+
+Messages = AsyncIterator[httpbody_pb2.HttpBody]
+
+
+class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
+    """The REST facade of the image service."""
+
+    def __init__(self, images: Images, files: ImageFiles, uploads: ImageUploads) -> None:
+        self._images = images
+        self._files = files
+        self._uploads = uploads
+
+    @facade(operation="image_generation")
+    async def CreateImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """Pictures of what a prompt says."""
+        await self._answer(*read_generation(request), call)
+
+    @facade(operation="image_edit")
+    async def CreateImageEdit(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: Messages, call: Call
+    ) -> None:
+        """An image drawn over, everywhere or under a mask."""
+        async with heard_out(request):
+            with self._uploads.open() as upload:
+                form = await upload.read(request)
+                await self._answer(*read_edit(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
+
+    @facade(operation="image_variation")
+    async def CreateImageVariation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: Messages, call: Call
+    ) -> None:
+        """An image drawn anew."""
+        async with heard_out(request):
+            with self._uploads.open() as upload:
+                form = await upload.read(request)
+                await self._answer(*read_variation(form.fields, upload.file(IMAGE), upload.file(MASK)), call)
+
+    @facade(FILE_SECONDS)
+    async def GetImageFile(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: image_service_pb2.GetImageFileRequest, call: Call
+    ) -> None:
+        """A picture that an answer named by its address."""
+        kind, data = await self._files.read(request.name)
+        await _send(call, kind, data)
+
+    async def _answer(self, answer: Answer, wanted: ImageRequest, call: Call) -> None:
+        call.model = await self._images.model_id(wanted.model)
+        gallery = Gallery()
+        with called(REST):
+            async with self._images.generate(wanted, call.client) as events:
+                if answer.stream:
+                    await _stream(events, gallery, answer, call)
+                else:
+                    await gallery.gather(events)
+        if not answer.stream:
+            urls = answer.response_format == "url"
+            kept = [await self._files.keep(each.data, each.kind) for each in gallery.pictures] if urls else []
+            body = json_body(response_object(gallery, answer, kept))
+            await _send(call, body.content_type, body.data)
+        call.facts["usage"] = gallery.facts
+
+
+async def _stream(events: AsyncIterator[Event], gallery: Gallery, answer: Answer, call: Call) -> None:
+    """Previews as they come, and the picture once its usage is known. Until the first of them an error is told by the
+    HTTP status.
+    """
+    async for event in events:
+        gallery.add(event)
+        if isinstance(event, Partial):
+            await _send(call, sse.EVENT_STREAM, sse.event(*partial_event(event, answer)))
+    for drawn in gallery.pictures:
+        await _send(call, sse.EVENT_STREAM, sse.event(*completed_event(drawn, gallery, answer)))
+
+
+async def _send(call: Call, kind: str, data: bytes) -> None:
+    for start in range(0, max(1, len(data)), PIECE_BYTES):
+        await call.send(httpbody_pb2.HttpBody(content_type=kind, data=data[start : start + PIECE_BYTES]))

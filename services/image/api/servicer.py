@@ -1,0 +1,106 @@
+"""allm.image.v1.ImageService: protobuf around the core of images."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from allm.image.v1 import image_service_pb2, image_service_pb2_grpc
+from google.protobuf.message import Message
+
+from services.image.api.gallery import Gallery
+from services.image.api.messages import (
+    answer_fields,
+    event_fields,
+    read_edit,
+    read_generate,
+    read_variation,
+)
+from services.image.api.parameter_names import TYPED
+from services.image.api.upload_room import UploadRoom
+from services.image.image_request import ImageRequest
+from services.image.images import Event, Images
+from services.rest.parameter_names import called
+from services.rpc.call import Call, typed
+
+
+class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
+    """The typed image API."""
+
+    def __init__(self, images: Images, limit_bytes: int, room: UploadRoom) -> None:
+        """`limit_bytes`: the largest file that is taken; `room`: for the files of all requests."""
+        self._images = images
+        self._limit_bytes = limit_bytes
+        self._room = room
+
+    @typed(operation="image_generation")
+    async def GenerateImage(  # noqa: N802
+        self, request: image_service_pb2.GenerateImageRequest, call: Call
+    ) -> image_service_pb2.GenerateImageResponse:
+        """Pictures of what a prompt says."""
+        gallery = await self._whole(read_generate(request), call)
+        return image_service_pb2.GenerateImageResponse(**answer_fields(gallery))
+
+    @typed(operation="image_generation")
+    async def StreamGenerateImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: image_service_pb2.StreamGenerateImageRequest, call: Call
+    ) -> None:
+        """The same, and how it goes."""
+        await self._stream(read_generate(request), call, image_service_pb2.StreamGenerateImageResponse)
+
+    @typed(operation="image_edit")
+    async def EditImage(  # noqa: N802
+        self, request: image_service_pb2.EditImageRequest, call: Call
+    ) -> image_service_pb2.EditImageResponse:
+        """An image drawn over, everywhere or under a mask."""
+        gallery = await self._whole(read_edit(request, self._limit_bytes), call)
+        return image_service_pb2.EditImageResponse(**answer_fields(gallery))
+
+    @typed(operation="image_edit")
+    async def StreamEditImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: image_service_pb2.StreamEditImageRequest, call: Call
+    ) -> None:
+        """The same, and how it goes."""
+        wanted = read_edit(request, self._limit_bytes)
+        await self._stream(wanted, call, image_service_pb2.StreamEditImageResponse)
+
+    @typed(operation="image_variation")
+    async def CreateVariation(  # noqa: N802
+        self, request: image_service_pb2.CreateVariationRequest, call: Call
+    ) -> image_service_pb2.CreateVariationResponse:
+        """An image drawn anew."""
+        gallery = await self._whole(read_variation(request, self._limit_bytes), call)
+        return image_service_pb2.CreateVariationResponse(**answer_fields(gallery))
+
+    @typed(operation="image_variation")
+    async def StreamCreateVariation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: image_service_pb2.StreamCreateVariationRequest, call: Call
+    ) -> None:
+        """The same, and how it goes."""
+        wanted = read_variation(request, self._limit_bytes)
+        await self._stream(wanted, call, image_service_pb2.StreamCreateVariationResponse)
+
+    async def _whole(self, wanted: ImageRequest, call: Call) -> Gallery:
+        gallery = Gallery()
+        async with self._events(wanted, call) as events:
+            await gallery.gather(events)
+        call.facts["usage"] = gallery.facts
+        return gallery
+
+    async def _stream(self, wanted: ImageRequest, call: Call, answer: Callable[..., Message]) -> None:
+        """Sends each event as it comes; `answer` is the message of this stream."""
+        gallery = Gallery()
+        async with self._events(wanted, call) as events:
+            async for event in events:
+                gallery.add(event)
+                await call.send(answer(**event_fields(event)))
+        call.facts["usage"] = gallery.facts
+
+    @asynccontextmanager
+    async def _events(self, wanted: ImageRequest, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
+        """Has it drawn as long as the block runs. Raises Overloaded where its files find no room."""
+        with self._room.share() as share, called(TYPED):
+            share.take(len(wanted.image) + len(wanted.mask))
+            call.model = await self._images.model_id(wanted.model)
+            async with self._images.generate(wanted, call.client) as events:
+                yield events

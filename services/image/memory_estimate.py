@@ -1,0 +1,99 @@
+"""How much memory an image model takes: told before it is loaded, from its files' headers and the settings.
+
+    numbers x bytes of the dtype + the largest file as mapped + images x pixels x channels x 32 x bytes / 4 + 119 MiB
+
+`numbers` are those of all components' weights; `images` are those of a batch, `channels` the first of
+`block_out_channels` of the VAE, whose decoding at full size is the peak (128 for Stable Diffusion: see _BYTES_PER_PIXEL
+in services/image/engine/runtimes/diffusers/placement.py); the rest is what torch's kernels keep, and gaps of the heap,
+which grow until a few batches are done. Fitted to the peak of shapes-sd above a worker that has only imported its
+pipelines; that one is `worker`. On a GPU that has too little for all of it, parts of the model stay on the host, and
+the component that runs is what the device holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from services.image.engine.batch_images import CPU_PIXELS, SPARE, batch_images
+from services.image.engine.messages import EngineOptions
+from services.models.descriptor import ModelDescriptor
+from services.models.formats.document import known_object
+from services.models.formats.safetensors_header import read_tensors
+from services.models.hub.source_tree import LocalTree
+from services.models.registry import Runtime
+from services.residency.memory.device_memory import DeviceMemory, read_devices
+from services.residency.memory.memory_estimate import DEVICE, HOST, NUMBER_BYTES, TORCH_CONTEXT, Need
+from services.settings.settings import MIB
+
+WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
+_WEIGHTS = ".safetensors"
+_KERNELS = 119 * MIB
+_CHANNELS, _SIDE = 128, 512  # where a model does not say
+_BYTES_PER_CHANNEL = 32  # of a pixel, in 32 bits
+
+
+class ImageNeed:
+    """Reckons for one service. `options`: how the manager runs a model."""
+
+    def __init__(
+        self,
+        options: Callable[[ModelDescriptor], EngineOptions],
+        devices: Callable[[], list[DeviceMemory]] = read_devices,
+    ) -> None:
+        self._options = options
+        self._devices = devices
+
+    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Need:
+        """What a model takes at its peak. Reads headers only.
+
+        Raises:
+            AllmError, OSError, ValueError: a header cannot be read.
+        """
+        options = self._options(descriptor)
+        number = NUMBER_BYTES.get(options.dtype, 2 if options.gpu else 4)
+        files = [path for path in descriptor.files if path.suffix == _WEIGHTS]
+        weights = {path: _numbers(path) * number for path in files}
+        channels, side = _decoder(descriptor.base or descriptor.primary)
+        images = batch_images(options.batch_images, 1 if options.gpu else CPU_PIXELS // side**2)
+        parts = {
+            "weights": sum(weights.values()),
+            "compute": images * side**2 * channels * _BYTES_PER_CHANNEL * number // 4 + _KERNELS,
+        }
+        if not options.gpu:
+            parts["weights"] += max((path.stat().st_size for path in files), default=0)
+            return Need.of(parts, {"worker": WORKER_BYTES}, gpu=False)
+        parts["compute"] += TORCH_CONTEXT
+        host = WORKER_BYTES + parts["weights"]  # they are read there before they move
+        return Need({HOST: host, DEVICE: self._on_device(parts, weights)}, {**parts, "worker": WORKER_BYTES})
+
+    def _on_device(self, parts: Mapping[str, int], weights: Mapping[Path, int]) -> int:
+        """Everything; where the GPU is too small for that, the component that runs (see choose_offload)."""
+        whole = sum(parts.values())
+        total = next((each.total for each in self._devices() if each.name == DEVICE), whole)
+        if whole <= total * SPARE:
+            return whole
+        components: dict[Path, int] = {}
+        for path, size in weights.items():
+            components[path.parent] = components.get(path.parent, 0) + size
+        return min(whole, max(components.values(), default=0) + parts["compute"], int(total * SPARE))
+
+
+def _numbers(path: Path) -> int:
+    tree = LocalTree(path.parent, [path.parent, path.resolve().parent], depth=0, wanted=path.name)
+    return sum(math.prod(tensor.shape) for tensor in read_tensors(tree, path.name).values())
+
+
+def _decoder(folder: Path) -> tuple[int, int]:
+    """The VAE's channels at full size, and the side of the model's usual picture in pixels."""
+    vae = _config(folder / "vae" / "config.json")
+    blocks = vae.get("block_out_channels") or [_CHANNELS] * 4
+    denoiser = _config(folder / "unet" / "config.json") or _config(folder / "transformer" / "config.json")
+    side = denoiser.get("sample_size")
+    return int(blocks[0]), side * 2 ** (len(blocks) - 1) if isinstance(side, int) and side > 0 else _SIDE
+
+
+def _config(path: Path) -> dict[str, Any]:
+    return known_object(path) if path.is_file() else {}

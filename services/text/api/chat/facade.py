@@ -1,0 +1,86 @@
+"""POST /v1/chat/completions, /v1/completions and /v1/embeddings: OpenAI's bytes around the cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allm.openai.v1 import text_service_pb2_grpc
+from google.api import httpbody_pb2
+
+from services.rest.facade import facade
+from services.rest.openai import sse
+from services.rest.openai.body import json_body
+from services.rpc.call import Call
+from services.text.api.chat.openai import ChunkWriter, completion_object
+from services.text.api.chat.openai_request import read_request
+from services.text.api.completions.facade import create_completion
+from services.text.api.embeddings.facade import create_embedding
+from services.text.chat import Chat
+from services.text.completion import Completion
+from services.text.completions import Completions
+from services.text.embeddings import Embeddings
+
+
+class TextFacade(text_service_pb2_grpc.TextServiceServicer):
+    """The REST facade of the text service."""
+
+    def __init__(self, chat: Chat, completions: Completions, embeddings: Embeddings) -> None:
+        self._chat = chat
+        self._completions = completions
+        self._embeddings = embeddings
+
+    @facade(operation="chat")
+    async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """One JSON body, or server-sent events when the request says `stream`."""
+        asked, chat_request = read_request(request)
+        call.model = await self._chat.model_id(chat_request.model)
+        logprobs = chat_request.logprobs is not None
+        async with self._chat.complete(chat_request, call.client) as completion:
+            head = {"id": completion.id, "created": completion.created, "model": completion.model_id}
+            if asked.stream:
+                include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+                chunks = ChunkWriter(head, include_usage=include_usage, logprobs=logprobs)
+                await _stream(completion, chunks, include_usage, call)
+            else:
+                await completion.whole()
+                said = [choice.said for choice in completion.choices]
+                await call.send(json_body(completion_object(head, said, completion.usage, logprobs=logprobs)))
+            call.facts["usage"] = _facts(completion)
+
+    @facade(operation="text_completion")
+    async def CreateCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """The older interface: a text goes on."""
+        await create_completion(self._completions, request, call)
+
+    @facade(operation="embeddings")
+    async def CreateEmbedding(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """The vectors of some inputs."""
+        await create_embedding(self._embeddings, request, call)
+
+
+async def _stream(completion: Completion, chunks: ChunkWriter, include_usage: bool, call: Call) -> None:
+    """Events that are ready together share one HttpBody; each is a server-sent event of its own."""
+    begun: set[int] = set()
+    while not completion.finished:
+        events: list[dict[str, Any]] = []
+        for index, event in await completion.ready():
+            if index not in begun:
+                # Only now: until the first token an error can still be told by the HTTP status.
+                begun.add(index)
+                events.append(chunks.role(index))
+            events.append(chunks.event(index, event))
+        if completion.finished and include_usage:
+            events.append(chunks.usage(completion.usage))
+        end = (sse.DONE,) if completion.finished else ()
+        await call.send(sse.body((*map(sse.data, events), *end)))
+
+
+def _facts(completion: Completion) -> dict[str, int]:
+    usage = completion.usage
+    return {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens, "completion": usage.completion_tokens}

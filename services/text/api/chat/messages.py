@@ -1,0 +1,75 @@
+"""What the core tells of a chat, as protobuf (allm.text.v1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from allm.text.v1 import chat_pb2, chat_service_pb2
+
+from services.text.conversation import FinishReason, Usage
+from services.text.engine.messages import TokenLogprob
+from services.text.running_answer import CallBegun, CallDelta, ChoiceEvent, ReasoningDelta, Said, TextDelta
+
+_FINISH: dict[FinishReason | None, chat_pb2.FinishReason.ValueType] = {
+    None: chat_pb2.FINISH_REASON_UNSPECIFIED,
+    "stop": chat_pb2.FINISH_REASON_STOP,
+    "length": chat_pb2.FINISH_REASON_LENGTH,
+    "tool_calls": chat_pb2.FINISH_REASON_TOOL_CALLS,
+}
+
+
+def choice_message(index: int, said: Said) -> chat_pb2.ChatChoice:
+    """A whole answer."""
+    message = chat_pb2.ChatMessage(
+        role=chat_pb2.CHAT_ROLE_ASSISTANT,
+        content=[chat_pb2.ContentPart(text=said.text)] if said.text else [],
+        reasoning=said.reasoning,
+        tool_calls=[
+            chat_pb2.ToolCall(id=call.id, name=call.name, arguments_json=call.arguments) for call in said.calls
+        ],
+    )
+    return chat_pb2.ChatChoice(
+        index=index, message=message, finish_reason=_FINISH[said.finish], logprobs=logprob_messages(said.logprobs)
+    )
+
+
+def event_message(index: int, event: ChoiceEvent, usage: Usage | None) -> chat_service_pb2.StreamChatCompletionResponse:
+    """One event of a stream; `usage` where it ends the last choice."""
+    response = chat_service_pb2.StreamChatCompletionResponse
+    delta = chat_service_pb2.ChatDelta(index=index)
+    if isinstance(event, TextDelta):
+        delta.text = event.text
+        delta.logprobs.extend(logprob_messages(event.logprobs))
+    elif isinstance(event, ReasoningDelta):
+        delta.reasoning = event.text
+    elif isinstance(event, CallBegun):
+        delta.tool_call.index, delta.tool_call.id, delta.tool_call.name = event.index, event.id, event.name
+    elif isinstance(event, CallDelta):
+        delta.tool_call.index, delta.tool_call.arguments_json = event.index, event.arguments
+    else:
+        told = usage_message(usage) if usage else None
+        reason = _FINISH[event.reason]
+        return response(finished=chat_service_pb2.ChatFinished(index=index, finish_reason=reason, usage=told))
+    return response(delta=delta)
+
+
+def usage_message(usage: Usage) -> chat_pb2.Usage:
+    """What a request took."""
+    return chat_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+    )
+
+
+def logprob_messages(tokens: Iterable[TokenLogprob]) -> list[chat_pb2.TokenLogprob]:
+    """The probabilities of tokens."""
+    return [
+        chat_pb2.TokenLogprob(
+            token=token.piece,
+            logprob=token.logprob,
+            top=[chat_pb2.TokenAlternative(token=piece, logprob=logprob) for piece, logprob in token.top],
+        )
+        for token in tokens
+    ]

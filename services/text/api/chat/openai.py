@@ -1,0 +1,133 @@
+"""OpenAI's Chat Completions: responses and chunks, built from what the core tells.
+
+Reference: https://platform.openai.com/docs/api-reference/chat. `reasoning_content`, for what a model thinks before it
+answers, is the name that other servers gave it; OpenAI has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.text.conversation import Usage
+from services.text.engine.messages import TokenLogprob
+from services.text.running_answer import CallBegun, CallDelta, ChoiceEvent, Finished, ReasoningDelta, Said, TextDelta
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """The `usage` object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def completion_object(head: dict[str, Any], said: Sequence[Said], usage: Usage, *, logprobs: bool) -> dict[str, Any]:
+    """A whole `chat.completion`; `head` has id, created and model."""
+    return {
+        "id": head["id"],
+        "object": "chat.completion",
+        "created": head["created"],
+        "model": head["model"],
+        "choices": [
+            {
+                "index": index,
+                "message": _message(answer),
+                "logprobs": _logprobs(answer.logprobs) if logprobs else None,
+                "finish_reason": answer.finish,
+            }
+            for index, answer in enumerate(said)
+        ],
+        "usage": usage_object(usage),
+        "service_tier": "default",
+        "system_fingerprint": None,
+    }
+
+
+def _message(said: Said) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": said.text or (None if said.calls else ""),
+        "refusal": None,
+        "annotations": [],
+    }
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in said.calls
+        ]
+    return message
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    content = [
+        {**_token(token.piece, token.logprob), "top_logprobs": [_token(piece, logprob) for piece, logprob in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(piece: bytes, logprob: float) -> dict[str, Any]:
+    """A token may be less than a character: its bytes tell what its text cannot."""
+    return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
+
+
+class ChunkWriter:
+    """Builds the `chat.completion.chunk`s of one stream."""
+
+    def __init__(self, head: dict[str, Any], *, include_usage: bool, logprobs: bool) -> None:
+        self._head = {
+            "id": head["id"],
+            "object": "chat.completion.chunk",
+            "created": head["created"],
+            "model": head["model"],
+            "service_tier": "default",
+            "system_fingerprint": None,
+        }
+        # With include_usage, OpenAI's every chunk has the field, null in all but the last.
+        self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
+        self._logprobs = logprobs
+
+    def role(self, index: int) -> dict[str, Any]:
+        """The first chunk of a choice."""
+        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+
+    def event(self, index: int, event: ChoiceEvent) -> dict[str, Any]:
+        """The chunk for what has come of a choice."""
+        if isinstance(event, TextDelta):
+            logprobs = _logprobs(event.logprobs) if self._logprobs and event.logprobs else None
+            return self._chunk(index, {"content": event.text}, logprobs=logprobs)
+        if isinstance(event, ReasoningDelta):
+            return self._chunk(index, {"reasoning_content": event.text})
+        if isinstance(event, CallBegun):
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+            return self._chunk(index, {"tool_calls": [call]})
+        if isinstance(event, CallDelta):
+            call = {"index": event.index, "function": {"arguments": event.arguments}}
+            return self._chunk(index, {"tool_calls": [call]})
+        return self._chunk(index, {}, finish=_reason(event))
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """The last chunk, when it was asked for: no choices, only usage."""
+        return {**self._head, "choices": [], "usage": usage_object(usage)}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return {**self._head, "choices": [choice], **self._tail}
+
+
+def _reason(event: Finished) -> str:
+    return event.reason

@@ -1,0 +1,232 @@
+"""OpenAI's Chat Completions: requests, read from JSON into structs, checked, and put into the core's words.
+
+Reference: https://platform.openai.com/docs/api-reference/chat. A parameter that OpenAI knows and allm cannot honour is
+refused by name; one that nobody knows is ignored. Extensions: `top_k`, `min_p`, `repeat_penalty` (also under its other
+name `repetition_penalty`) and `ignore_eos`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import msgspec
+from google.api import httpbody_pb2
+
+from services.errors import InvalidRequest, Unsupported
+from services.rest.openai import body
+from services.text import limits
+from services.text.api.chat.openai_tools import (
+    ResponseFormat,
+    ToolChoiceBody,
+    ToolDefinition,
+    choice_of,
+    output_of,
+    tools_of,
+)
+from services.text.api.notes import check_metadata
+from services.text.api.openai_neutral import refuse_others
+from services.text.api.openai_sampling import SamplingBody, sampling_of
+from services.text.conversation import ChatRequest, Message, ReasoningEffort, ToolCall
+from services.text.engine.sampling import SamplingParams
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """A content part: plain text."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
+    """A content part: the assistant's refusal."""
+
+    refusal: str
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
+    """A content part that no text model here reads."""
+
+
+class AudioPart(msgspec.Struct, tag_field="type", tag="input_audio"):
+    """A content part that no text model here reads."""
+
+
+class FilePart(msgspec.Struct, tag_field="type", tag="file"):
+    """A content part that no text model here reads."""
+
+
+ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
+
+
+class FunctionCall(msgspec.Struct):
+    """A function that the assistant called, with its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(msgspec.Struct):
+    """A tool call inside an assistant's message."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class RequestMessage(msgspec.Struct):
+    """One message of the request."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None  # as it came in an earlier answer
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # known, so that it can be refused
+
+
+class ChatCompletionRequest(SamplingBody, kw_only=True):
+    """The body of POST /v1/chat/completions. The second half is known, so that it can be refused."""
+
+    model: str
+    messages: list[RequestMessage]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    prediction: Any = None
+    verbosity: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    web_search_options: Any = None
+    moderation: Any = None
+
+
+def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, ChatRequest]:
+    """Reads and checks a request: as it came, and in the core's words.
+
+    Raises:
+        InvalidRequest: wrong types or values, named.
+        Unsupported: a parameter or content that cannot be honoured, named.
+    """
+    request = body.decode(raw, ChatCompletionRequest)
+    _refuse_unsupported(request)
+    check_metadata(request.metadata or {})
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise InvalidRequest("'max_tokens' and 'max_completion_tokens' exclude each other.", param="max_tokens")
+    if request.repeat_penalty is not None and request.repetition_penalty is not None:
+        message = "'repeat_penalty' and 'repetition_penalty' exclude each other."
+        raise InvalidRequest(message, param="repetition_penalty")
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+    messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+    tools = tools_of(request.tools or ())
+    chat = ChatRequest(
+        model=request.model,
+        messages=messages,
+        sampling=_sampling(request),
+        tools=tools,
+        tool_choice=choice_of(request.tool_choice, tools),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        output=output_of(request.response_format),
+        choices=1 if request.n is None else request.n,
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        reasoning_effort=request.reasoning_effort or "",
+        cache_key=request.prompt_cache_key or "",
+    )
+    limits.check(chat, _called(request))
+    return request, chat
+
+
+def _called(request: ChatCompletionRequest) -> dict[str, str]:
+    """Which of a parameter's two names the caller used."""
+    pairs = {"max_tokens": "max_completion_tokens", "repeat_penalty": "repetition_penalty"}
+    return {name: other for name, other in pairs.items() if getattr(request, other) is not None}
+
+
+def _refuse_unsupported(request: ChatCompletionRequest) -> None:
+    """A parameter with its neutral value asks for nothing and passes."""
+    options = request.stream_options or StreamOptions()
+    refuse_others(
+        (
+            ("functions", request.functions, ([],)),
+            ("function_call", request.function_call, ("none", "auto")),
+            ("modalities", request.modalities, (["text"],)),
+            ("audio", request.audio, ()),
+            ("prediction", request.prediction, ()),
+            ("verbosity", request.verbosity, ("medium",)),
+            ("store", request.store, (False,)),
+            ("service_tier", request.service_tier, ("auto", "default")),
+            ("web_search_options", request.web_search_options, ()),
+            ("moderation", request.moderation, ()),
+            ("stream_options.include_obfuscation", options.include_obfuscation, (False,)),
+        )
+    )
+
+
+def _message(message: RequestMessage, param: str) -> Message:
+    content = _text(message.content, f"{param}.content")
+    if message.content in (None, []) and not message.tool_calls and message.refusal is None:
+        raise InvalidRequest(f"'{param}.content' is missing.", param=f"{param}.content")
+    if message.role == "tool" and not message.tool_call_id:
+        raise InvalidRequest(f"'{param}.tool_call_id' is missing.", param=f"{param}.tool_call_id")
+    return Message(
+        role=message.role,
+        content=content or message.refusal or "",
+        name=message.name or "",
+        tool_calls=tuple(
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id or "",
+        reasoning=message.reasoning_content or "",
+    )
+
+
+def _text(content: str | list[ContentPart] | None, param: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for at, part in enumerate(content):
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, RefusalPart):
+            texts.append(part.refusal)
+        else:
+            kind = part.__struct_config__.tag
+            raise Unsupported(f"'{param}[{at}]': content of type '{kind}' is not supported.", param=f"{param}[{at}]")
+    return "".join(texts)
+
+
+def _sampling(request: ChatCompletionRequest) -> SamplingParams:
+    limit = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
+    sampling = sampling_of(request, limit, request.logit_bias)
+    if request.repetition_penalty is None:
+        return sampling
+    return dataclasses.replace(sampling, repeat_penalty=request.repetition_penalty)

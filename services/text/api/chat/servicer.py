@@ -1,0 +1,202 @@
+"""allm.text.v1.ChatService: protobuf around the chat core."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import msgspec
+from allm.text.v1 import chat_pb2, chat_service_pb2, chat_service_pb2_grpc
+from google.protobuf import timestamp_pb2
+
+from services.errors import InvalidRequest
+from services.rpc.call import Call, typed
+from services.text import limits
+from services.text.api.chat.messages import choice_message, event_message, usage_message
+from services.text.chat import Chat
+from services.text.completion import Completion
+from services.text.conversation import (
+    ChatRequest,
+    Message,
+    OutputFormat,
+    ReasoningEffort,
+    Role,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from services.text.engine.sampling import SamplingParams
+
+AnyRequest = chat_service_pb2.CreateChatCompletionRequest | chat_service_pb2.StreamChatCompletionRequest
+
+_ROLES: dict[int, Role] = {
+    chat_pb2.CHAT_ROLE_SYSTEM: "system",
+    chat_pb2.CHAT_ROLE_DEVELOPER: "developer",
+    chat_pb2.CHAT_ROLE_USER: "user",
+    chat_pb2.CHAT_ROLE_ASSISTANT: "assistant",
+    chat_pb2.CHAT_ROLE_TOOL: "tool",
+}
+_MODES: dict[int, Literal["auto", "none", "required"]] = {
+    chat_pb2.ToolChoice.MODE_UNSPECIFIED: "auto",
+    chat_pb2.ToolChoice.MODE_AUTO: "auto",
+    chat_pb2.ToolChoice.MODE_NONE: "none",
+    chat_pb2.ToolChoice.MODE_REQUIRED: "required",
+}
+
+
+class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
+    """The typed chat API."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    @typed(operation="chat")
+    async def CreateChatCompletion(  # noqa: N802
+        self, request: chat_service_pb2.CreateChatCompletionRequest, call: Call
+    ) -> chat_service_pb2.CreateChatCompletionResponse:
+        """Answers with the whole message at once."""
+        chat_request = read_request(request)
+        call.model = await self._chat.model_id(chat_request.model)
+        async with self._chat.complete(chat_request, call.client) as completion:
+            await completion.whole()
+        return chat_service_pb2.CreateChatCompletionResponse(
+            id=completion.id,
+            model=completion.model_id,
+            create_time=_timestamp(completion),
+            choices=[choice_message(index, choice.said) for index, choice in enumerate(completion.choices)],
+            usage=usage_message(completion.usage),
+        )
+
+    @typed(operation="chat")
+    async def StreamChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: chat_service_pb2.StreamChatCompletionRequest, call: Call
+    ) -> None:
+        """Answers token by token."""
+        chat_request = read_request(request)
+        call.model = await self._chat.model_id(chat_request.model)
+        response = chat_service_pb2.StreamChatCompletionResponse
+        async with self._chat.complete(chat_request, call.client) as completion:
+            events = await completion.ready()
+            started = chat_service_pb2.ChatStarted(
+                id=completion.id, model=completion.model_id, create_time=_timestamp(completion)
+            )
+            await call.send(response(started=started))
+            while events:
+                *earlier, last = events
+                for index, event in earlier:
+                    await call.send(event_message(index, event, None))
+                # The last event that there is ends the last choice: it tells what all have taken.
+                index, event = last
+                await call.send(event_message(index, event, completion.usage if completion.finished else None))
+                events = await completion.ready()
+
+
+def read_request(request: AnyRequest) -> ChatRequest:
+    """Checks a request and puts it into the core's words. Raises InvalidRequest or Unsupported."""
+    messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
+    tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools))
+    chat = ChatRequest(
+        model=request.model,
+        messages=messages,
+        sampling=_sampling(request.sampling),
+        tools=tools,
+        tool_choice=_tool_choice(request.tool_choice, tools),
+        parallel_tool_calls=request.parallel_tool_calls if request.HasField("parallel_tool_calls") else True,
+        output=_output(request.output_format),
+        choices=request.choices if request.HasField("choices") else 1,
+        logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
+        reasoning_effort=_effort(request.reasoning_effort),
+        cache_key=request.prompt_cache_key,
+    )
+    limits.check(chat, {"n": "choices"})
+    return chat
+
+
+def _message(message: chat_pb2.ChatMessage, param: str) -> Message:
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest(f"'{param}.role' is not set to a known role.", param=f"{param}.role")
+    if not message.content and not message.tool_calls:
+        raise InvalidRequest(f"'{param}.content' is missing.", param=f"{param}.content")
+    if role == "tool" and not message.tool_call_id:
+        raise InvalidRequest(f"'{param}.tool_call_id' is missing.", param=f"{param}.tool_call_id")
+    for at, part in enumerate(message.content):
+        if part.WhichOneof("part") is None:
+            raise InvalidRequest(f"'{param}.content[{at}]' has no part set.", param=f"{param}.content[{at}]")
+    return Message(
+        role=role,
+        content="".join(part.text or part.refusal for part in message.content),
+        name=message.name,
+        tool_calls=tuple(
+            ToolCall(id=tool.id, name=tool.name, arguments=tool.arguments_json) for tool in message.tool_calls
+        ),
+        tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning,
+    )
+
+
+def _tool(tool: chat_pb2.Tool, param: str) -> Tool:
+    parameters = _schema(tool.parameters_json, f"{param}.parameters_json") if tool.parameters_json else None
+    return Tool(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
+
+
+def _tool_choice(choice: chat_pb2.ToolChoice, tools: tuple[Tool, ...]) -> ToolChoice:
+    mode = _MODES.get(choice.mode)
+    if mode is None:
+        raise InvalidRequest(f"'tool_choice.mode' is {choice.mode}, which is not known.", param="tool_choice")
+    there = {tool.name for tool in tools}
+    for name in choice.names:
+        if name not in there:
+            raise InvalidRequest(f"'tool_choice' names {name!r}, which is not among 'tools'.", param="tool_choice")
+    if mode == "required" and not tools:
+        raise InvalidRequest("'tool_choice' demands a tool, but 'tools' is empty.", param="tool_choice")
+    return ToolChoice(mode=mode, names=frozenset(choice.names))
+
+
+def _output(output: chat_pb2.OutputFormat) -> OutputFormat:
+    kind = output.WhichOneof("format")
+    if kind == "json_schema":
+        return OutputFormat(kind="json_schema", schema=_schema(output.json_schema, "output_format.json_schema"))
+    if kind == "json_object":
+        return OutputFormat(kind="json_object" if output.json_object else "text")
+    return OutputFormat()
+
+
+def _schema(text: str, param: str) -> dict[str, Any]:
+    try:
+        schema = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"'{param}' is not valid JSON: {error}", param=param) from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"'{param}' must be a JSON object.", param=param)
+    return schema
+
+
+def _effort(text: str) -> ReasoningEffort:
+    for known in get_args(ReasoningEffort):
+        if text == known:
+            effort: ReasoningEffort = known
+            return effort
+    allowed = ", ".join(filter(None, get_args(ReasoningEffort)))
+    raise InvalidRequest(f"'reasoning_effort' must be one of {allowed}, not {text[:40]!r}.", param="reasoning_effort")
+
+
+def _sampling(params: chat_pb2.SamplingParameters) -> SamplingParams:
+    default = SamplingParams()
+    return SamplingParams(
+        temperature=params.temperature if params.HasField("temperature") else default.temperature,
+        top_p=params.top_p if params.HasField("top_p") else default.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed if params.HasField("seed") else None,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repeat_penalty=params.repeat_penalty if params.HasField("repeat_penalty") else default.repeat_penalty,
+        logit_bias=tuple(params.logit_bias.items()),
+        stop=tuple(params.stop),
+        max_tokens=params.max_tokens if params.HasField("max_tokens") else None,
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def _timestamp(completion: Completion) -> timestamp_pb2.Timestamp:
+    return timestamp_pb2.Timestamp(seconds=completion.created)

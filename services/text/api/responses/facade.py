@@ -1,0 +1,137 @@
+"""/v1/responses and what is beneath it: OpenAI's bytes around the responses core."""
+
+from __future__ import annotations
+
+from allm.openai.v1 import responses_service_pb2, responses_service_pb2_grpc
+from google.api import httpbody_pb2
+
+from services.errors import InvalidRequest, Unsupported
+from services.rest.facade import facade
+from services.rest.openai import sse
+from services.rest.openai.body import json_body
+from services.rest.parameter_names import called
+from services.rpc.call import Call
+from services.telemetry import metrics
+from services.text.api.responses.openai import EventWriter, items_object, response_object
+from services.text.api.responses.openai_request import CALLED, check_include, read_request
+from services.text.responses.response import Response, ResponseRequest
+from services.text.responses.responses import Responses
+from services.text.responses.run import Run
+
+SECONDS = 30.0  # for what only reads and writes the store
+DEFAULT_LIMIT = 20
+
+
+class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
+    """OpenAI's Responses endpoints."""
+
+    def __init__(self, responses: Responses) -> None:
+        self._responses = responses
+
+    @facade(operation="chat")
+    async def CreateResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> None:
+        """One JSON body, or server-sent events when the request says `stream`."""
+        asked, wanted = read_request(request)
+        with called(CALLED):
+            call.model = await self._responses.model_id(wanted.model)
+            if wanted.asked.background:
+                await self._start(wanted, call, stream=bool(asked.stream))
+                return
+            async with self._responses.run(wanted, call.client) as run:
+                if asked.stream:
+                    await _stream(run, call)
+                else:
+                    await call.send(json_body(response_object(await run.whole())))
+            _note(run.response, call)
+
+    @facade()
+    async def CountInputTokens(  # noqa: N802
+        self, request: httpbody_pb2.HttpBody, call: Call
+    ) -> httpbody_pb2.HttpBody:
+        """How many tokens an input is."""
+        _, wanted = read_request(request)
+        with called(CALLED):
+            call.model = await self._responses.model_id(wanted.model)
+            count = await self._responses.count(wanted, call.client)
+        return json_body({"object": "response.input_tokens", "input_tokens": count})
+
+    @facade()
+    async def GetResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: responses_service_pb2.GetResponseRequest, call: Call
+    ) -> None:
+        """A stored response, or the events of one in the background."""
+        check_include([*request.include, *request.include_brackets])
+        if request.include_obfuscation:
+            raise Unsupported("'include_obfuscation' is not supported by this server.", param="include_obfuscation")
+        if request.stream:
+            after = request.starting_after if request.HasField("starting_after") else -1
+            await self._follow(request.response_id, after, call)
+            return
+        if request.HasField("starting_after"):
+            raise InvalidRequest("'starting_after' is only allowed when 'stream' is true.", param="starting_after")
+        response = await self._responses.get(request.response_id, call.client)
+        await call.send(json_body(response_object(response)))
+
+    @facade(SECONDS)
+    async def DeleteResponse(  # noqa: N802
+        self, request: responses_service_pb2.DeleteResponseRequest, call: Call
+    ) -> httpbody_pb2.HttpBody:
+        """Forgets a stored response."""
+        await self._responses.delete(request.response_id, call.client)
+        return json_body({"id": request.response_id, "object": "response", "deleted": True})
+
+    @facade(SECONDS)
+    async def CancelResponse(  # noqa: N802
+        self, request: responses_service_pb2.CancelResponseRequest, call: Call
+    ) -> httpbody_pb2.HttpBody:
+        """Ends a response in the background."""
+        return json_body(response_object(await self._responses.cancel(request.response_id, call.client)))
+
+    @facade(SECONDS)
+    async def ListInputItems(  # noqa: N802
+        self, request: responses_service_pb2.ListInputItemsRequest, call: Call
+    ) -> httpbody_pb2.HttpBody:
+        """What a stored response was given."""
+        check_include([*request.include, *request.include_brackets])
+        if request.order not in ("", "asc", "desc"):
+            raise InvalidRequest(f"'order' must be 'asc' or 'desc', not {request.order[:40]!r}.", param="order")
+        items, has_more = await self._responses.input_items(
+            request.response_id,
+            call.client,
+            newest_first=request.order != "asc",
+            after=request.after,
+            limit=request.limit if request.HasField("limit") else DEFAULT_LIMIT,
+        )
+        return json_body(items_object(items, has_more=has_more))
+
+    async def _start(self, wanted: ResponseRequest, call: Call, *, stream: bool) -> None:
+        response = await self._responses.start(wanted, call.client)
+        if stream:
+            await self._follow(response.id, -1, call)
+        else:
+            await call.send(json_body(response_object(response)))
+
+    async def _follow(self, response_id: str, after: int, call: Call) -> None:
+        writer = EventWriter()
+        async for told in self._responses.follow(response_id, call.client, after):
+            await call.send(sse.body(writer.event(event, number) for number, event in told))
+        if not call.answering:  # nothing came after that number
+            await call.send(sse.body(()))
+
+
+async def _stream(run: Run, call: Call) -> None:
+    """Events that are ready together share one HttpBody; until the first token an error is told by the HTTP status."""
+    writer = EventWriter()
+    async for events in run.events():
+        await call.send(sse.body(map(writer.event, events)))
+    if run.failure:  # told by an event, so the call itself ends well
+        metrics.ERRORS.labels(call.rpc, run.failure.code, call.model).inc()
+        call.facts["failed"] = run.failure.code
+
+
+def _note(response: Response, call: Call) -> None:
+    if usage := response.usage:
+        tokens = {"prompt": usage.prompt_tokens, "cached": usage.cached_tokens, "completion": usage.completion_tokens}
+        call.facts["usage"] = tokens

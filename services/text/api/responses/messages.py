@@ -1,0 +1,244 @@
+"""Responses, their items and events as protobuf (allm.text.v1), and items from it."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from allm.text.v1 import chat_pb2, response_pb2, response_service_pb2
+from google.protobuf import timestamp_pb2
+
+from services.errors import InvalidRequest
+from services.text.api.chat.messages import logprob_messages, usage_message
+from services.text.conversation import Tool
+from services.text.engine.sampling import SamplingParams
+from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, PartDone, Progress
+from services.text.responses.item import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    Item,
+    ItemReference,
+    ItemStatus,
+    MessageItem,
+    Part,
+    ReasoningItem,
+    Speaker,
+    new_id,
+)
+from services.text.responses.response import Asked, Response, Status
+
+MAX_ID = 256  # characters of an id that a caller brings
+
+_STATUSES: dict[Status, response_pb2.ResponseStatus.ValueType] = {
+    "queued": response_pb2.RESPONSE_STATUS_QUEUED,
+    "in_progress": response_pb2.RESPONSE_STATUS_IN_PROGRESS,
+    "completed": response_pb2.RESPONSE_STATUS_COMPLETED,
+    "incomplete": response_pb2.RESPONSE_STATUS_INCOMPLETE,
+    "failed": response_pb2.RESPONSE_STATUS_FAILED,
+    "cancelled": response_pb2.RESPONSE_STATUS_CANCELLED,
+}
+_ITEM_STATUSES: dict[ItemStatus, response_pb2.ItemStatus.ValueType] = {
+    "in_progress": response_pb2.ITEM_STATUS_IN_PROGRESS,
+    "completed": response_pb2.ITEM_STATUS_COMPLETED,
+    "incomplete": response_pb2.ITEM_STATUS_INCOMPLETE,
+}
+_ROLES: dict[Speaker, chat_pb2.ChatRole.ValueType] = {
+    "system": chat_pb2.CHAT_ROLE_SYSTEM,
+    "developer": chat_pb2.CHAT_ROLE_DEVELOPER,
+    "user": chat_pb2.CHAT_ROLE_USER,
+    "assistant": chat_pb2.CHAT_ROLE_ASSISTANT,
+}
+_MODES = {
+    "auto": chat_pb2.ToolChoice.MODE_AUTO,
+    "none": chat_pb2.ToolChoice.MODE_NONE,
+    "required": chat_pb2.ToolChoice.MODE_REQUIRED,
+}
+_SPEAKERS = {number: role for role, number in _ROLES.items()}
+_READ_STATUSES = {number: status for status, number in _ITEM_STATUSES.items()}
+
+
+def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
+    """An item of a request. Raises InvalidRequest."""
+    kind = item.WhichOneof("kind")
+    status = _READ_STATUSES.get(item.status, "completed")
+    if kind == "message":
+        role = _SPEAKERS.get(item.message.role)
+        if role is None:
+            raise InvalidRequest(f"'{param}.message.role' is not set to a known role.", param=f"{param}.message.role")
+        for at, part in enumerate(item.message.content):
+            if part.WhichOneof("part") is None:
+                where = f"{param}.message.content[{at}]"
+                raise InvalidRequest(f"'{where}' has no part set.", param=where)
+        content = tuple(
+            Part(text=part.text or part.refusal, refusal=part.WhichOneof("part") == "refusal")
+            for part in item.message.content
+        )
+        return MessageItem(id=_id(item.id, "msg", param), role=role, content=content, status=status)
+    if kind == "reasoning":
+        thought = item.reasoning
+        summary = tuple(thought.summary)
+        return ReasoningItem(id=_id(item.id, "rs", param), text=thought.text, summary=summary, status=status)
+    if kind == "function_call":
+        call = item.function_call
+        return FunctionCallItem(
+            id=_id(item.id, "fc", param),
+            call_id=_call_id(call.call_id, f"{param}.function_call"),
+            name=call.name,
+            arguments=call.arguments_json,
+            status=status,
+        )
+    if kind == "function_call_output":
+        result = item.function_call_output
+        call_id = _call_id(result.call_id, f"{param}.function_call_output")
+        return FunctionOutputItem(id=_id(item.id, "fco", param), call_id=call_id, output=result.output, status=status)
+    if kind == "item_reference":
+        return ItemReference(id=_id(item.item_reference, "msg", param))
+    raise InvalidRequest(f"'{param}' has no kind set.", param=param)
+
+
+def item_message(item: Item) -> response_pb2.Item:
+    """An item."""
+    message = response_pb2.Item(id=item.id, status=_ITEM_STATUSES[item.status])
+    if isinstance(item, MessageItem):
+        message.message.role = _ROLES[item.role]
+        for part in item.content:
+            message.message.content.append(
+                chat_pb2.ContentPart(refusal=part.text) if part.refusal else chat_pb2.ContentPart(text=part.text)
+            )
+            message.message.logprobs.extend(logprob_messages(part.logprobs))
+    elif isinstance(item, ReasoningItem):
+        message.reasoning.CopyFrom(response_pb2.ReasoningItem(text=item.text, summary=item.summary))
+    elif isinstance(item, FunctionCallItem):
+        call = response_pb2.FunctionCallItem(call_id=item.call_id, name=item.name, arguments_json=item.arguments)
+        message.function_call.CopyFrom(call)
+    else:
+        result = response_pb2.FunctionCallOutputItem(call_id=item.call_id, output=item.output)
+        message.function_call_output.CopyFrom(result)
+    return message
+
+
+def response_message(response: Response) -> response_pb2.Response:
+    """A response."""
+    failure = response.failure
+    return response_pb2.Response(
+        id=response.id,
+        model=response.model,
+        create_time=_timestamp(response.created),
+        complete_time=None if response.completed is None else _timestamp(response.completed),
+        status=_STATUSES[response.status],
+        output=[item_message(item) for item in response.output],
+        usage=usage_message(response.usage) if response.usage else None,
+        failure=response_pb2.ResponseFailure(code=failure.code, message=failure.message) if failure else None,
+        incomplete_reason=response.incomplete or "",
+        settings=_settings(response.asked),
+    )
+
+
+def event_message(number: int, event: Event) -> response_service_pb2.StreamResponseResponse:
+    """The event of that number."""
+    message = response_service_pb2.StreamResponseResponse(sequence_number=number)
+    field = getattr(message, _field(event))
+    if isinstance(event, Progress):
+        field.CopyFrom(response_message(event.response))
+    elif isinstance(event, ItemAdded | ItemDone):
+        item = item_message(event.item)
+        if isinstance(event, ItemAdded) and isinstance(event.item, MessageItem):
+            item.message.ClearField("content")  # it is a part that is added next
+        field.CopyFrom(response_service_pb2.ItemEvent(output_index=event.index, item=item))
+    elif isinstance(event, PartAdded | PartDone):
+        text = _text(event.item)
+        field.CopyFrom(response_service_pb2.PartEvent(output_index=event.index, item_id=event.item.id, text=text))
+    else:
+        logprobs = logprob_messages(event.logprobs)
+        text_event = response_service_pb2.TextEvent(
+            output_index=event.index, item_id=event.item, text=event.text, logprobs=logprobs
+        )
+        field.CopyFrom(text_event)
+    return message
+
+
+def _field(event: Event) -> str:
+    """The field that an event is told in."""
+    if isinstance(event, Progress):
+        return event.step
+    if isinstance(event, Delta):
+        return f"{event.kind}_delta"
+    if isinstance(event, DeltaDone):
+        return f"{event.kind}_done"
+    fields: dict[type[Event], str] = {
+        ItemAdded: "item_added",
+        ItemDone: "item_done",
+        PartAdded: "part_added",
+        PartDone: "part_done",
+    }
+    return fields[type(event)]
+
+
+def _settings(asked: Asked) -> response_pb2.ResponseSettings:
+    choice = asked.tool_choice
+    truncation = response_pb2.TRUNCATION_AUTO if asked.shorten else response_pb2.TRUNCATION_DISABLED
+    settings = response_pb2.ResponseSettings(
+        instructions=asked.instructions or "",
+        sampling=_sampling(asked.sampling),
+        tools=[_tool(tool) for tool in asked.tools],
+        tool_choice=chat_pb2.ToolChoice(mode=_MODES[choice.mode], names=sorted(choice.names)),
+        parallel_tool_calls=asked.parallel_tool_calls,
+        top_logprobs=asked.logprobs,
+        reasoning_effort=asked.reasoning_effort,
+        previous_response_id=asked.previous_response_id or "",
+        store=bool(asked.store),
+        background=asked.background,
+        truncation=truncation,
+        metadata=asked.metadata,
+        prompt_cache_key=asked.prompt_cache_key or "",
+    )
+    if asked.output.kind == "json_object":
+        settings.output_format.json_object = True
+    elif asked.output.kind == "json_schema":
+        settings.output_format.json_schema = json.dumps(asked.output.schema)
+    return settings
+
+
+def _tool(tool: Tool) -> chat_pb2.Tool:
+    parameters = "" if tool.parameters is None else json.dumps(tool.parameters)
+    return chat_pb2.Tool(name=tool.name, description=tool.description, parameters_json=parameters, strict=tool.strict)
+
+
+def _sampling(params: SamplingParams) -> chat_pb2.SamplingParameters:
+    return chat_pb2.SamplingParameters(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repeat_penalty=params.repeat_penalty,
+        logit_bias=dict(params.logit_bias),
+        stop=params.stop,
+        max_tokens=params.max_tokens,
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def _text(item: Item) -> str:
+    if isinstance(item, MessageItem):
+        return "".join(part.text for part in item.content)
+    return item.text if isinstance(item, ReasoningItem) else ""
+
+
+def _timestamp(seconds: float) -> timestamp_pb2.Timestamp:
+    return timestamp_pb2.Timestamp(seconds=int(seconds), nanos=int(seconds % 1 * 1e9))
+
+
+def _call_id(given: str, param: str) -> str:
+    if not given:
+        raise InvalidRequest(f"'{param}.call_id' is missing.", param=f"{param}.call_id")
+    return _id(given, "fc", param)
+
+
+def _id(given: str, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
+    """The caller's own id, or a fresh one."""
+    if len(given) > MAX_ID:
+        raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
+    return given or new_id(kind)

@@ -1,0 +1,188 @@
+"""OpenAI's Responses: objects and stream events, built from what the core tells.
+
+Reference: https://platform.openai.com/docs/api-reference/responses. Every field that the reference has, and that this
+server knows something about, is there; what is absent is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.rest.openai import sse
+from services.text.api.responses.openai_tools import choice_object, format_object, tool_object
+from services.text.conversation import Usage
+from services.text.engine.messages import TokenLogprob
+from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, ItemDone, PartAdded, Progress
+from services.text.responses.item import FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
+from services.text.responses.response import Response
+
+# OpenAI knows few codes here; which of ours they stand for.
+_ERROR_CODES = {
+    "INVALID_REQUEST": "invalid_prompt",
+    "UNSUPPORTED": "invalid_prompt",
+    "OVERLOADED": "rate_limit_exceeded",
+}
+_DELTAS = {
+    "text": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "arguments": "response.function_call_arguments",
+}
+
+
+def response_object(response: Response) -> dict[str, Any]:
+    """A `response`."""
+    asked = response.asked
+    failure = response.failure
+    error = failure and {"code": _ERROR_CODES.get(failure.code, "server_error"), "message": failure.message}
+    return {
+        "id": response.id,
+        "object": "response",
+        "created_at": int(response.created),
+        "completed_at": None if response.completed is None else int(response.completed),
+        "status": response.status,
+        "background": asked.background,
+        "error": error,
+        "incomplete_details": {"reason": response.incomplete} if response.incomplete else None,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.sampling.max_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "model": response.model,
+        "output": [item_object(item) for item in response.output],
+        "parallel_tool_calls": asked.parallel_tool_calls,
+        "previous_response_id": asked.previous_response_id,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "reasoning": {"effort": asked.reasoning_effort or None, "summary": asked.summary},
+        "safety_identifier": asked.safety_identifier,
+        "service_tier": "default",
+        "store": bool(asked.store),
+        "temperature": asked.sampling.temperature,
+        "text": {"format": format_object(asked.output, asked.output_name), "verbosity": "medium"},
+        "tool_choice": choice_object(asked.tool_choice),
+        "tools": [tool_object(tool) for tool in asked.tools],
+        "top_logprobs": asked.logprobs or 0,
+        "top_p": asked.sampling.top_p,
+        "presence_penalty": asked.sampling.presence_penalty,
+        "frequency_penalty": asked.sampling.frequency_penalty,
+        "truncation": "auto" if asked.shorten else "disabled",
+        "usage": _usage(response.usage) if response.usage else None,
+        "user": asked.user,
+        "metadata": asked.metadata,
+    }
+
+
+def item_object(item: Item) -> dict[str, Any]:
+    """An item of a response's input or output."""
+    if isinstance(item, MessageItem):
+        content = [_part(part, item.role) for part in item.content]
+        return {"id": item.id, "type": "message", "status": item.status, "role": item.role, "content": content}
+    if isinstance(item, ReasoningItem):
+        return {
+            "id": item.id,
+            "type": "reasoning",
+            "status": item.status,
+            "summary": [{"type": "summary_text", "text": text} for text in item.summary],
+            "content": [{"type": "reasoning_text", "text": item.text}] if item.text else [],
+            "encrypted_content": None,
+        }
+    call = {"id": item.id, "type": item.__struct_config__.tag, "status": item.status, "call_id": item.call_id}
+    if isinstance(item, FunctionOutputItem):
+        return {**call, "output": item.output}
+    return {**call, "name": item.name, "arguments": item.arguments}
+
+
+def items_object(items: Sequence[Item], *, has_more: bool) -> dict[str, Any]:
+    """A page of items."""
+    return {
+        "object": "list",
+        "data": [item_object(item) for item in items],
+        "first_id": items[0].id if items else "",
+        "last_id": items[-1].id if items else "",
+        "has_more": has_more,
+    }
+
+
+class EventWriter:
+    """Numbers the events of one stream, and writes them as server-sent events."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def event(self, event: Event, number: int | None = None) -> bytes:
+        """One event; `number` where it has been given one before."""
+        sequence = self._next if number is None else number
+        self._next = sequence + 1
+        kind, content = _event(event)
+        return sse.event(kind, {"type": kind, "sequence_number": sequence, **content})
+
+
+def _event(event: Event) -> tuple[str, dict[str, Any]]:
+    """An event's type and what it holds."""
+    if isinstance(event, Progress):
+        return f"response.{event.step}", {"response": response_object(event.response)}
+    if isinstance(event, ItemAdded | ItemDone):
+        item = item_object(_opened(event.item) if isinstance(event, ItemAdded) else event.item)
+        kind = "added" if isinstance(event, ItemAdded) else "done"
+        return f"response.output_item.{kind}", {"output_index": event.index, "item": item}
+    if isinstance(event, Delta):
+        place = _place(event.index, event.item, event.kind)
+        told = {"logprobs": _logprobs(event.logprobs)} if event.kind == "text" else {}
+        return f"{_DELTAS[event.kind]}.delta", {**place, "delta": event.text, **told}
+    if isinstance(event, DeltaDone):
+        place = _place(event.index, event.item, event.kind)
+        told = {"logprobs": _logprobs(event.logprobs)} if event.kind == "text" else {}
+        key = "arguments" if event.kind == "arguments" else "text"
+        return f"{_DELTAS[event.kind]}.done", {**place, key: event.text, **told}
+    kind = "added" if isinstance(event, PartAdded) else "done"
+    place = _place(event.index, event.item.id, "text")
+    return f"response.content_part.{kind}", {**place, "part": _only_part(event.item)}
+
+
+def _place(index: int, item: str, kind: str) -> dict[str, Any]:
+    place: dict[str, Any] = {"item_id": item, "output_index": index}
+    return place if kind == "arguments" else {**place, "content_index": 0}
+
+
+def _opened(item: Item) -> Item:
+    """An item that has just been added has no content yet: its part is an event of its own."""
+    if isinstance(item, MessageItem):
+        return MessageItem(id=item.id, role=item.role, content=(), status=item.status)
+    return item
+
+
+def _only_part(item: Item) -> dict[str, Any]:
+    if isinstance(item, MessageItem):
+        return _part(item.content[0], item.role)
+    text = item.text if isinstance(item, ReasoningItem) else ""
+    return {"type": "reasoning_text", "text": text}
+
+
+def _part(part: Part, role: str) -> dict[str, Any]:
+    if part.refusal:
+        return {"type": "refusal", "refusal": part.text}
+    if role != "assistant":
+        return {"type": "input_text", "text": part.text}
+    return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": _logprobs(part.logprobs)}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        # Every prompt is kept for later ones where there is room; what that was is not counted.
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    return [
+        {**_token(token.piece, token.logprob), "top_logprobs": [_token(piece, logprob) for piece, logprob in token.top]}
+        for token in tokens
+    ]
+
+
+def _token(piece: bytes, logprob: float) -> dict[str, Any]:
+    """A token may be less than a character: its bytes tell what its text cannot."""
+    return {"token": piece.decode(errors="replace"), "bytes": list(piece), "logprob": logprob}

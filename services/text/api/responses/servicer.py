@@ -1,0 +1,188 @@
+"""allm.text.v1.ResponseService: protobuf around the responses core."""
+
+from __future__ import annotations
+
+from allm.text.v1 import chat_pb2, chat_service_pb2, response_pb2, response_service_pb2, response_service_pb2_grpc
+
+from services.errors import InvalidRequest, Unsupported
+from services.rest.parameter_names import called
+from services.rpc.call import Call, typed
+from services.telemetry import metrics
+from services.text import limits
+from services.text.api.chat import servicer as chat_servicer
+from services.text.api.notes import check_metadata
+from services.text.api.responses.messages import event_message, item_message, read_item, response_message
+from services.text.conversation import ChatRequest
+from services.text.responses.response import Asked, ResponseRequest
+from services.text.responses.responses import Responses
+
+AnyRequest = (
+    response_service_pb2.CreateResponseRequest
+    | response_service_pb2.StreamResponseRequest
+    | response_service_pb2.CountInputTokensRequest
+)
+
+SECONDS = 30.0  # for what only reads and writes the store
+DEFAULT_LIMIT = 20
+_SETTINGS = (
+    "sampling",
+    "tools",
+    "tool_choice",
+    "output_format",
+    "reasoning_effort",
+    "top_logprobs",
+    "previous_response_id",
+    "store",
+    "background",
+    "metadata",
+    "prompt_cache_key",
+)
+# What the core and the model's worker call parameters that have another name here.
+CALLED = {
+    "messages": "input",
+    "response_format": "settings.output_format.json_schema",
+    "max_tokens": "settings.sampling.max_tokens",
+    **{name: f"settings.{name}" for name in _SETTINGS},
+}
+
+
+class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
+    """The typed responses API."""
+
+    def __init__(self, responses: Responses) -> None:
+        self._responses = responses
+
+    @typed(operation="chat")
+    async def CreateResponse(  # noqa: N802
+        self, request: response_service_pb2.CreateResponseRequest, call: Call
+    ) -> response_service_pb2.CreateResponseResponse:
+        """Answers with the whole response, or with a queued one."""
+        with called(CALLED):
+            wanted = read_request(request)
+            call.model = await self._responses.model_id(wanted.model)
+            if wanted.asked.background:
+                response = await self._responses.start(wanted, call.client)
+            else:
+                async with self._responses.run(wanted, call.client) as run:
+                    response = await run.whole()
+        return response_service_pb2.CreateResponseResponse(response=response_message(response))
+
+    @typed(operation="chat")
+    async def StreamResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+        self, request: response_service_pb2.StreamResponseRequest, call: Call
+    ) -> None:
+        """Answers event by event."""
+        with called(CALLED):
+            wanted = read_request(request)
+            if wanted.asked.background:
+                raise Unsupported("'background' cannot be streamed here: poll with GetResponse.", param="background")
+            call.model = await self._responses.model_id(wanted.model)
+            number = 0
+            async with self._responses.run(wanted, call.client) as run:
+                async for events in run.events():
+                    for event in events:
+                        await call.send(event_message(number, event))
+                        number += 1
+            if run.failure:  # told by an event, so the call itself ends well
+                metrics.ERRORS.labels(call.rpc, run.failure.code, call.model).inc()
+                call.facts["failed"] = run.failure.code
+
+    @typed(SECONDS)
+    async def GetResponse(  # noqa: N802
+        self, request: response_service_pb2.GetResponseRequest, call: Call
+    ) -> response_service_pb2.GetResponseResponse:
+        """A stored response."""
+        with called({"response_id": "id"}):
+            response = await self._responses.get(request.id, call.client)
+        return response_service_pb2.GetResponseResponse(response=response_message(response))
+
+    @typed(SECONDS)
+    async def DeleteResponse(  # noqa: N802
+        self, request: response_service_pb2.DeleteResponseRequest, call: Call
+    ) -> response_service_pb2.DeleteResponseResponse:
+        """Forgets a stored response."""
+        with called({"response_id": "id"}):
+            await self._responses.delete(request.id, call.client)
+        return response_service_pb2.DeleteResponseResponse()
+
+    @typed(SECONDS)
+    async def CancelResponse(  # noqa: N802
+        self, request: response_service_pb2.CancelResponseRequest, call: Call
+    ) -> response_service_pb2.CancelResponseResponse:
+        """Ends a response in the background."""
+        with called({"response_id": "id"}):
+            response = await self._responses.cancel(request.id, call.client)
+        return response_service_pb2.CancelResponseResponse(response=response_message(response))
+
+    @typed(SECONDS)
+    async def ListInputItems(  # noqa: N802
+        self, request: response_service_pb2.ListInputItemsRequest, call: Call
+    ) -> response_service_pb2.ListInputItemsResponse:
+        """What a stored response was given."""
+        with called({"response_id": "id"}):
+            items, has_more = await self._responses.input_items(
+                request.id,
+                call.client,
+                newest_first=request.newest_first,
+                after=request.after,
+                limit=request.limit if request.HasField("limit") else DEFAULT_LIMIT,
+            )
+        return response_service_pb2.ListInputItemsResponse(items=map(item_message, items), has_more=has_more)
+
+    @typed()
+    async def CountInputTokens(  # noqa: N802
+        self, request: response_service_pb2.CountInputTokensRequest, call: Call
+    ) -> response_service_pb2.CountInputTokensResponse:
+        """How many tokens an input is."""
+        with called(CALLED):
+            wanted = read_request(request)
+            call.model = await self._responses.model_id(wanted.model)
+            count = await self._responses.count(wanted, call.client)
+        return response_service_pb2.CountInputTokensResponse(input_tokens=count)
+
+
+def read_request(request: AnyRequest) -> ResponseRequest:
+    """Checks a request and puts it into the core's words. Raises InvalidRequest or Unsupported."""
+    if len(request.input) > limits.MAX_MESSAGES:
+        message = f"'input' has {len(request.input)} items; at most {limits.MAX_MESSAGES} are allowed."
+        raise InvalidRequest(message, param="input")
+    settings = request.settings
+    check_metadata(settings.metadata)
+    chat = _chat(request.model, settings)
+    asked = Asked(
+        instructions=settings.instructions or None,
+        sampling=chat.sampling,
+        tools=chat.tools,
+        tool_choice=chat.tool_choice,
+        parallel_tool_calls=chat.parallel_tool_calls,
+        output=chat.output,
+        logprobs=chat.logprobs,
+        reasoning_effort=chat.reasoning_effort,
+        previous_response_id=settings.previous_response_id or None,
+        store=settings.store if settings.HasField("store") else None,
+        background=settings.background,
+        shorten=settings.truncation == response_pb2.TRUNCATION_AUTO,
+        metadata=dict(settings.metadata),
+        prompt_cache_key=settings.prompt_cache_key or None,
+    )
+    items = tuple(read_item(item, f"input[{at}]") for at, item in enumerate(request.input))
+    return ResponseRequest(model=request.model, input=items, asked=asked)
+
+
+def _chat(model: str, settings: response_pb2.ResponseSettings) -> ChatRequest:
+    """What a response has in common with a chat, read as a chat's, around a conversation that says nothing."""
+    nothing = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text="")])
+    return chat_servicer.read_request(
+        chat_service_pb2.CreateChatCompletionRequest(
+            model=model,
+            messages=[nothing],
+            sampling=settings.sampling,
+            tools=settings.tools,
+            tool_choice=settings.tool_choice,
+            parallel_tool_calls=settings.parallel_tool_calls if settings.HasField("parallel_tool_calls") else None,
+            output_format=settings.output_format,
+            top_logprobs=settings.top_logprobs if settings.HasField("top_logprobs") else None,
+            reasoning_effort=settings.reasoning_effort,
+            prompt_cache_key=settings.prompt_cache_key,
+        )
+    )

@@ -1,0 +1,185 @@
+"""Continuous batching: one loop that serves all requests of a model, step by step.
+
+Each turn takes what has arrived, admits what fits, computes one batch (a token for every decoding request beside chunks
+of waiting prompts), emits the new tokens at once and retires what has ended. The loop owns fairness, prefix reuse, stop
+conditions, cancellation and callers' deadlines (what of it every loop does is in request_loop.py); under it a runtime
+only steps sequences. Other time limits are the service's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from services.text.engine.kv_slots import BLOCK, CellLedger
+from services.text.engine.messages import Counters
+from services.text.engine.prefix_reuse import PrefixReuse
+from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop
+from services.text.engine.runtime import OutOfCells, Runtime, Span
+from services.text.engine.sequence import Sequence
+from services.text.engine.state_reuse import StateReuse
+from services.worker.messages import EngineError, Refused
+from services.worker.pace import Pace
+
+
+class BatchLoop(RequestLoop):
+    """Runs the requests of one loaded model. `inbox` is filled by another thread; `send` gets Stepped and Refused."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        limits: BatchLimits,
+        inbox: Inbox,
+        send: Callable[[object], None],
+        pace: Pace | None = None,
+    ) -> None:
+        """`pace` bounds the time of a step; None: steps are as large as `limits` say."""
+        super().__init__(runtime, limits, inbox, send)
+        self._runtime = runtime
+        self._pace = pace or Pace(limits.batch_tokens, limits.batch_tokens)
+        self._ledger = CellLedger(runtime.ready.kv_tokens)
+        reuse = StateReuse if runtime.reuses_states else PrefixReuse
+        self._reuse = reuse(runtime, self._ledger, limits.max_sequences, limits.cached_cells)
+        self._steps = 0
+        self._batch = (0, 0)  # sequences and tokens of the last step
+        self._preempted = 0
+
+    def _advance(self) -> None:
+        self._admit()
+        plan = self._make_room(self._plan())
+        if plan:
+            self._step(plan)
+
+    # --- who runs
+
+    def _admit(self) -> None:
+        """Clients in turn, those with the fewest running requests first; of each its oldest request."""
+        while sequence := self._next():
+            while len(self._running) >= self._limits.max_sequences or not self._fits(sequence):
+                held = next((each for each in self._running if each.held), None)
+                if held is None:
+                    return
+                self._preempt(held)  # who does not read keeps nobody waiting
+            self._admitted(sequence)
+            if sequence.params.seed is not None and not self._running and self._runtime.shares_cells:
+                # Sums over cells round by the order they lie in: a lone seeded request gets an empty cache each time.
+                self._reuse.clear()
+            self._reuse.place(sequence)
+            self._running.append(sequence)
+            self._enter(sequence, "prefill")
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether there are cells for the prompt, beside what the running requests still have to compute."""
+        if not self._running:
+            return True
+        claimed = sum(running.missing for running in self._running) + BLOCK * len(self._running)
+        wanted = sequence.missing - self._reuse.shareable(sequence, self._running)
+        return claimed + wanted + BLOCK <= self._ledger.free + self._ledger.cached
+
+    # --- what a step computes
+
+    def _plan(self) -> list[tuple[Sequence, int]]:
+        """Sequences and how many tokens of each to compute: every decoding one, then prompts as the budget allows."""
+        running = [sequence for sequence in self._running if not sequence.held]
+        plan = [(sequence, 1) for sequence in running if sequence.decoding]
+        prompts = [sequence for sequence in running if not sequence.decoding]
+        if not prompts:
+            return plan
+        limits = self._limits
+        most = min(limits.batch_tokens, max(self._pace.limit, len(plan) + 1))
+        budget = min(limits.chunk_tokens, most - len(plan)) if plan else most
+        plan.extend(self._share_out(prompts, budget))
+        return plan
+
+    def _share_out(self, prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+        """Shortest prompts first, so that many get their first token soon; the oldest always gets a quarter."""
+        oldest = min(prompts, key=lambda sequence: sequence.arrival)
+        shares: dict[Sequence, int] = {}
+        reserved = max(1, budget // 4)
+        for sequence in sorted(prompts, key=lambda sequence: (sequence.missing, sequence.arrival)):
+            available = budget if sequence is oldest else budget - min(reserved, oldest.missing)
+            if available <= 0 or self._reuse.waits(sequence, [each for each in self._running if not each.held]):
+                continue
+            share = min(sequence.ahead, available)
+            shares[sequence] = share
+            budget -= share
+            if sequence is oldest:
+                reserved = 0
+        return list(shares.items())
+
+    def _make_room(self, plan: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Takes out of the plan what there are no cells for."""
+        while sum(count for _, count in plan) > self._ledger.free:
+            gone = self._relieve()
+            plan = [(sequence, count) for sequence, count in plan if sequence is not gone]
+        return plan
+
+    def _relieve(self) -> Sequence | None:
+        """Gives up cells: kept prefixes first, then the newest request, which starts over unless it is alone."""
+        if self._reuse.evict():
+            return None
+        newest = max(self._running, key=lambda sequence: sequence.arrival)
+        if len(self._running) > 1:
+            self._preempt(newest)
+            return newest
+        self._retire(newest)
+        message = f"the key-value cache has no cells left for a request of {len(newest.tokens)} tokens"
+        self._send(Refused(request=newest.request, code="OUT_OF_MEMORY", message=message))
+        return newest
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Gives up a running request's cells; it starts over, with what it has generated, when there is room."""
+        self._preempted += 1
+        self._running.remove(sequence)
+        self._reuse.give_up(sequence)
+        sequence.id, sequence.computed, sequence.begun = -1, 0, False
+        sequence.marks.clear()
+        self._waiting.append(sequence)
+        self._enter(sequence, "queue")
+
+    # --- the step and what comes out of it
+
+    def _step(self, plan: list[tuple[Sequence, int]]) -> None:
+        spans = []
+        plan.sort(key=lambda item: item[0].id)
+        for sequence, count in plan:
+            tokens = sequence.tokens[sequence.computed : sequence.computed + count]
+            whole = sequence.missing == count
+            spans.append(Span(sequence.id, sequence.computed, tokens, sequence.sampler if whole else None))
+        started = time.monotonic()
+        try:
+            sampled = self._runtime.step(spans)
+        except OutOfCells:
+            # The runtime has fewer cells than it said: now the ledger knows a better bound.
+            self._ledger.total -= self._ledger.free - sum(count for _, count in plan) + 1
+            self._relieve()
+            return
+        self._steps += 1
+        self._batch = len(plan), sum(count for _, count in plan)
+        self._pace.took(self._batch[1], time.monotonic() - started)
+        for (sequence, count), outcome in zip(plan, sampled, strict=True):
+            self._ledger.grow(sequence.holding, count)
+            sequence.computed += count
+            self._reuse.reached(sequence)
+            if isinstance(outcome, EngineError):
+                self._retire(sequence)
+                self._refuse(sequence.request, outcome)
+            elif outcome is not None:
+                sequence.tokens.append(outcome.token)
+                self._enter(sequence, "decode")
+                self._emit(sequence, outcome)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        self._reuse.retire(sequence)  # to the prefix cache or to whoever needs them
+
+    def _counters(self) -> Counters:
+        return Counters(
+            steps=self._steps,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            active_cells=self._ledger.active,
+            cached_cells=self._ledger.cached,
+            preempted=self._preempted,
+            batch=self._batch[0],
+            batch_tokens=self._batch[1],
+        )

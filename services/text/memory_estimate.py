@@ -1,0 +1,124 @@
+"""How much memory a text model takes: told before it is loaded, from the headers of its files and the settings.
+
+    llama_cpp, chat      weights + cells x cell bytes + sequences x state bytes + compute
+                         compute = 512 x cells x 6 (masks of a graph) + 512 x 4 x (8 width + 3 inner) + 256 x vocabulary
+    llama_cpp, encoder   weights + batch x 4 x (8 width + 3 inner) + 256 x vocabulary
+    torch, chat, CPU     weights as mapped + the same again but for the embedding (joined layers, or converted)
+                         + pages x cell bytes + states + compute
+                         compute = batch x dtype x (10 width + 3 inner) + 12 x sequences x vocabulary + 800 x vocabulary
+                         + 32 MiB (allocator, kernels)
+    vllm, chat           as torch, chat, with pages of its own size, + 128 MiB where it compiles the model
+    torch, encoder       weights as mapped + batch x 4 x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
+
+`batch` is the tokens of a step (services/text/engine/token_budget.py), and `cells` the cache of all requests
+(services/text/engine/cache_size.py); `cell bytes` are keys and values of a token in all layers; `width` and `inner` the
+hidden and the feed-forward size. The factors of compute are fitted to the peaks of the demo models above a worker that
+has only imported its runtime; that one is `worker`, and `templates` the process beside it. On a GPU weights, cache and
+compute are there, and the host keeps the processes. tests/memory holds all that against real workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from services.models.descriptor import ModelDescriptor
+from services.models.formats.gguf_header import GgufError, read_header
+from services.models.registry import Runtime
+from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, Need
+from services.settings.settings import MIB, TextSettings
+from services.text.config_shape import ConfigShape
+from services.text.engine.cache_size import cache_cells, context_size
+from services.text.engine.kv_slots import BLOCK
+from services.text.engine.messages import EngineOptions
+from services.text.engine.runtime import kept_states
+from services.text.engine.runtimes.vllm.arguments import cache_blocks
+from services.text.engine.token_budget import step_tokens
+from services.text.gguf_shape import GgufShape
+
+# A worker that has imported its runtime, on x86-64.
+WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB, "vllm": 580 * MIB}
+TEMPLATE_BYTES = 36 * MIB  # the process that renders a chat model's template
+_MICRO_BATCH = 512
+_ENCODER_TOKENS = 8192
+_ENCODER_BATCH = 2048
+_KERNELS = 32 * MIB
+_COMPILER = 128 * MIB  # torch's, in the worker
+
+Parts = dict[str, int]
+Options = Callable[[ModelDescriptor], EngineOptions]
+
+
+class TextNeed:
+    """Reckons for one service. `options`: how the manager runs a model."""
+
+    def __init__(self, settings: TextSettings, device: str, options: Options) -> None:
+        self._settings = settings
+        self._device = device
+        self._options = options
+
+    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Need:
+        """What a model takes at its peak. Reads headers only.
+
+        Raises:
+            GgufError, OSError, ValueError: a header cannot be read.
+        """
+        options = self._options(descriptor)
+        writes = "embeddings" not in descriptor.capabilities
+        if descriptor.format == "gguf":
+            parts = _gguf(descriptor, options, writes=writes)
+        else:
+            parts = self._safetensors(descriptor, options, runtime, writes=writes)
+        processes = {"worker": WORKER_BYTES.get(runtime.name, WORKER_BYTES["torch"])}
+        if writes:
+            processes["templates"] = TEMPLATE_BYTES
+        gpu = self._device == "cuda"  # on Metal GPU and host share one memory
+        if gpu:
+            parts["compute"] += TORCH_CONTEXT
+        return Need.of(parts, processes, gpu=gpu)
+
+    def _safetensors(
+        self, descriptor: ModelDescriptor, options: EngineOptions, runtime: Runtime, *, writes: bool
+    ) -> Parts:
+        shape = ConfigShape(descriptor.primary)
+        if not writes:
+            batch = min(_ENCODER_BATCH, self._settings.batch_tokens)
+            compute = batch * 4 * (6 * shape.width + 3 * shape.inner) + 800 * shape.vocabulary + _KERNELS
+            return {"weights": descriptor.size, "compute": compute}
+        wanted = NUMBER_BYTES.get(options.dtype, shape.stored)
+        weights = (descriptor.unpacked_size or descriptor.size) * wanted // shape.stored
+        if self._device != "cpu":
+            weights //= options.tensor_parallel * options.pipeline_parallel
+        context = context_size(options, shape.context_tokens)
+        cells = cache_cells(options, context)
+        pages, page = -(-cells // BLOCK) + options.max_sequences + 1, BLOCK
+        compiling = 0
+        if runtime.name == "vllm":
+            pages, page = cache_blocks(options, cells)
+            compiling = _COMPILER if options.compiled else 0
+        kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
+        copies = max(0, weights - shape.embedding * wanted) if self._device == "cpu" else 0
+        sampled = 12 * options.max_sequences * shape.vocabulary
+        compute = step_tokens(options) * wanted * (10 * shape.width + 3 * shape.inner) + sampled
+        return {
+            "weights": weights + copies,
+            "cache": pages * page * shape.cell_numbers * wanted + (options.max_sequences + kept) * shape.state_bytes,
+            "compute": compute + compiling + 800 * shape.vocabulary + _KERNELS,
+        }
+
+
+def _gguf(descriptor: ModelDescriptor, options: EngineOptions, *, writes: bool) -> Parts:
+    first = descriptor.primary
+    if not first.is_file():
+        raise GgufError(f"{first} is no file")
+    shape = GgufShape(read_header(first))
+    layer = 4 * (8 * shape.width + 3 * shape.inner)
+    if not writes:
+        batch = min(shape.context_tokens or _ENCODER_TOKENS, options.context_tokens or _ENCODER_TOKENS)
+        return {"weights": descriptor.size, "compute": batch * layer + 256 * shape.vocabulary}
+    cells = cache_cells(options, context_size(options, shape.context_tokens))
+    kept = kept_states(options.max_sequences) if shape.state_bytes and options.prefix_cache else 0
+    return {
+        "weights": descriptor.size,
+        "cache": cells * shape.cell_bytes + (options.max_sequences + kept) * shape.state_bytes,
+        "compute": _MICRO_BATCH * (6 * cells + layer) + 256 * shape.vocabulary,
+    }

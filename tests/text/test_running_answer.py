@@ -1,0 +1,116 @@
+"""Answers read piece by piece: text, thoughts, calls, logprobs, and what they add up to."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.errors import Internal
+from services.text.completion import Completion
+from services.text.conversation import ToolCall, Usage
+from services.text.engine.messages import Piece, TokenLogprob
+from services.text.loaded import Answer
+from services.text.parsers.dialect import ToolShape, choose
+from services.text.running_answer import CallBegun, CallDelta, Choice, ChoiceEvent, Finished, ReasoningDelta, TextDelta
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+FIRST, SECOND = TokenLogprob(b"Hi", -0.1, []), TokenLogprob(b"!", -0.2, [])
+
+
+def piece(text: str, tokens: int, finish=None, logprobs=None) -> Piece:
+    return Piece(1, text, finish, tokens, 5, logprobs)
+
+
+def choice(*pieces: Piece, reasoning_open: bool = False) -> Choice:
+    answer = Answer()
+    answer.prompt_tokens = 7
+    for part in pieces:
+        answer.push(part)
+    return Choice(answer, choose("", "llama").parser([ToolShape("f", None)], reasoning_open=reasoning_open))
+
+
+async def all_events(running: Choice) -> list[ChoiceEvent]:
+    events: list[ChoiceEvent] = []
+    while not running.said.finish:
+        events += await running.ready()
+    return events
+
+
+async def test_text_is_told_as_it_comes() -> None:
+    running = choice(piece("Hel", 1), piece("lo", 2), piece("", 3, "stop"))
+    assert await all_events(running) == [TextDelta("Hel"), TextDelta("lo"), Finished("stop")]
+    assert (running.said.text, running.said.calls, running.said.finish) == ("Hello", [], "stop")
+    assert running.usage == Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=3)
+
+
+async def test_a_call_has_an_id_and_ends_the_answer_as_a_call() -> None:
+    running = choice(piece(CALL[:30], 1), piece(CALL[30:], 2), piece("", 3, "stop"))
+    begun, *deltas, finished = await all_events(running)
+    assert isinstance(begun, CallBegun)
+    assert (begun.index, begun.name) == (0, "f")
+    assert begun.id.startswith("call_")
+    assert all(isinstance(delta, CallDelta) for delta in deltas)
+    assert "".join(delta.arguments for delta in deltas) == '{"a": 1}'
+    assert finished == Finished("tool_calls")
+    assert running.said.calls == [ToolCall(id=begun.id, name="f", arguments='{"a": 1}')]
+
+
+async def test_a_call_that_was_cut_off_ended_by_length() -> None:
+    running = choice(piece(CALL[:45], 1, "length"))
+    events = await all_events(running)
+    assert events[-1] == Finished("length")
+    assert running.said.finish == "length"
+
+
+async def test_thoughts_are_told_apart_and_counted() -> None:
+    running = choice(piece("hm, ", 2), piece("well</think>", 4), piece("Yes", 5, "stop"), reasoning_open=True)
+    events = await all_events(running)
+    assert "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == "hm, well"
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)).strip() == "Yes"
+    assert running.usage.reasoning_tokens == 4
+    assert running.said.reasoning == "hm, well"
+
+
+async def test_logprobs_come_with_their_text_and_none_is_lost() -> None:
+    running = choice(piece("Hi", 1, logprobs=[FIRST]), piece("", 2, "stop", logprobs=[SECOND]))
+    assert await all_events(running) == [TextDelta("Hi", (FIRST,)), TextDelta("", (SECOND,)), Finished("stop")]
+    assert running.said.logprobs == [FIRST, SECOND]
+
+
+async def test_an_error_ends_every_choice() -> None:
+    running = choice(piece("Hi", 1))
+    running._answer.fail(Internal("worker died"))
+    assert await running.ready() == [TextDelta("Hi")]
+    with pytest.raises(Internal, match="worker died"):
+        await running.ready()
+
+
+async def test_choices_are_merged_as_they_come() -> None:
+    first, second = choice(), choice()
+    completion = Completion("m", [first, second])
+    second._answer.push(piece("b", 1))
+    assert await completion.ready() == [(1, TextDelta("b"))]
+    first._answer.push(piece("a", 1, "stop"))
+    assert await completion.ready() == [(0, TextDelta("a")), (0, Finished("stop"))]
+    assert not completion.finished
+    second._answer.push(piece("c", 2, "length"))
+    assert await completion.ready() == [(1, TextDelta("c")), (1, Finished("length"))]
+    assert completion.finished
+    assert await completion.ready() == []
+    assert completion.usage == Usage(prompt_tokens=7, cached_tokens=5, completion_tokens=3)
+    await completion.close()
+
+
+async def test_who_stops_listening_leaves_no_task() -> None:
+    completion = Completion("m", [choice(), choice(piece("b", 1))])
+    await completion.ready()
+    await completion.close()
+    assert all(task.done() for task in completion._pending)
+
+
+async def test_a_failing_choice_fails_the_completion() -> None:
+    first, second = choice(), choice()
+    completion = Completion("m", [first, second])
+    second._answer.fail(Internal("worker died"))
+    with pytest.raises(Internal):
+        await completion.ready()
+    await completion.close()
