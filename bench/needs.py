@@ -35,9 +35,9 @@ from bench.contender import BUILD_DIR
 from bench.process import Launch, free_port, running
 from bench.results_folder import save
 from services.audio import memory_estimate as audio_estimate
-from services.audio.whisper_manager import WhisperManager
+from services.audio.manager import AudioManager
 from services.image import memory_estimate as image_estimate
-from services.image.sd_manager import SDManager
+from services.image.manager import ImageManager
 from services.models.descriptor import Format, describe
 from services.models.formats.inspect import inspect
 from services.models.hub.source_tree import LocalTree
@@ -209,9 +209,9 @@ def needed(model: str, case: Case, settings: Settings) -> Need:
         manager = TextManager(settings.text, "cpu")
         return text_estimate.TextNeed(settings.text, "cpu", manager.options)(descriptor, runtime)
     if facts.modality == "audio":
-        whisper = WhisperManager(settings.audio, "cpu")
+        whisper = AudioManager(settings.audio, "cpu")
         return audio_estimate.AudioNeed(settings.audio, "cpu", whisper.options)(descriptor, runtime)
-    return image_estimate.ImageNeed(SDManager(settings.image, "cpu").options)(descriptor, runtime)
+    return image_estimate.ImageNeed(ImageManager(settings.image, "cpu").options)(descriptor, runtime)
 
 
 def _used(model: str, case: Case, serving: Serving) -> int:

@@ -10,8 +10,7 @@ from allm.openai.v1 import audio_service_pb2_grpc
 from services.audio.api.facade import AudioFacade
 from services.audio.api.servicer import TranscriptionServicer
 from services.audio.api.uploads import Uploads
-from services.audio.audio_models import AudioModels
-from services.audio.manager import AudioManager
+from services.audio.manager import AudioManager, AudioModels
 from services.audio.memory_estimate import AudioNeed
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.transcription import Transcriptions

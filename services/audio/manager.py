@@ -1,20 +1,79 @@
-"""AudioManager: the audio models of this process."""
+"""AudioManager: loads Whisper models into worker processes, each with the runtime that the registry names."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.audio.engine.messages import EngineOptions, FromWorker, Load, Ready, Task
 from services.audio.loaded import LoadedWhisper
-from services.audio.whisper_manager import WhisperManager
+from services.errors import Internal
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import Runtime
+from services.models.store import StoredModel
 from services.residency.manager import ModelManager
+from services.residency.registered_models import RegisteredModels, require
 from services.settings.settings import AudioSettings
+from services.worker.environment import available_cores, worker_environ
+from services.worker.process import WorkerProcess
+from services.worker.start import WorkerStart
+
+WORKER_MODULE = "services.audio.engine"
+CAPABILITIES: dict[Task, str] = {"transcribe": "transcription", "translate": "translation"}
 
 
 class AudioManager(ModelManager[LoadedWhisper]):
-    """Leases audio models and loads them on first use. How a model of a family is started is the family's own matter:
-    Whisper's is the only one so far, and another would stand beside it.
-    """
+    """The audio models of this process. `device` is where they run: cuda, mps or cpu."""
 
     def __init__(self, settings: AudioSettings, device: str) -> None:
-        """`device` is where models run: cuda, mps or cpu."""
-        family = WhisperManager(settings, device)
-        super().__init__(family.start)
-        self.options = family.options  # how a model is run here
+        super().__init__(self._start)
+        self._settings = settings
+        self._device = device
+
+    async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedWhisper:
+        options = self.options(descriptor)
+
+        def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> LoadedWhisper:
+            if not isinstance(ready, Ready):
+                raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
+            return LoadedWhisper(descriptor.id, worker, ready, self._settings)
+
+        start: WorkerStart[FromWorker] = WorkerStart(
+            module=WORKER_MODULE,
+            messages=FromWorker,
+            model_id=descriptor.id,
+            environ=worker_environ(options.threads),
+            load=Load(runtime.name, options),
+            seconds=self._settings.load_seconds,
+        )
+        return await start.run(adopt)
+
+    def options(self, descriptor: ModelDescriptor) -> EngineOptions:
+        """How a model is run here: what its worker is told, and what its memory is reckoned from."""
+        settings = self._settings
+        return EngineOptions(
+            model_id=descriptor.id,
+            path=str(descriptor.primary),
+            threads=settings.threads or available_cores(),
+            gpu=self._device == "cuda",
+            compute_type=settings.compute_type,
+            batch_windows=settings.batch_windows,
+            cache_folder=str(settings.cache_folder),
+            whole_windows=settings.whole_windows,
+        )
+
+
+class AudioModels(RegisteredModels[LoadedWhisper]):
+    """The audio models that are registered, and what is loaded of them."""
+
+    @asynccontextmanager
+    async def loaded(self, stored: StoredModel, task: Task) -> AsyncIterator[LoadedWhisper]:
+        """Leases a model for a task; where it cannot be loaded here but others have it, the error says so.
+
+        Raises:
+            Unsupported: the model is not for that, such as an English-only one for translations; `param` is `model`.
+            ModelInvalid, ModelNotReady, Unsupported, OutOfMemory, Internal, Timeout: it cannot be served here.
+        """
+        require(stored, CAPABILITIES[task])
+        async with self._leased(stored) as model:
+            yield model

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from services.audio.audio_models import AudioModels
 from services.audio.engine import messages
 from services.audio.engine.messages import TEMPERATURES, Decoding, Segment, Task, VadOptions
 from services.audio.language import language_code
 from services.audio.loaded import Hearing, LoadedWhisper
+from services.audio.manager import AudioModels
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource
 from services.auth.caller import current_caller

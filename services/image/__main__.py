@@ -12,9 +12,8 @@ from services.image.api.form import ImageUploads
 from services.image.api.servicer import ImageServicer
 from services.image.api.upload_room import UploadRoom
 from services.image.image_files import ImageFiles
-from services.image.image_models import ImageModels
 from services.image.images import Images
-from services.image.manager import ImageManager
+from services.image.manager import ImageManager, ImageModels
 from services.image.memory_estimate import ImageNeed
 from services.image.pictures.pictures import Pictures
 from services.models.device import resolve_device

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from services.auth.caller import current_caller
 from services.image.engine import messages
-from services.image.image_models import ImageModels
 from services.image.image_request import FileKind, ImageRequest
 from services.image.loaded import Drawing
+from services.image.manager import ImageModels
 from services.image.pictures.coding.messages import Decode, Encode
 from services.image.pictures.pictures import Pictures
 from services.image.recipe import Parameters, Recipe

@@ -1,20 +1,79 @@
-"""ImageManager: the image models of this process."""
+"""ImageManager: loads diffusers pipelines into worker processes, each with the runtime that the registry names."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.errors import Internal
+from services.image.engine.messages import EngineOptions, FromWorker, Load, Lora, Ready
 from services.image.loaded import LoadedPipeline
-from services.image.sd_manager import SDManager
+from services.models.descriptor import ModelDescriptor
+from services.models.registry import Runtime
+from services.models.store import StoredModel
 from services.residency.manager import ModelManager
+from services.residency.registered_models import RegisteredModels, require
 from services.settings.settings import ImageSettings
+from services.worker.environment import available_cores, worker_environ
+from services.worker.process import WorkerProcess
+from services.worker.start import WorkerStart
+
+WORKER_MODULE = "services.image.engine"
+CAPABILITY = "image"
 
 
 class ImageManager(ModelManager[LoadedPipeline]):
-    """Leases image models and loads them on first use. How a model of a family is started is the family's own matter:
-    diffusers' pipelines are the only one so far, and another would stand beside it.
-    """
+    """The image models of this process. `device` is where they run: cuda, mps or cpu."""
 
     def __init__(self, settings: ImageSettings, device: str) -> None:
-        """`device` is where models run: cuda, mps or cpu."""
-        family = SDManager(settings, device)
-        super().__init__(family.start)
-        self.options = family.options  # how a model is run here
+        super().__init__(self._start)
+        self._settings = settings
+        self._device = device
+
+    async def _start(self, descriptor: ModelDescriptor, runtime: Runtime) -> LoadedPipeline:
+        options = self.options(descriptor)
+
+        def adopt(worker: WorkerProcess[FromWorker], ready: FromWorker) -> LoadedPipeline:
+            if not isinstance(ready, Ready):
+                raise Internal(f"the worker of {descriptor.id} said {type(ready).__name__} before it was ready")
+            return LoadedPipeline(descriptor.id, worker, ready, self._settings)
+
+        start: WorkerStart[FromWorker] = WorkerStart(
+            module=WORKER_MODULE,
+            messages=FromWorker,
+            model_id=descriptor.id,
+            environ=worker_environ(options.threads),
+            load=Load(runtime.name, options),
+            seconds=self._settings.load_seconds,
+        )
+        return await start.run(adopt)
+
+    def options(self, descriptor: ModelDescriptor) -> EngineOptions:
+        """How a model is run here: what its worker is told, and what its memory is reckoned from."""
+        settings = self._settings
+        return EngineOptions(
+            model_id=descriptor.id,
+            path=str(descriptor.primary),
+            base=str(descriptor.base or ""),
+            loras=tuple(Lora(path=str(lora.path), scale=lora.scale) for lora in descriptor.loras),
+            threads=settings.threads or available_cores(),
+            gpu=self._device == "cuda",
+            dtype=settings.dtype,
+            batch_images=settings.batch_images,
+        )
+
+
+class ImageModels(RegisteredModels[LoadedPipeline]):
+    """The image models that are registered, and what is loaded of them."""
+
+    @asynccontextmanager
+    async def loaded(self, stored: StoredModel) -> AsyncIterator[LoadedPipeline]:
+        """Leases a model; where it cannot be loaded here but others have it, the error says so.
+
+        Raises:
+            Unsupported: the model is for something else; `param` is `model`.
+            ModelInvalid, ModelNotReady, Unsupported, OutOfMemory, Internal, Timeout: it cannot be served here.
+        """
+        require(stored, CAPABILITY, called="images")
+        async with self._leased(stored) as model:
+            yield model

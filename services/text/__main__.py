@@ -36,12 +36,11 @@ from services.text.api.responses.servicer import ResponseServicer
 from services.text.chat import Chat
 from services.text.completions import Completions
 from services.text.embeddings import Embeddings
-from services.text.manager import TextManager
+from services.text.manager import TextManager, TextModels
 from services.text.memory_estimate import TextNeed
 from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
-from services.text.text_models import TextModels
 from services.text.vllm_availability import text_runtimes
 
 STORE_NAME = "responses.db"

@@ -14,9 +14,9 @@ from services.text.completion import Completion
 from services.text.conversation import ChatRequest
 from services.text.grammar import grammar_of
 from services.text.loaded import LoadedTextModel
+from services.text.manager import TextModels
 from services.text.parsers.dialect import HARMONY, PLAIN, ToolShape
 from services.text.running_answer import Choice
-from services.text.text_models import TextModels
 from services.text.tool_prompt import with_tools
 
 # The prompt ends inside a thought that the template has opened.

@@ -10,9 +10,9 @@ from services.auth.caller import current_caller
 from services.errors import ContextLengthExceeded
 from services.text.completion import Completion
 from services.text.engine.sampling import SamplingParams
+from services.text.manager import TextModels
 from services.text.parsers.events import Content, Event
 from services.text.running_answer import Choice
-from services.text.text_models import TextModels
 
 Prompt = str | list[int]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from services.auth.caller import current_caller
 from services.errors import InvalidRequest
-from services.text.text_models import TextModels
+from services.text.manager import TextModels
 
 Input = str | list[int]
 MAX_INPUTS = 2048

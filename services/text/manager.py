@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from services.errors import Internal
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
+from services.models.store import StoredModel
 from services.residency.manager import ModelManager
+from services.residency.registered_models import RegisteredModels, require
 from services.settings.settings import TextSettings
 from services.text.engine.messages import Capability, EncoderReady, EngineOptions, FromWorker, Load, Ready
 from services.text.loaded import LoadedTextModel
@@ -107,3 +110,36 @@ def text_environ(threads: int, *, gpu: bool = False) -> Mapping[str, str]:
     """
     reading: Mapping[str, str] = {} if gpu else {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
     return {**worker_environ(threads), **reading, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+class TextModels(RegisteredModels[TextResident]):
+    """The text models that are registered, and what is loaded of them."""
+
+    async def servable_id(self, name: str) -> str:
+        """The id of a model; raises what `loaded` would where it cannot be served here. Loads nothing."""
+        stored = await self.find(name)
+        require(stored, "chat")
+        self._store.serveable(stored)
+        return stored.id
+
+    @asynccontextmanager
+    async def loaded(self, stored: StoredModel) -> AsyncIterator[LoadedTextModel]:
+        """Leases a model that writes; where it cannot be loaded here but others have it, the error says so.
+
+        Raises:
+            ModelInvalid, ModelNotReady, Unsupported, OutOfMemory, Internal, Timeout: it cannot be served here.
+        """
+        require(stored, "chat")
+        async with self._leased(stored) as model:
+            if not isinstance(model, LoadedTextModel):
+                raise TypeError("a model is loaded for what it can do")
+            yield model
+
+    @asynccontextmanager
+    async def encoder(self, stored: StoredModel) -> AsyncIterator[LoadedEncoder]:
+        """Leases a model that embeds. Raises as `loaded` does."""
+        require(stored, "embeddings")
+        async with self._leased(stored) as model:
+            if not isinstance(model, LoadedEncoder):
+                raise TypeError("a model is loaded for what it can do")
+            yield model

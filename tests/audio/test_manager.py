@@ -12,7 +12,7 @@ import pytest
 
 from services.audio.engine.__main__ import RUNTIMES
 from services.audio.engine.runtime import Runtime
-from services.audio.whisper_manager import WORKER_MODULE
+from services.audio.manager import WORKER_MODULE
 from services.errors import ModelInvalid
 from services.models.registry import RUNTIMES as PROMISED
 from services.models.registry import EngineRegistry

@@ -12,9 +12,8 @@ from pathlib import Path
 import jiwer
 import psutil
 
-from services.audio.audio_models import AudioModels
 from services.audio.loaded import LoadedWhisper
-from services.audio.manager import AudioManager
+from services.audio.manager import AudioManager, AudioModels
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource, Upload
 from services.audio.transcription import Event, SegmentDone, TranscriptionRequest, Transcriptions

@@ -12,7 +12,7 @@ import pytest
 from services.errors import Unsupported
 from services.image.engine.__main__ import RUNTIMES
 from services.image.engine.runtime import Runtime
-from services.image.sd_manager import WORKER_MODULE
+from services.image.manager import WORKER_MODULE
 from services.models.registry import RUNTIMES as PROMISED
 from services.models.registry import EngineRegistry
 from tests.image.drawing import stored
