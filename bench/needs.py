@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -71,6 +71,7 @@ class Serving:
     url: str
     pid: int
     environment: dict[str, str]
+    idle: dict[tuple[str, ...], int] = field(default_factory=dict)  # of workers that imported these modules only
 
     def post(self, path: str, **content: object) -> None:
         """Sends a request and waits for its answer, which must be good."""
@@ -99,7 +100,7 @@ def chat(serving: Serving, model: str) -> None:
         messages = [{"role": "user", "content": words}]
         serving.post("chat/completions", model=model, messages=messages, max_tokens=4)
 
-    together(ask, range(8))
+    together(ask, range(4))
 
 
 def embed(serving: Serving, model: str) -> None:
@@ -107,7 +108,7 @@ def embed(serving: Serving, model: str) -> None:
     known = json.loads((CASES()[model].path / "tokenizer.json").read_text())["model"]["vocab"]
     words = [word for word in known if word.isalnum()]
     inputs = [" ".join(words[first : first + 240]) for first in range(0, len(words), 240)]
-    together(lambda number: serving.post("embeddings", model=model, input=inputs[number::3]), [*range(3), *range(3)])
+    together(lambda number: serving.post("embeddings", model=model, input=inputs[number::3]), range(3))
 
 
 def transcribe(serving: Serving, model: str) -> None:
@@ -191,9 +192,11 @@ class Figures:
 def measured(model: str, serving: Serving, rounds: int = 1) -> Figures:
     """A demo model's need, and what its workers took."""
     case = CASES()[model]
-    runtime = [f"{case.imports.partition('.runtimes')[0]}.__main__", case.imports]
+    runtime = (f"{case.imports.partition('.runtimes')[0]}.__main__", case.imports)
+    if runtime not in serving.idle:
+        serving.idle[runtime] = _idle(serving.environment, runtime)
     need = needed(model, case, load_settings(serving.environment))
-    return Figures(need, max(_used(model, case, serving) for _ in range(rounds)), _idle(serving.environment, runtime))
+    return Figures(need, max(_used(model, case, serving) for _ in range(rounds)), serving.idle[runtime])
 
 
 def needed(model: str, case: Case, settings: Settings) -> Need:
@@ -227,7 +230,7 @@ def _used(model: str, case: Case, serving: Serving) -> int:
     return int(found) * 1024
 
 
-def _idle(environment: dict[str, str], modules: list[str]) -> int:
+def _idle(environment: dict[str, str], modules: tuple[str, ...]) -> int:
     """Bytes of a worker that has only imported its runtime."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROBE, *modules],

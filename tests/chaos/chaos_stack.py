@@ -41,8 +41,8 @@ class ChaosStack:
 
 
 @contextmanager
-def chaos_stack(folder: Path) -> Iterator[ChaosStack]:
-    """Starts it, and asks for everything once."""
+def chaos_stack(folder: Path, *, short: bool = False) -> Iterator[ChaosStack]:
+    """Starts it, and asks for everything once. `short`: its texts are short."""
     models = f"{MODEL}={demo_model()},{SPEECH_MODEL}={tiny_en_ct2()},{IMAGE_MODEL}={SHAPES}"
     with _small_disk(folder / "disk") as disk, LoopbackHub() as hub:
         home, root = folder / "disk" / "allm", folder / "models-here"
@@ -64,7 +64,7 @@ def chaos_stack(folder: Path) -> Iterator[ChaosStack]:
             "ALLM_IMAGE_REQUEST_SECONDS": str(REQUEST_SECONDS),
         }
         with running_stack(home, **settings) as stack:
-            yield ChaosStack(Operator(stack, root), hub, ask(stack), disk)
+            yield ChaosStack(Operator(stack, root), hub, ask(stack, short=short), disk)
 
 
 def bundled(folder: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.chaos.chaos_stack import ChaosStack
 from tests.chaos.footprint import at_rest
@@ -70,7 +70,7 @@ def table(findings: list[Finding]) -> list[str]:
 async def suffer(stack: ChaosStack, fault: Fault, pause: float = 0.0) -> Finding:
     """Injects a fault under load, waits until everything is answered again, and then until nothing is at work.
 
-    `pause`: seconds that a caller waits between an answer and the next request.
+    `pause`: seconds that a caller waits after its first answer; each later pause is longer.
     """
     await fault.prepare(stack)
     caller = GatewayCaller(stack.operator.stack, stack.known)
@@ -78,12 +78,33 @@ async def suffer(stack: ChaosStack, fault: Fault, pause: float = 0.0) -> Finding
         async with steady_load(caller, fault.load, pause) as load:
             # With a fault before the first answers there would be nothing to lose.
             await load.completed(set(fault.load) - fault.late, since=0.0)
+            await load.until(lambda: load.running > 0)
             well = await fault.inject(stack, load)
             recovered = await load.completed(set(fault.load), since=well)
     finally:
         await caller.close()
     await at_rest(stack.operator.stack)
     return Finding(fault, Tally(load.attempts, may_cut=fault.may_cut), recovered - well)
+
+
+def in_turn(*faults: Fault) -> Fault:
+    """Several faults under one load: each is injected when every kind of request succeeds again after the one before.
+
+    They agree in everything but their names and what they inject.
+    """
+    first, *others = faults
+    agreed = (first.load, first.may_cut, first.spared)
+    assert all((fault.load, fault.may_cut, fault.spared) == agreed for fault in others)
+
+    async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
+        well = await first.inject(stack, load)
+        for fault in others:
+            await load.completed(fault.load, since=well)
+            await load.until(lambda: load.running > 0)
+            well = await fault.inject(stack, load)
+        return well
+
+    return replace(first, name="; ".join(fault.name for fault in faults), inject=inject)
 
 
 def now() -> float:

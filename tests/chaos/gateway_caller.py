@@ -53,7 +53,7 @@ class GatewayCaller:
     async def stream(self, model: str = MODEL) -> None:
         """A stream whose schema allows one text only, another for each request: it cannot be somebody else's."""
         number = next(self._numbers)
-        text = " ".join(f"{number} is the number {number + step}." for step in range(2))
+        text = " ".join(f"{number} is the number {number + step}." for step in range(self._known.sentences))
         schema = {"type": "object", "properties": {"text": {"const": text}}, "required": ["text"]}
         schema["additionalProperties"] = False
         told = ""

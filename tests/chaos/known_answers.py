@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
 PROMPTS = tuple(f"Write the numbers {first}, up to 60, separated by commas." for first in ("1, 2, 3", "1, 2, 3, 4, 5"))
 MARGIN = 0.3  # by which the likeliest token is ahead of the next one, in logprobs
 TOKENS = 32
-SHORTEST = 16  # a text with fewer certain tokens is of no use
+SHORT_TOKENS = 12
 ALIKE = 0.8  # share of words
 SHADES = 8.0  # of 255, between two pictures of one seed
 PICTURE = {"model": IMAGE_MODEL, "prompt": "a red circle on a blue background", "seed": 7, "steps": 4}
@@ -52,6 +53,7 @@ class KnownAnswers:
     clip: Path
     words: list[str]
     picture: Image.Image
+    sentences: int = 2  # of a stream's text, which the request itself names
 
     def hears(self, text: str) -> bool:
         """Whether a transcript is that of the clip."""
@@ -65,11 +67,17 @@ class KnownAnswers:
         return max(ImageStat.Stat(ImageChops.difference(found, self.picture)).mean) <= SHADES
 
 
-def ask(stack: Stack) -> KnownAnswers:
-    """Asks a stack with which nothing is wrong; loads all models meanwhile."""
+# For callers who ask for streams alone: those need no known answers.
+SHORT_STREAMS = KnownAnswers((), Path(os.devnull), [], Image.new("RGB", (1, 1)), sentences=1)
+
+
+def ask(stack: Stack, *, short: bool = False) -> KnownAnswers:
+    """Asks a stack with which nothing is wrong; loads all models meanwhile. `short`: asks for short texts."""
+    tokens = SHORT_TOKENS if short else TOKENS
     with httpx.Client(base_url=f"{stack.base_url}/", timeout=SECONDS) as client:
-        texts = [_text(client, prompt) for prompt in PROMPTS]
-        certain = tuple(text for text in texts if text.tokens >= SHORTEST)
+        texts = [_text(client, prompt, tokens) for prompt in PROMPTS]
+        # A text whose first half is not certain is of no use.
+        certain = tuple(text for text in texts if text.tokens >= tokens // 2)
         assert certain, texts
         clip = min(librivox(), key=lambda clip: clip.seconds)
         with clip.path.open("rb") as file:
@@ -77,11 +85,11 @@ def ask(stack: Stack) -> KnownAnswers:
         drawn = client.post("images/generations", json=PICTURE)
     assert (heard.status_code, drawn.status_code) == (200, 200), (heard.text[:500], drawn.text[:500], stack.output())
     png = base64.b64decode(drawn.json()["data"][0]["b64_json"])
-    return KnownAnswers(certain, clip.path, _words(heard.json()["text"]), _opened(png))
+    return KnownAnswers(certain, clip.path, _words(heard.json()["text"]), _opened(png), 1 if short else 2)
 
 
-def _text(client: httpx.Client, prompt: str) -> KnownText:
-    body = KnownText(prompt, TOKENS, "").body | {"logprobs": True, "top_logprobs": 2}
+def _text(client: httpx.Client, prompt: str, tokens: int) -> KnownText:
+    body = KnownText(prompt, tokens, "").body | {"logprobs": True, "top_logprobs": 2}
     answer = client.post("chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     steps = answer.json()["choices"][0]["logprobs"]["content"]

@@ -14,7 +14,7 @@ from tests.chaos.steady_load import steady_load
 from tests.stack import Stack
 
 LOAD = {TEXT: 2, WHOLE: 1, TYPED: 1, STORED: 1, SOUND: 1, PICTURES: 1}
-SAMPLES = 20  # looks at the memory
+SAMPLES = 20  # looks at the memory; four at least
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class SoakFinding:
             "",
             f"Before: {self.before}; after: {self.after} ({self.growth:+.1%}).",
             "",
-            f"Memory under load, MiB, every {self.seconds / SAMPLES:.0f} s: {samples} "
+            f"Memory under load, MiB, every {self.seconds / len(self.memory):.0f} s: {samples} "
             f"(drift {self.drift:+.1%}, last quarter against the second).",
         ]
 
 
-async def soak(stack: Stack, known: KnownAnswers, seconds: float) -> SoakFinding:
+async def soak(stack: Stack, known: KnownAnswers, seconds: float, samples: int = SAMPLES) -> SoakFinding:
     """Loads a stack for so long. Fails when processes, threads, files or tasks are left behind."""
     caller = GatewayCaller(stack, known)
     memory: list[int] = []
@@ -69,8 +69,8 @@ async def soak(stack: Stack, known: KnownAnswers, seconds: float) -> SoakFinding
         before = footprint(stack)
         async with steady_load(caller, LOAD) as load:
             start = time.monotonic()
-            for sample in range(1, SAMPLES + 1):
-                await asyncio.sleep(max(0.0, start + seconds * sample / SAMPLES - time.monotonic()))
+            for sample in range(1, samples + 1):
+                await asyncio.sleep(max(0.0, start + seconds * sample / samples - time.monotonic()))
                 memory.append((await asyncio.to_thread(footprint, stack)).memory)
             # However slow the machine is, each kind has to have been asked for.
             await load.completed(LOAD, since=start)

@@ -21,7 +21,10 @@ class SteadyLoad:
     """Callers, and what became of their requests."""
 
     def __init__(self, caller: GatewayCaller, counts: Mapping[str, int], pause: float = 0.0) -> None:
-        """`counts`: callers for each kind of request; `pause`: seconds between an answer and the next request."""
+        """`counts`: callers for each kind of request.
+
+        `pause`: seconds that each caller waits after its first answer; each later pause is longer.
+        """
         self.attempts: list[Attempt] = []
         self.running = 0
         self._caller = caller
@@ -67,13 +70,18 @@ class SteadyLoad:
         return max(ends().values())
 
     async def _ask(self, kind: str) -> None:
+        pause = 0.0
         while not self._stop:
             self.running += 1
             made = await attempt(kind, lambda: self._caller.call(kind))
             self.running -= 1
             self.attempts.append(made)
             self._news.set()
-            await asyncio.sleep(self._pause if made.outcome is Outcome.COMPLETED else PAUSE_SECONDS)
+            if made.outcome is Outcome.COMPLETED:
+                pause += self._pause
+                await asyncio.sleep(pause)
+            else:
+                await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def attempt(kind: str, call: Callable[[], Awaitable[None]], seconds: float = LIMIT_SECONDS) -> Attempt:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import grpc
 import pytest
 from allm.models.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc
-from PIL import Image
 
 from tests.chaos.fault import now
 from tests.chaos.gateway_caller import TEXT, GatewayCaller
-from tests.chaos.known_answers import KnownAnswers
+from tests.chaos.known_answers import SHORT_STREAMS
 from tests.chaos.outcome import Outcome
 from tests.chaos.process_faults import until
 from tests.chaos.stack_members import service_pid
@@ -22,6 +20,7 @@ from tests.operator_side import Operator
 from tests.stack import MODEL, Stack
 
 CALLERS = 4
+PAUSE_SECONDS = 0.1
 SECONDS = 60.0
 SERVING = {model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED}
 
@@ -37,14 +36,13 @@ def serving(stack: Stack) -> set[str]:
 
 
 async def test_a_rolling_restart_loses_no_request(two_replicas: Operator) -> None:
-    nothing = KnownAnswers((), Path(), [], Image.new("RGB", (1, 1)))  # streams know their own texts
     stack = two_replicas.stack
     names = sorted(name for name in stack.note["children"] if name.startswith("text"))
     assert len(names) == 2
     await until(lambda: serving(stack) == set(names))
-    caller = GatewayCaller(stack, nothing)
+    caller = GatewayCaller(stack, SHORT_STREAMS)
     try:
-        async with steady_load(caller, {TEXT: CALLERS}) as load:
+        async with steady_load(caller, {TEXT: CALLERS}, PAUSE_SECONDS) as load:
             await load.until(lambda: load.ended(since=0.0) >= CALLERS)
             for name in names:
                 before = service_pid(stack, name)

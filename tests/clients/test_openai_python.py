@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from tests.stack import ALIAS, MODEL, POLL_SECONDS, Stack
 from tests.text.service import PATIENCE_SECONDS, STEPS, WAITING, counter, suspended, warm, workers
 
-STREAMS, TOKENS = 32, 24
+STREAMS, TOKENS = 32, 12
 QUESTION: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 
 

@@ -33,7 +33,7 @@ WEATHER: Any = {
     },
 }
 # With a seed the same prompt gives the same text, whatever of it is kept from before.
-ALIKE: Any = {"extra_body": {"seed": 1}}
+ALIKE: Any = {"extra_body": {"seed": 1}, "max_output_tokens": 8}
 FORCED: Any = {"type": "function", "name": "get_weather"}
 
 
@@ -106,7 +106,7 @@ def test_a_basic_text(client: openai.OpenAI) -> None:
     assert (message.status, message.role) == ("completed", "assistant")
     assert response.usage
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-    assert ask(client, model=ALIAS).model == MODEL
+    assert ask(client, model=ALIAS, max_output_tokens=1).model == MODEL
 
 
 def test_the_order_of_a_stream(stack: Stack) -> None:
@@ -138,7 +138,7 @@ def test_a_system_prompt(client: openai.OpenAI) -> None:
     items = [{"role": "system", "content": "You are a pirate."}, {"role": "user", "content": "Hi"}]
     as_message = ask(client, items, **ALIKE)
     assert as_message.output_text == told.output_text != ""
-    assert input_tokens(as_message) == input_tokens(told) != input_tokens(ask(client, "Hi"))
+    assert input_tokens(as_message) == input_tokens(told) != input_tokens(ask(client, "Hi", max_output_tokens=1))
 
 
 def test_a_tool_is_called_and_answered(client: openai.OpenAI) -> None:
@@ -177,14 +177,14 @@ def test_an_image_is_refused_with_its_place(client: openai.OpenAI) -> None:
 
 def test_turns(client: openai.OpenAI) -> None:
     turns: list[Any] = [{"role": "user", "content": "My name is Ann."}]
-    first = ask(client, turns)
+    first = ask(client, turns, max_output_tokens=8)
     turns += [item.to_dict() for item in first.output] + [{"role": "user", "content": "What is my name?"}]
     by_items = ask(client, turns, **ALIKE)
     by_id = ask(client, "What is my name?", previous_response_id=first.id, **ALIKE)
     assert by_id.output_text == by_items.output_text != ""
     assert input_tokens(by_id) == input_tokens(by_items)
     assert by_id.previous_response_id == first.id
-    again = ask(client, "And what is yours?", previous_response_id=first.id)
+    again = ask(client, "And what is yours?", previous_response_id=first.id, max_output_tokens=1)
     assert again.usage
     assert again.usage.input_tokens_details.cached_tokens > 0
 
@@ -192,7 +192,8 @@ def test_turns(client: openai.OpenAI) -> None:
 def test_the_phases_of_an_assistants_messages_are_accepted(client: openai.OpenAI) -> None:
     said = [("commentary", "I look it up."), ("final_answer", "It is Paris.")]
     turns = [{"role": "assistant", "content": text, "phase": phase} for phase, text in said]
-    response = ask(client, [{"role": "user", "content": QUESTION}, *turns, {"role": "user", "content": "Sure?"}])
+    given = [{"role": "user", "content": QUESTION}, *turns, {"role": "user", "content": "Sure?"}]
+    response = ask(client, given, max_output_tokens=1)
     assert response.status in ("completed", "incomplete")
 
 
@@ -237,7 +238,7 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 def test_what_was_kept_can_be_read_and_deleted(client: openai.OpenAI) -> None:
-    response = ask(client, metadata={"a": "b"})
+    response = ask(client, metadata={"a": "b"}, max_output_tokens=2)
     assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
     kept = client.responses.retrieve(response.id, include=["message.output_text.logprobs"])
     assert kept.metadata == {"a": "b"}
@@ -249,7 +250,8 @@ def test_what_was_kept_can_be_read_and_deleted(client: openai.OpenAI) -> None:
 
 
 def test_input_items_come_in_pages(client: openai.OpenAI) -> None:
-    response = ask(client, [{"role": "user", "content": f"{number}"} for number in range(5)])
+    given = [{"role": "user", "content": f"{number}"} for number in range(5)]
+    response = ask(client, given, max_output_tokens=1)
     pages = client.responses.input_items.list(response.id, limit=2, order="asc")
     assert [item.content[0].text for item in pages] == ["0", "1", "2", "3", "4"]  # type: ignore[union-attr]
     newest = client.responses.input_items.list(response.id, limit=2)
@@ -259,7 +261,7 @@ def test_input_items_come_in_pages(client: openai.OpenAI) -> None:
 
 def test_counting(client: openai.OpenAI) -> None:
     counted = client.responses.input_tokens.count(model=MODEL, input=QUESTION, instructions="Be brief.")
-    response = ask(client, instructions="Be brief.")
+    response = ask(client, instructions="Be brief.", max_output_tokens=1)
     assert response.usage
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", response.usage.input_tokens)
 
@@ -280,7 +282,7 @@ def test_cancelling(client: openai.OpenAI) -> None:
     assert client.responses.cancel(queued.id).status == "cancelled"
     assert client.responses.retrieve(queued.id).status == "cancelled"
     with pytest.raises(openai.BadRequestError, match="synchronous"):
-        client.responses.cancel(ask(client).id)
+        client.responses.cancel(ask(client, max_output_tokens=1).id)
 
 
 def test_a_stream_that_broke_off_is_taken_up_again(client: openai.OpenAI, stack: Stack) -> None:
@@ -301,7 +303,7 @@ def test_a_stream_that_broke_off_is_taken_up_again(client: openai.OpenAI, stack:
     with client.responses.stream(response_id=response_id) as again:
         assert "Paris" in again.get_final_response().output_text
     with pytest.raises(openai.BadRequestError) as raised:
-        client.responses.retrieve(ask(client).id, stream=True)
+        client.responses.retrieve(ask(client, max_output_tokens=1).id, stream=True)
     assert raised.value.param == "stream"
 
 

@@ -6,18 +6,16 @@ killed replica was answering at that moment may end early, in a way that its cli
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from time import monotonic
 
 import httpx
 import pytest
-from PIL import Image
 from trustme import CA
 
 from services.settings.tls_settings import SERVICE_NAME
 from tests.chaos.gateway_caller import TEXT, GatewayCaller
-from tests.chaos.known_answers import KnownAnswers
+from tests.chaos.known_answers import SHORT_STREAMS
 from tests.chaos.outcome import Outcome
 from tests.chaos.steady_load import SteadyLoad, steady_load
 from tests.cluster.certificates import issue
@@ -55,7 +53,6 @@ async def test_one_replica_is_rolled_and_one_is_killed(tmp_path: Path) -> None:
         "ALLM_CATALOG": f"localhost:{catalog.port}",
         **certificates,
     }
-    nothing = KnownAnswers((), Path(os.devnull), [], Image.new("RGB", (1, 1)))  # streams know their own texts
 
     async def both() -> bool:
         return await gateway.count("cluster.text.membership_healthy") == 2
@@ -70,7 +67,7 @@ async def test_one_replica_is_rolled_and_one_is_killed(tmp_path: Path) -> None:
         for replica in (rolled, killed):
             await replica.start()
         await until(both)
-        caller = GatewayCaller(gateway, nothing)
+        caller = GatewayCaller(gateway, SHORT_STREAMS)
         try:
             async with steady_load(caller, {TEXT: CALLERS}) as load:
                 await more(load)

@@ -112,19 +112,19 @@ async def test_a_model_that_is_ready_on_one_of_two_never_fails(folder: Path, rea
         scripts = [not_ready, not_ready]
         scripts[ready] = two_events
         two.play(*scripts)
-        replies = [await two.chat() for _ in range(100)]
-        replies += await asyncio.gather(*(two.chat() for _ in range(100)))
+        replies = [await two.chat() for _ in range(40)]
+        replies += await asyncio.gather(*(two.chat() for _ in range(40)))
         assert {reply.status for reply in replies} == {200}
-        assert two.asked()[ready] == 200
+        assert two.asked()[ready] == len(replies)
         assert two.asked()[1 - ready] > 10, "the balancer knew which one to ask, so nothing was tried again"
 
 
 async def test_it_is_found_among_many(folder: Path) -> None:
     async with replicas(folder, 8) as eight:
         eight.play(two_events, *[not_ready] * 7)
-        for _ in range(50):
+        for _ in range(20):
             assert (await eight.chat()).status == 200
-        assert eight.asked()[0] == 50
+        assert eight.asked()[0] == 20
 
 
 async def test_where_none_can_each_is_asked_once(folder: Path) -> None:
@@ -260,19 +260,19 @@ async def test_a_replica_that_is_killed_is_not_missed(folder: Path, socket_too: 
         running_gateway(folder, (f"unix:{one}", f"unix:{two}"), NOWHERE, gateway_settings()) as gateway,
         Load(gateway, clients).running() as load,
     ):
-        await load.heard("one", "two", least=100)
+        await load.heard("one", "two", least=50)
         victim.kill()
         await victim.wait()
         if socket_too:
             one.unlink(missing_ok=True)
         load.round += 1
-        assert await load.heard(least=500) == {"two"}
+        assert await load.heard(least=200) == {"two"}
         assert (await send(gateway.port, "GET", "/healthz")).status == 200
         if clients == 2:
             await gateway.logged('"attempts":2')
         async with replica_process(one, "one"):
             load.round += 1
-            assert await load.heard("one", "two", least=100) == {"one", "two"}
+            assert await load.heard("one", "two", least=50) == {"one", "two"}
 
 
 async def test_a_typed_stream_finds_the_living_replica_too(folder: Path) -> None:
@@ -280,8 +280,8 @@ async def test_a_typed_stream_finds_the_living_replica_too(folder: Path) -> None
         await two.upstreams[0].stop()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{two.gateway.port}") as channel:
             stub = chat_service_pb2_grpc.ChatServiceStub(channel)
-            for _ in range(30):
+            for _ in range(10):
                 request = chat_service_pb2.StreamChatCompletionRequest(model="m")
                 events = [event.WhichOneof("event") async for event in stub.StreamChatCompletion(request)]
                 assert events[-1] == "finished"
-        assert len(two.upstreams[1].metadata) == 30
+        assert len(two.upstreams[1].metadata) == 10

@@ -7,6 +7,8 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -16,8 +18,9 @@ import pytest_asyncio
 from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound, RateLimited, Timeout
 from services.image.engine import messages
 from services.image.image_request import Output
-from services.image.images import Done, Finished, Partial, Progress, Started
+from services.image.images import Done, Finished, Images, Partial, Progress, Started
 from services.image.loaded import TILE, Drawing
+from services.settings.settings import load_settings
 from services.worker import model_in_worker
 from services.worker.model_in_worker import JUST
 from tests.case import case
@@ -27,12 +30,14 @@ from tests.image.pictures.picture_files import file, halves
 from tests.spending import Purse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+BATCH, QUEUE = 4, 4  # pictures that are drawn together, and requests that may wait
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def studio(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Studio]:
     folder = saved("StableDiffusionPipeline", tmp_path_factory.mktemp("tiny"))
-    async with drawing(tmp_path_factory.mktemp("home"), {"tiny": folder}) as studio:
+    limits = {"ALLM_IMAGE_BATCH": str(BATCH), "ALLM_IMAGE_QUEUE": str(QUEUE)}
+    async with drawing(tmp_path_factory.mktemp("home"), {"tiny": folder}, **limits) as studio:
         await studio.drawn()  # the worker takes its time to be there: no test's
         yield studio
 
@@ -135,6 +140,27 @@ async def test_a_caller_that_leaves_makes_room(studio: Studio) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_a_full_queue_is_told_by_its_setting(studio: Studio) -> None:
+    (resident,) = studio.residents
+    os.kill(resident.pid, signal.SIGSTOP)  # however fast it draws, none is done when the last comes
+    try:
+        async with AsyncExitStack() as stack:
+            for _ in range(BATCH + QUEUE):
+                await stack.enter_async_context(studio.images.generate(asked(), "me"))
+            with pytest.raises(AllmError, match="ALLM_IMAGE_QUEUE"):
+                await studio.drawn()
+    finally:
+        os.kill(resident.pid, signal.SIGCONT)
+    assert len(await studio.drawn()) == 1
+
+
+async def test_pictures_say_nothing_where_the_operator_wants_that(studio: Studio) -> None:
+    settings = load_settings({"ALLM_IMAGE_METADATA": "off"}).image
+    silent = replace(studio, images=Images(studio.images._models, studio.pictures, settings))
+    (plain,) = await silent.drawn()
+    assert opened(plain).info == {}
+
+
 @pytest.mark.slow
 async def test_a_worker_that_dies_is_told_and_replaced(studio: Studio) -> None:
     (resident,) = studio.residents
@@ -169,23 +195,6 @@ async def test_a_hung_worker_is_replaced_and_its_requests_end_with_timeout(
     (other,) = studio.residents
     assert other.pid != resident.pid
     assert not psutil.pid_exists(resident.pid)
-
-
-@pytest.mark.slow
-async def test_a_full_queue_is_told_by_its_setting(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = saved("StableDiffusionPipeline", tmp_path_factory.mktemp("small"))
-    settings = {"ALLM_IMAGE_QUEUE": "0", "ALLM_IMAGE_BATCH": "1", "ALLM_IMAGE_METADATA": "off"}
-    async with drawing(tmp_path_factory.mktemp("home2"), {"tiny": folder}, **settings) as studio:
-        (plain,) = await studio.drawn()
-        assert opened(plain).info == {}
-        (resident,) = studio.residents
-        os.kill(resident.pid, signal.SIGSTOP)  # however fast it draws, the first is not done when the second comes
-        try:
-            async with studio.images.generate(asked(), "me"):
-                with pytest.raises(AllmError, match="ALLM_IMAGE_QUEUE"):
-                    await studio.drawn()
-        finally:
-            os.kill(resident.pid, signal.SIGCONT)
 
 
 # --- keys with a rate of tokens

@@ -103,14 +103,14 @@ def test_a_registered_model_becomes_ready_on_both_with_one_download(
 def test_one_dies_and_requests_go_on(two: Operator) -> None:
     until_ready_on(two, MODEL, "text-1", "text-2")
     with Clients(two, MODEL) as clients:
-        clients.more(20)  # both have loaded it by now
+        clients.more(10)  # both have loaded it by now
         pid = two.stack.note["children"]["text-1"]
         os.kill(pid, signal.SIGKILL)
         two.until(lambda: not psutil.pid_exists(pid))
         answered = [len(replies) for replies in clients.of_each]
-        clients.more(40)
-        two.until(lambda: two.stack.note["children"]["text-1"] != pid)
         clients.more(20)
+        two.until(lambda: two.stack.note["children"]["text-1"] != pid)
+        clients.more(10)
     lost = clients.failed
     assert all(reply.status in (503, CUT) for reply in lost), lost
     # Lost is what runs there, and what comes in the milliseconds in which it dies: the kernel ends its connections
@@ -149,6 +149,6 @@ def test_what_is_ready_on_one_of_two_never_gives_a_client_an_error(two: Operator
     assert replicas(two, "half")["text-1"] in ("ready", "loaded")
     assert "half" in two.ready()
     with Clients(two, "half") as clients:
-        clients.more(30)
+        clients.more(15)
     assert clients.failed == []
     two.delete("half")

@@ -43,7 +43,7 @@ class Replica:
 
 
 def asked(text: str, sampling: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    parameters = chat_pb2.SamplingParameters(**{"temperature": 0, "max_tokens": 24, **(sampling or {})})
+    parameters = chat_pb2.SamplingParameters(**{"temperature": 0, "max_tokens": 12, **(sampling or {})})
     return {
         "model": MODEL,
         "input": [said(text)],

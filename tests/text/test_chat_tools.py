@@ -126,7 +126,7 @@ def test_any_object_will_do_if_so_asked(client: openai.OpenAI) -> None:
         model=MODEL,
         messages=[{"role": "user", "content": "Give me a small JSON object."}],
         response_format={"type": "json_object"},
-        max_tokens=100,
+        max_tokens=40,
         temperature=0,
     )
     choice = answer.choices[0]

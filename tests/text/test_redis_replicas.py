@@ -84,7 +84,7 @@ def post(stack: Stack, **body: Any) -> tuple[int, dict[str, Any]]:
 
 def test_while_redis_is_away_only_what_needs_it_is_refused(shared: Shared, first: Replica, second: Replica) -> None:
     made = first.create("Hi", {"max_tokens": 2})
-    running = first.create("Count.", {"max_tokens": 150, "ignore_eos": True}, background=True)
+    running = first.create("Count.", {"max_tokens": 60, "ignore_eos": True}, background=True)
     wait_until(lambda: first.get(running.id).status != response_pb2.RESPONSE_STATUS_QUEUED)  # a fast one has ended
     shared.server.kill()
     try:

@@ -51,7 +51,7 @@ def test_one_makes_it_the_other_reads_and_continues_it(first: Replica, second: R
     assert made.status == response_pb2.RESPONSE_STATUS_COMPLETED
     assert second.get(made.id) == made
     assert made.settings.prompt_cache_key == "session"
-    assert (made.settings.metadata["a"], made.settings.store, made.settings.sampling.max_tokens) == ("b", True, 24)
+    assert (made.settings.metadata["a"], made.settings.store, made.settings.sampling.max_tokens) == ("b", True, 12)
     there = second.create("And of Spain?", previous_response_id=made.id)
     here = first.create("And of Spain?", previous_response_id=made.id)
     assert text_of(there) == text_of(here) != ""

@@ -18,7 +18,7 @@ from tests.text.engine.worker_session import VLLM_PYTHON
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NAME = "smol-vllm"
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
-OWN_CHECKS = ("chat-template", "likelihood", "streaming", "tool-call", "unload")
+OWN_CHECKS = ("chat-template", "likelihood", "tool-call", "unload")
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -107,7 +107,7 @@ def test_the_worker_is_another_interpreter_and_the_service_has_no_vllm(
 
 
 def test_the_models_own_checks_pass(vllm_stack: Stack) -> None:
-    """Those that the contract of the runtimes does not have (tests/text/engine/test_runtime_contract.py)."""
+    """Those that neither the tests above have nor the contract of the runtimes (engine/test_runtime_contract.py)."""
     chosen = [option for check in OWN_CHECKS for option in ("--check", check)]
     done = subprocess.run(
         [sys.executable, "-m", "services.cli", "models", "test", NAME, "--json", "--prompt-tokens", "200", *chosen],

@@ -62,6 +62,8 @@ def test_a_family_passes_on_llama_cpp(models: ModelCommands, name: str, tmp_path
     write, form = GGUF[name]
     found = _verify(models, name, write(models.root / name), tmp_path, "--random-weights", format="gguf")
     checks = {each["name"]: each for each in found["checks"]}
+    assert list(checks) == [check.name for check in CHECKS]
+    assert {name for name, each in checks.items() if each["verdict"] != "passed"} == {"likelihood", "stop-tokens"}
     assert checks["chat-template"]["seen"] == f"the prompts are those of {form}"
     assert (found["weights"], found["runtime"]) == ("random", "llama_cpp")
 
@@ -69,7 +71,7 @@ def test_a_family_passes_on_llama_cpp(models: ModelCommands, name: str, tmp_path
 @pytest.mark.slow
 def test_llama_passes_with_real_weights(models: ModelCommands, tmp_path: Path) -> None:
     folder = link_folder(demo_safetensors(), models.root / "smollm2-135m-instruct-st")
-    # The others need many tokens, and the demo model's GGUF file passes them all in another test.
+    # The others need many tokens, and GGUF files pass them in other tests.
     chosen = [] if RECORD else ["--check=chat-template", "--check=likelihood", "--check=stop-tokens", "--check=unload"]
     found = _verify(models, folder.name, folder, tmp_path, *chosen)
     assert [each["verdict"] for each in found["checks"]] == ["passed"] * (len(chosen) + 1 if chosen else len(CHECKS))

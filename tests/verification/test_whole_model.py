@@ -11,17 +11,22 @@ from services.cli.verify.suite import CHECKS
 from tests.stack import ALIAS, MODEL
 from tests.verification.model_commands import RECORD, ModelCommands
 
+# These need many tokens; small GGUF files pass them in test_verified_families.py.
+SAMENESS = {"determinism", "streaming", "batch"}
+
 
 @pytest.mark.slow
-def test_every_check_passes_on_the_demo_model(models: ModelCommands, tmp_path: Path) -> None:
+def test_the_demo_model_passes(models: ModelCommands, tmp_path: Path) -> None:
     recorded = (RECORD or tmp_path) / f"{MODEL}.json"
-    done = models("test", ALIAS, "--prompt-tokens", "300", "--record", recorded)
+    names = [check.name for check in CHECKS if RECORD or check.name not in SAMENESS]
+    chosen = [f"--check={name}" for name in names]
+    done = models("test", ALIAS, "--prompt-tokens", "300", "--record", recorded, *chosen)
     assert done.status == 0, done.stdout
-    assert f"{MODEL}: {len(CHECKS)} passed\n" in done.stdout
+    assert f"{MODEL}: {len(names)} passed\n" in done.stdout
     assert "json-schema: passed" in done.stderr, "progress is shown"
     found = json.loads(recorded.read_text())
     assert (found["model"], found["weights"], found["passed"]) == (MODEL, "real", True)
-    assert [each["name"] for each in found["checks"]] == [check.name for check in CHECKS]
+    assert [each["name"] for each in found["checks"]] == names
     assert all(each["compared"] and each["seen"] for each in found["checks"])
     assert found["versions"]["llama-cpp-python"]
     assert str(Path.home()) not in recorded.read_text(), "no path of the machine is recorded"
@@ -30,15 +35,14 @@ def test_every_check_passes_on_the_demo_model(models: ModelCommands, tmp_path: P
 
 
 def test_single_checks_can_be_chosen(models: ModelCommands) -> None:
-    done = models("test", MODEL, "--check", "json-schema", "--json")
+    """Only what means something on random weights runs with them."""
+    done = models("test", MODEL, "--check", "chat-template", "--check", "likelihood", "--random-weights", "--json")
     assert done.status == 0, done.stderr
-    assert list(done.checks) == ["load", "json-schema"]
-
-
-def test_what_means_nothing_on_random_weights_is_said_to(models: ModelCommands) -> None:
-    done = models("test", MODEL, "--check", "likelihood", "--random-weights", "--json")
-    assert done.status == 0, done.stderr
-    assert done.checks["likelihood"]["verdict"] == "skipped"
+    assert {name: each["verdict"] for name, each in done.checks.items()} == {
+        "load": "passed",
+        "chat-template": "passed",
+        "likelihood": "skipped",
+    }
     assert done.checks["likelihood"]["seen"] == "not meaningful on random weights"
 
 

@@ -142,9 +142,9 @@ class _Run:
             await self._supervisor.start()
         with self._screen.step("Looking for models"):
             models = await self._registrar.register()
+        self._screen.serving(self._version, self._stack, models, self._logs)
         self._ready = True
         self._note(self._children)
-        self._screen.serving(self._version, self._stack, models, self._logs)
 
     async def _start_late(self) -> None:
         """What may come after everything else serves; without it the rest goes on."""

@@ -23,6 +23,7 @@ from services.models.demo.text_demo import DEMO_ID, bundled_model
 from services.models.demo.whisper_demo import DEMO_WHISPER_ALIAS, DEMO_WHISPER_ID
 from tests.demo_model import demo_model, demo_safetensors
 from tests.models.formats.handmade_models import write_pipeline
+from tests.operator_side import Operator
 from tests.stack import POLL_SECONDS, Stack, running_stack
 from tests.whisper_weights import tiny_en_ct2, tiny_en_pt
 
@@ -135,15 +136,30 @@ def test_a_file_of_models_is_served_from_the_start_without_the_demo(tmp_path: Pa
 
 
 def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tmp_path: Path) -> None:
+    """What an operator registers and loads is loaded again, as soon as its file is there."""
     home, path = tmp_path / "home", put(tmp_path / "own" / "m.gguf", demo_model())
-    with serving(home, f"m={path}", "nick=m") as stack:
+    kept, aside = put(tmp_path / "own" / "kept" / "kept.gguf", demo_model()), tmp_path / "aside"
+    roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "own")}
+    with serving(home, f"m={path}", "nick=m", **roots) as stack:
         assert "m - ready" in row(stack, "m")
+        operator = Operator(stack, tmp_path / "own")
+        operator.taken("kept", kept, "gguf", aliases=["keep"])
+        operator.verb("kept", "load")
+        operator.until_state("kept", "loaded")
     put(path, bundled())
-    with serving(home) as stack:
-        assert set(registered(stack)) == {"m"}, "neither forgotten, nor joined by the demo"
+    kept.rename(aside)
+    with serving(home, **roots) as stack:
+        assert set(registered(stack)) == {"m", "kept"}, "neither forgotten, nor joined by the demo"
         assert "m - failed" in row(stack, "m")
         assert str(path) in registered(stack)["m"]["reason"]
-    with serving(home, f"m={path}") as stack:
+        operator = Operator(stack, tmp_path / "own")
+        assert "kept.gguf" in operator.until_state("kept", "failed")["reason"]
+        aside.rename(kept)
+        operator.until_state("kept", "loaded")  # it is still to be kept in memory
+        assert "Paris" in operator.answer("keep")
+        operator.verb("kept", "unload")
+        operator.until_state("kept", "ready")
+    with serving(home, f"m={path}", **roots) as stack:
         assert "m - ready (94 MiB" in row(stack, "m"), "what is shown is the new generation's state"
         assert generation(stack, "m") == 2
         assert registered(stack)["m"]["aliases"] == ["nick"]

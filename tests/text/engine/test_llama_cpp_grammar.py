@@ -88,12 +88,14 @@ def satisfies(value: object, schema: dict[str, object]) -> bool:  # noqa: PLR091
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-def test_answers_always_parse_and_satisfy_their_schema(engine: LlamaEngine, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "seeds"), [(0.0, (0, 1)), (0.7, (1, 2)), (1.5, (2, 0))])
+def test_answers_always_parse_and_satisfy_their_schema(
+    engine: LlamaEngine, temperature: float, seeds: tuple[int, int]
+) -> None:
     """Six constrained requests at a time beside two free ones, greedy and sampled."""
     whole = 0
-    for batch in range(3):
-        made = Schemas(batch)
+    for seed in seeds:
+        made = Schemas(seed)
         schemas = {request: made.make() for request in range(6)}
         session = Session(engine)
         for request, schema in schemas.items():
@@ -112,7 +114,7 @@ def test_answers_always_parse_and_satisfy_their_schema(engine: LlamaEngine, temp
             assert satisfies(value, schema), (schema, value)
             whole += 1
         assert session.text[6] == "The capital of France is Paris."
-    assert whole >= 9, "only numbers of endless digits run into the limit"
+    assert whole >= 6, "only numbers of endless digits run into the limit"
 
 
 def test_whitespace_between_values_may_be_allowed(engine: LlamaEngine) -> None:
@@ -154,8 +156,8 @@ def test_a_schema_that_does_not_compile_is_refused(engine: LlamaEngine) -> None:
 
 @pytest.mark.slow
 def test_constrained_requests_that_start_over_still_parse() -> None:
-    session = Session(LlamaEngine(options(demo_model(), context_tokens=256, kv_tokens=400), lambda _: None), cached=0)
-    schema = {"type": "array", "items": {"enum": ["fox", "raven"]}, "minItems": 55, "maxItems": 55}
+    session = Session(LlamaEngine(options(demo_model(), context_tokens=128, kv_tokens=200), lambda _: None), cached=0)
+    schema = {"type": "array", "items": {"enum": ["fox", "raven"]}, "minItems": 24, "maxItems": 24}
     for request in range(4):
         session.ask(request, f"List {request} animals.", grammar=grammar(schema), max_tokens=None, temperature=1.0)
     session.finish(4)

@@ -10,7 +10,9 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -22,7 +24,7 @@ from services.settings.settings import MIB, load_settings
 from services.text.engine.messages import EngineOptions
 from services.text.memory_estimate import TextNeed
 from tests.demo_model import demo_safetensors
-from tests.text.engine.worker_session import SECONDS, VLLM_PYTHON, WorkerSession
+from tests.text.engine.worker_session import SECONDS, VLLM_PYTHON, WorkerSession, engine_options, worker_environ
 from tests.text.families.published_configs import LLAMA_32
 from tests.text.families.random_models import write_model
 
@@ -30,11 +32,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FACTOR = 1.5  # what it takes and is said to need; how requests meet in a batch is chance
 PROMPT = [5, 17, 90, 33, 120, 7]
-IDLE = """
-import os, re
+DIVISIBLE = {"context_tokens": 256, "kv_tokens": 512, "dtype": "float32", "threads": 1}
+# Prints the memory of a process that has only imported the runtime, then why the runtime refuses each model.
+REFUSED = """
+import re, sys
+import msgspec
 import services.text.engine.__main__, services.text.engine.runtimes.vllm.loop
-print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], flush=True)
-os._exit(0)
+from services.worker.messages import EngineError
+from services.text.engine.messages import EngineOptions
+from services.text.engine.runtimes.vllm.model import VllmModel
+told = [int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])]
+for options in [msgspec.json.decode(each, type=EngineOptions) for each in sys.argv[1:]]:
+    try:
+        VllmModel(options, print).pace(options)
+    except EngineError as error:
+        told.append([error.code, error.message])
+print(msgspec.json.encode(told).decode())
 """
 
 
@@ -45,6 +58,41 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def refused(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What REFUSED prints of models that are unknown, narrow and broken. Its process must end by itself."""
+    narrow = write_model(tmp_path_factory.mktemp("narrow"), LLAMA_32)
+    unknown, broken = (shutil.copytree(tiny, tmp_path_factory.mktemp(name) / name) for name in ("unknown", "broken"))
+    config = json.loads((unknown / "config.json").read_text())
+    (unknown / "config.json").write_text(json.dumps(config | {"architectures": ["NobodyForCausalLM"]}))
+    (weights,) = broken.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    options = [engine_options(folder, context_tokens=256) for folder in (unknown, narrow, broken)]
+    done = subprocess.run(
+        [VLLM_PYTHON, "-c", REFUSED, *(msgspec.json.encode(each).decode() for each in options)],
+        env={**os.environ, **worker_environ("vllm", options[0])},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=2 * SECONDS,
+    )
+    told: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.fixture(scope="module")
+def uncompiled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerSession]:
+    """A worker that shall compile and finds no compiler."""
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "lscpu").symlink_to(str(shutil.which("lscpu")))  # vLLM asks it about the processors
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(folder))
+        worker = WorkerSession("vllm", tiny, compiled=True, **DIVISIBLE)
+    with worker:
+        assert worker.ready, worker.failed
+        yield worker
+
+
+@pytest.fixture(scope="module")
 def small() -> Iterator[WorkerSession]:
     """Fewer cells than eight requests come to need."""
     with WorkerSession("vllm", demo_safetensors(), context_tokens=512, kv_tokens=512) as worker:
@@ -52,21 +100,22 @@ def small() -> Iterator[WorkerSession]:
 
 
 def test_requests_that_outgrow_the_cache_start_over_and_still_end_whole(small: WorkerSession) -> None:
-    numbers = [small.ask(f"Tell me story number {n}.", max_tokens=120, ignore_eos=True) for n in range(8)]
+    # Each needs two blocks of 32 cells when it begins, and four in the end; there are 24.
+    numbers = [small.ask(f"{n} " + "word " * 50, max_tokens=60, ignore_eos=True) for n in range(8)]
     for number in numbers:
-        assert small.finish(number).tokens == 120
+        assert small.finish(number).tokens == 60
     counters = small.idle()
     assert counters.preempted > 0
     assert counters.active_cells == 0
     assert any("queue" in small.answers[number].phases for number in numbers)
 
 
-def test_it_takes_what_it_is_said_to_need(small: WorkerSession) -> None:
-    words = [small.ask(f"{number} " + "word " * 400, client=str(number), max_tokens=4) for number in range(8)]
+def test_it_takes_what_it_is_said_to_need(small: WorkerSession, refused: list[Any]) -> None:
+    words = [small.ask(f"{number} " + "word " * 400, client=str(number), max_tokens=4) for number in range(3)]
     for number in words:
         small.finish(number)
-    bare = _peak(subprocess.run([VLLM_PYTHON, "-c", IDLE], capture_output=True, text=True, check=True).stdout)
-    above = _peak(_status(small.process.pid)) - bare
+    bare = refused[0] * 1024
+    above = _peak(small.process.pid) - bare
     need = _needed(small.options)
     said = need.total - need.parts["worker"] - need.parts["templates"]
     figures = f"needs {said / MIB:.0f} MiB, took {above / MIB:.0f} above a worker of {bare / MIB:.0f}: {need}"
@@ -76,12 +125,9 @@ def test_it_takes_what_it_is_said_to_need(small: WorkerSession) -> None:
     assert need.parts["worker"] / FACTOR <= bare <= FACTOR * need.parts["worker"], figures
 
 
-def test_two_processes_answer_like_one_and_end_together(tiny: Path) -> None:
-    given = {"context_tokens": 256, "kv_tokens": 512, "dtype": "float32", "threads": 1}
-    with WorkerSession("vllm", tiny, **given) as one:
-        assert one.ready, one.failed
-        alone = one.finish(one.submit(PROMPT, ignore_eos=True, special=True))
-    with WorkerSession("vllm", tiny, tensor_parallel=2, **given) as two:
+def test_two_processes_answer_like_one_and_end_together(tiny: Path, uncompiled: WorkerSession) -> None:
+    alone = uncompiled.finish(uncompiled.submit(PROMPT, ignore_eos=True, special=True))
+    with WorkerSession("vllm", tiny, tensor_parallel=2, **DIVISIBLE) as two:
         assert two.ready, two.failed
         divided = two.finish(two.submit(PROMPT, ignore_eos=True, special=True))
         assert divided.text == alone.text
@@ -96,55 +142,26 @@ def test_two_processes_answer_like_one_and_end_together(tiny: Path) -> None:
         assert not left
 
 
-def test_without_a_compiler_it_makes_logprobs_all_the_same(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lscpu").symlink_to(str(shutil.which("lscpu")))  # vLLM asks it about the processors
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with WorkerSession("vllm", tiny, compiled=True) as worker:
-        assert worker.ready, worker.failed
-        answer = worker.finish(worker.submit(PROMPT, max_tokens=3, ignore_eos=True, logprobs=2))
-        assert answer.tokens == 3
-        assert {len(each.top) for each in answer.logprobs} == {2}
+def test_without_a_compiler_it_makes_logprobs_all_the_same(uncompiled: WorkerSession) -> None:
+    answer = uncompiled.finish(uncompiled.submit(PROMPT, max_tokens=3, ignore_eos=True, logprobs=2))
+    assert answer.tokens == 3
+    assert {len(each.top) for each in answer.logprobs} == {2}
 
 
-def test_a_broken_file_is_named(tiny: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "broken"
-    shutil.copytree(tiny, folder)
-    (weights,) = folder.glob("*.safetensors")
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with WorkerSession("vllm", folder, context_tokens=256) as worker:
-        assert worker.failed is not None
-        assert worker.failed.code == "MODEL_INVALID"
-        assert folder.name in worker.failed.message
+def test_models_that_it_cannot_load_are_refused_in_words(refused: list[Any]) -> None:
+    _, unknown, narrow, broken = refused
+    assert unknown[0] == narrow[0] == "UNSUPPORTED"
+    assert "NobodyForCausalLM" in unknown[1]
+    assert "head_dim=16" in narrow[1]
+    assert broken[0] == "MODEL_INVALID"
+    assert "broken" in broken[1]
 
 
-def test_a_model_that_it_has_no_kernels_for_is_refused_in_words(tmp_path: Path) -> None:
-    with WorkerSession("vllm", write_model(tmp_path / "narrow", LLAMA_32), context_tokens=256) as worker:
-        assert worker.failed is not None
-        assert worker.failed.code == "UNSUPPORTED"
-        assert "head_dim=16" in worker.failed.message
-
-
-def test_an_architecture_that_it_does_not_know_is_refused(tiny: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "unknown"
-    shutil.copytree(tiny, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["NobodyForCausalLM"]}))
-    with WorkerSession("vllm", folder, context_tokens=256) as worker:
-        assert worker.failed is not None
-        assert worker.failed.code == "UNSUPPORTED"
-        assert "NobodyForCausalLM" in worker.failed.message
-
-
-def _status(pid: int) -> str:
+def _peak(pid: int) -> int:
+    """Bytes that a process has held at the most."""
     found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found
-    return found[1]
-
-
-def _peak(kib: str) -> int:
-    return int(kib.rsplit(maxsplit=1)[-1]) * 1024
+    return int(found[1]) * 1024
 
 
 def _needed(options: EngineOptions):

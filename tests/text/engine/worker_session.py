@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from services.worker.channel import BlockingChannel
 from services.worker.messages import Cancel, Failed, Loading, Refused
 
 SECONDS = 120.0  # the machine may be busy, and a worker that says nothing for so long never will
+LOAD_SECONDS = 300.0  # vLLM in two processes imports itself three times
 UNREAD_BYTES = 4096  # some ten steps
 VLLM_PYTHON = Path(".venv/vllm/bin/python").absolute()
 
@@ -79,19 +80,15 @@ class WorkerSession:
 
     def __init__(self, runtime: str, path: Path, **changes: Any) -> None:
         self.runtime = runtime
-        self.options = options = EngineOptions(**{**_options(path), **changes})
+        self.options = options = engine_options(path, **changes)
         ours, theirs = socket.socketpair()
         # What it has told and nobody has read is little: the worker is never more than some steps ahead of its test.
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
-        environ: Mapping[str, str] = {**os.environ, **text_environ(options.threads)}
-        python = sys.executable
-        if runtime == "vllm":
-            python = str(VLLM_PYTHON)
-            environ = {**environ, **vllm_environ(options, Path.home() / ".cache" / "allm" / "test-vllm")}
+        python = str(VLLM_PYTHON) if runtime == "vllm" else sys.executable
         self.process = subprocess.Popen(
             [python, "-m", "services.text.engine", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
-            env=dict(environ),
+            env={**os.environ, **worker_environ(runtime, options)},
             start_new_session=True,
         )
         theirs.close()
@@ -104,7 +101,7 @@ class WorkerSession:
         self._channel.send(Load(runtime, options))
         self.ready: Ready | None = None
         self.failed: Failed | None = None
-        self._until(lambda: self.ready or self.failed)
+        self._until(lambda: self.ready or self.failed, LOAD_SECONDS)
 
     def __enter__(self) -> WorkerSession:
         return self
@@ -176,8 +173,8 @@ class WorkerSession:
         """Takes what the worker says until it has said what is waited for."""
         self._until(condition)
 
-    def _until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + SECONDS
+    def _until(self, condition: Callable[[], object], seconds: float = SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()
             assert left > 0, f"the worker of {self.runtime} does not get there: {self.counters}"
@@ -204,8 +201,17 @@ class WorkerSession:
             assert isinstance(message, Loading), message
 
 
-def _options(path: Path) -> dict[str, Any]:
-    return {
+def worker_environ(runtime: str, options: EngineOptions) -> dict[str, str]:
+    """What the service adds to the environment of a worker."""
+    environ = dict(text_environ(options.threads))
+    if runtime == "vllm":
+        environ |= vllm_environ(options, Path.home() / ".cache" / "allm" / "test-vllm")
+    return environ
+
+
+def engine_options(path: Path, **changes: Any) -> EngineOptions:
+    """How a model is loaded where `changes` say nothing."""
+    usual: dict[str, Any] = {
         "model_id": "demo",
         "path": str(path),
         "threads": 2,
@@ -218,3 +224,4 @@ def _options(path: Path) -> dict[str, Any]:
         "prefix_cache": True,
         "compiled": False,  # takes minutes on a busy machine
     }
+    return EngineOptions(**{**usual, **changes})

@@ -36,7 +36,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def check_float32(folder: Path, *, packed: bool = False) -> None:
-    """The log-probabilities and 32 greedy tokens are transformers'."""
+    """The log-probabilities and greedy tokens are transformers'."""
     engine, reference = load(folder), Reference(folder, packed=packed)
     ends = ends_of(engine)
     for length in LENGTHS:

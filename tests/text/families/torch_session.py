@@ -19,7 +19,7 @@ from tests.text.families.published_configs import VOCABULARY
 
 torch_engine = late("services.text.engine.runtimes.torch.engine")
 
-TOKENS = 32  # of an answer
+TOKENS = 24  # of an answer
 # Small enough that prompts come in chunks and wait for each other.
 LIMITS = BatchLimits(max_sequences=8, batch_tokens=64, chunk_tokens=24, cached_cells=512)
 

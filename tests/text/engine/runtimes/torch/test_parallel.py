@@ -20,7 +20,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
-def test_two_ranks_answer_like_one(family: str, request: pytest.FixtureRequest) -> None:
+def test_two_ranks_answer_like_one_and_the_other_ends_with_its_orders(
+    family: str, request: pytest.FixtureRequest
+) -> None:
     folder: Path = request.getfixturevalue(family)
     one, two = load(folder), load(folder, tensor_parallel=2)
     try:
@@ -36,6 +38,7 @@ def test_two_ranks_answer_like_one(family: str, request: pytest.FixtureRequest) 
             assert session.told(number).tokens == alike.tokens
     finally:
         two.close()
+    assert [each.returncode for each in two._others._processes] == [0]
 
 
 def test_heads_that_cannot_be_divided_are_refused(llama: Path) -> None:
@@ -68,11 +71,3 @@ def test_a_dying_rank_ends_the_worker(llama: Path) -> None:
         assert worker.returncode != 0
     finally:
         worker.kill()
-
-
-def test_a_rank_ends_with_its_orders() -> None:
-    """The worker holds the other end of its standard input, whatever becomes of the worker."""
-    rank = subprocess.run(
-        [sys.executable, "-m", "services.text.engine.runtimes.torch.rank"], stdin=subprocess.DEVNULL, check=False
-    )
-    assert rank.returncode == 0
