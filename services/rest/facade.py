@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from services.auth.identity import INFERENCE
 from services.rest.openai import sse
-from services.rpc.call import Handler, Method, Q, R, S, wrap
+from services.rpc.call import Handler, Method, Q, R, S, wrapper
 
 
 def facade(
     seconds: float | None = None, *, scope: str = INFERENCE, operation: str = ""
 ) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
     """Wraps a method of the REST facade; an error after the first message becomes a server-sent event."""
-    return functools.partial(wrap, seconds=seconds, scope=scope, operation=operation, in_band=sse.error)
+    return wrapper(seconds, scope, operation, in_band=sse.error)

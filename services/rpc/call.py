@@ -129,25 +129,34 @@ def typed(
     `quiet`: successful calls are logged at debug level only; for heartbeats. `scope`: what callers need; "" for all
     who are known. `operation`: what it infers, in words of metrics; "" for what does not infer.
     """
-    return functools.partial(wrap, seconds=seconds, quiet=quiet, scope=scope, operation=operation)
+    return wrapper(seconds, scope, operation, quiet)
 
 
-def wrap(
-    method: Method[S, Q, R],
+def wrapper(
     seconds: float | None,
     scope: str,
     operation: str,
     quiet: bool = False,
     in_band: Callable[[AllmError], Any] | None = None,
-) -> Handler[S, Q, R]:
-    """The handler that gRPC calls. `in_band` makes the last message of a stream that fails, for REST callers.
+) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
+    """Makes gRPC's handler of a method. `in_band` makes the last message of a stream that fails, for REST callers.
 
     Raises:
         ValueError: no scope has this name.
     """
     if scope and scope not in SCOPES:
         raise ValueError(f"no scope is called {scope!r}")
+    return functools.partial(_wrap, seconds=seconds, scope=scope, operation=operation, quiet=quiet, in_band=in_band)
 
+
+def _wrap(
+    method: Method[S, Q, R],
+    seconds: float | None,
+    scope: str,
+    operation: str,
+    quiet: bool,
+    in_band: Callable[[AllmError], Any] | None,
+) -> Handler[S, Q, R]:
     @functools.wraps(method)
     async def handle(servicer: S, request: Q, context: grpc.aio.ServicerContext[Any, Any]) -> R:
         call = Call(context, f"{type(servicer).__name__}.{method.__name__}")

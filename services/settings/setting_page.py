@@ -40,11 +40,11 @@ def page() -> str:
     rows = read_table()
     names = {row.name for row in rows}
     if missing := sorted(notes.keys() - names):
-        raise ValueError(f"{', '.join(missing)}: add what it is for to services/rpc/{PATH.name}, then run `make gen`")
+        raise ValueError(f"{', '.join(missing)}: describe it in services/settings/{PATH.name}, then run `make gen`")
     if unread := sorted(names - notes.keys()):
-        raise ValueError(f"{', '.join(unread)}: nothing reads it; take it out of services/rpc/{PATH.name}")
+        raise ValueError(f"{', '.join(unread)}: nothing reads it; take it out of services/settings/{PATH.name}")
     if unmeasured := [row.name for row in rows if notes[row.name].number and row.measure is None]:
-        raise ValueError(f"{', '.join(unmeasured)}: say in which `unit` it is, in services/rpc/{PATH.name}")
+        raise ValueError(f"{', '.join(unmeasured)}: say in which `unit` it is, in services/settings/{PATH.name}")
     parts = [HEAD]
     for group, members in groupby(rows, key=lambda row: row.group):
         parts.append(f"\n## {group}\n\n{COLUMNS}\n")

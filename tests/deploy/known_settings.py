@@ -19,10 +19,10 @@ CERTIFICATES = ("ALLM_TLS_", "ALLM_SERVICE_TLS_")
 
 @cache
 def settings_names() -> set[str]:
-    """Every variable whose name stands in services/rpc, where alone settings are read."""
+    """Every variable whose name stands in services/settings, where alone settings are read."""
     return {
         node.value
-        for path in (ROOT / "services/rpc").glob("*.py")
+        for path in (ROOT / "services/settings").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"ALLM_[A-Z_]+", node.value)
     }

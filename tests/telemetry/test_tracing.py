@@ -106,7 +106,7 @@ async def nothing(call: Call) -> None:
 def test_services_without_traces_import_nothing_of_opentelemetry() -> None:
     services = ", ".join(f"services.{name}.__main__" for name in ("text", "audio", "image", "catalog", "authorizer"))
     program = (
-        f"import sys, {services}; from services.rpc import tracing; "
+        f"import sys, {services}; from services.telemetry import tracing; "
         "from services.settings.trace_settings import NO_TRACES; tracing.start(NO_TRACES, 'a', 'b')(0); "
         "sys.exit(any(name.partition('.')[0] == 'opentelemetry' for name in sys.modules))"
     )
