@@ -42,7 +42,7 @@ from services.models.descriptor import Format, describe
 from services.models.formats.inspect import inspect
 from services.models.hub.source_tree import LocalTree
 from services.models.registry import EngineRegistry
-from services.residency.memory.memory_estimate import Need
+from services.residency.memory.memory_estimate import MemoryEstimate
 from services.settings.settings import MIB, Settings, load_settings
 from services.text import memory_estimate as text_estimate
 from services.text.manager import TextManager
@@ -169,7 +169,7 @@ def models_setting() -> str:
 class Figures:
     """Bytes of a model."""
 
-    need: Need
+    need: MemoryEstimate
     peak: int  # the most that a worker held under load
     idle: int  # the most that a worker held that had only imported its runtime
 
@@ -199,7 +199,7 @@ def measured(model: str, serving: Serving, rounds: int = 1) -> Figures:
     return Figures(need, max(_used(model, case, serving) for _ in range(rounds)), serving.idle[runtime])
 
 
-def needed(model: str, case: Case, settings: Settings) -> Need:
+def needed(model: str, case: Case, settings: Settings) -> MemoryEstimate:
     """The need as the model's service computes it."""
     folder, file = (case.path, "") if case.path.is_dir() else (case.path.parent, case.path.name)
     tree = LocalTree(folder, [folder])
@@ -210,11 +210,11 @@ def needed(model: str, case: Case, settings: Settings) -> Need:
         raise ValueError(f"{model} runs on {runtime.name}, and not on {case.runtime}")
     if facts.modality == "text":
         manager = TextManager(settings.text, "cpu")
-        return text_estimate.TextNeed(settings.text, "cpu", manager.options)(descriptor, runtime)
+        return text_estimate.TextMemoryEstimate(settings.text, "cpu", manager.options)(descriptor, runtime)
     if facts.modality == "audio":
         whisper = AudioManager(settings.audio, "cpu")
-        return audio_estimate.AudioNeed(settings.audio, "cpu", whisper.options)(descriptor, runtime)
-    return image_estimate.ImageNeed(ImageManager(settings.image, "cpu").options)(descriptor, runtime)
+        return audio_estimate.AudioMemoryEstimate(settings.audio, "cpu", whisper.options)(descriptor, runtime)
+    return image_estimate.ImageMemoryEstimate(ImageManager(settings.image, "cpu").options)(descriptor, runtime)
 
 
 def _used(model: str, case: Case, serving: Serving) -> int:

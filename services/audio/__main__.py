@@ -11,7 +11,7 @@ from services.audio.api.facade import AudioFacade
 from services.audio.api.servicer import TranscriptionServicer
 from services.audio.api.uploads import Uploads
 from services.audio.manager import AudioManager, AudioModels
-from services.audio.memory_estimate import AudioNeed
+from services.audio.memory_estimate import AudioMemoryEstimate
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.transcription import Transcriptions
 from services.models.device import resolve_device
@@ -31,7 +31,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     device = resolve_device(audio.device)
     registry = EngineRegistry(device, forced=audio.device != "auto")
     manager = AudioManager(audio, device)
-    residency = await Residency.open(settings, manager, AudioNeed(audio, device, manager.options))
+    residency = await Residency.open(settings, manager, AudioMemoryEstimate(audio, device, manager.options))
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
     own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)

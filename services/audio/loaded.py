@@ -40,7 +40,7 @@ BYTES_PER_SAMPLE = 2
 News = Detected | Transcribed | Partial | Finished
 
 
-class Hearing(Pending):
+class TranscriptionJob(Pending):
     """One request: its sound goes in, and the news of it come out in order."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
@@ -137,7 +137,7 @@ class Hearing(Pending):
             self.owed = time.monotonic()
 
 
-class LoadedWhisper(ModelInWorker[Hearing, FromWorker]):
+class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
     """A Whisper model in a worker process of its own."""
 
     # What cuts the sound runs beside the loop that decodes it: it is a sign of life for its own request alone.
@@ -158,22 +158,22 @@ class LoadedWhisper(ModelInWorker[Hearing, FromWorker]):
         super().__init__(model_id, worker, limits)
 
     @contextmanager
-    def hear(self, client: str, decoding: Decoding) -> Iterator[Hearing]:
+    def hear(self, client: str, decoding: Decoding) -> Iterator[TranscriptionJob]:
         """Runs a request as long as the block runs; leaving it early cancels the request.
 
         Raises:
             Overloaded: the queue is full.
         """
-        hearing = Hearing(self._worker.send)
-        hearing.live = decoding.live
+        job = TranscriptionJob(self._worker.send)
+        job.live = decoding.live
         deadline = caller_deadline()
 
         def submit(request: int) -> Submit:
-            hearing.number = request
+            job.number = request
             return Submit(request, client, decoding, deadline.at if deadline else None)
 
-        with self._open(hearing, submit):
-            yield hearing
+        with self._open(job, submit):
+            yield job
 
     def _heard(self, message: FromWorker) -> None:
         if isinstance(message, Stepped):
@@ -182,21 +182,21 @@ class LoadedWhisper(ModelInWorker[Hearing, FromWorker]):
             return
         if not isinstance(message, Consumed | Detected | Transcribed | Partial | Finished):
             return
-        hearing = self._requests.get(message.request)
-        if hearing is None:
+        job = self._requests.get(message.request)
+        if job is None:
             return  # cancelled meanwhile
         if isinstance(message, Consumed):
-            hearing.consumed(message.samples)
+            job.consumed(message.samples)
             return
-        self._measure(message, hearing)
-        hearing.push(message)
+        self._measure(message, job)
+        job.push(message)
         if isinstance(message, Finished):
             del self._requests[message.request]
 
-    def _measure(self, message: News, hearing: Hearing) -> None:
-        if isinstance(message, Transcribed) and not hearing.told:
-            hearing.told = True
-            metrics.FIRST_SEGMENT.labels(self._model_id).observe(time.monotonic() - hearing.started)
+    def _measure(self, message: News, job: TranscriptionJob) -> None:
+        if isinstance(message, Transcribed) and not job.told:
+            job.told = True
+            metrics.FIRST_SEGMENT.labels(self._model_id).observe(time.monotonic() - job.started)
         elif isinstance(message, Finished):
             metrics.AUDIO_SECONDS.labels(self._model_id).inc(message.seconds)
             metrics.SPEECH_SECONDS.labels(self._model_id).inc(message.speech_seconds)

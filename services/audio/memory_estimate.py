@@ -25,7 +25,7 @@ from services.models.descriptor import ModelDescriptor
 from services.models.formats.ctranslate2 import read_shapes
 from services.models.formats.document import known_object
 from services.models.registry import Runtime
-from services.residency.memory.memory_estimate import Need
+from services.residency.memory.memory_estimate import MemoryEstimate
 from services.settings.settings import MIB, AudioSettings
 
 WORKER_BYTES: Mapping[str, int] = {"faster_whisper": 62 * MIB, "whisper": 420 * MIB}
@@ -40,7 +40,7 @@ _VAD = 16 * MIB
 _SIZES = ((50e6, (4, 384)), (110e6, (6, 512)), (400e6, (12, 768)), (1000e6, (24, 1024)), (math.inf, (32, 1280)))
 
 
-class AudioNeed:
+class AudioMemoryEstimate:
     """Reckons for one service. `options`: how the manager runs a model."""
 
     def __init__(
@@ -50,7 +50,7 @@ class AudioNeed:
         self._device = device
         self._options = options
 
-    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Need:
+    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
         """What a model takes at its peak. Reads headers only.
 
         Raises:
@@ -72,9 +72,9 @@ class AudioNeed:
         aside = 400 * _VOCABULARY + _VAD
         if options.gpu:
             parts["compute"] += GPU_CONTEXT
-            return Need.of(parts, {"worker": worker + aside}, gpu=True)
+            return MemoryEstimate.of(parts, {"worker": worker + aside}, gpu=True)
         parts["compute"] += aside
-        return Need.of(parts, {"worker": worker}, gpu=False)
+        return MemoryEstimate.of(parts, {"worker": worker}, gpu=False)
 
 
 def _lanes(descriptor: ModelDescriptor, runtime: Runtime, options: EngineOptions) -> int:

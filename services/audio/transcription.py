@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from services.audio.engine import messages
 from services.audio.engine.messages import TEMPERATURES, Decoding, Segment, Task, VadOptions
 from services.audio.language import language_code
-from services.audio.loaded import Hearing, LoadedWhisper
+from services.audio.loaded import LoadedWhisper, TranscriptionJob
 from services.audio.manager import AudioModels
 from services.audio.sound.decoders import SoundDecoders
 from services.audio.sound.source import RawSound, SoundSource
@@ -121,31 +121,31 @@ class Transcriptions:
         await caller.admit()
         async with self._models.loaded(stored, request.task) as model:
             decoding = self._decoding(request, stored.id, model)
-            with model.hear(client, decoding) as hearing:
-                pump = asyncio.create_task(self._pump(source, raw, hearing))
+            with model.hear(client, decoding) as job:
+                pump = asyncio.create_task(self._pump(source, raw, job))
                 try:
-                    yield _events(stored.id, hearing)
+                    yield _events(stored.id, job)
                 finally:
                     pump.cancel()
                     await asyncio.gather(pump, return_exceptions=True)
-                    caller.spend(math.ceil(hearing.heard_seconds * TOKENS_PER_SECOND))
+                    caller.spend(math.ceil(job.heard_seconds * TOKENS_PER_SECOND))
 
-    async def _pump(self, source: SoundSource, raw: RawSound | None, hearing: Hearing) -> None:
+    async def _pump(self, source: SoundSource, raw: RawSound | None, job: TranscriptionJob) -> None:
         """Brings the sound to the worker, as fast as that takes it. Whatever goes wrong ends the request."""
         try:
             with tracing.part("decode sound"):
-                await self._feed(source, raw, hearing)
-            await hearing.feed(b"", last=True)
+                await self._feed(source, raw, job)
+            await job.feed(b"", last=True)
         except AllmError as error:
-            hearing.fail(error)
+            job.fail(error)
         except Exception:
             log.exception("unexpected error while decoding")
-            hearing.fail(Internal("the sound could not be decoded; the service's log says why"))
+            job.fail(Internal("the sound could not be decoded; the service's log says why"))
 
-    async def _feed(self, source: SoundSource, raw: RawSound | None, hearing: Hearing) -> None:
+    async def _feed(self, source: SoundSource, raw: RawSound | None, job: TranscriptionJob) -> None:
         async with self._decoders.open(source, raw) as sound:
             while samples := await sound.read():
-                await hearing.feed(samples)
+                await job.feed(samples)
 
     def _decoding(self, request: TranscriptionRequest, model_id: str, model: LoadedWhisper) -> Decoding:
         """The request in the worker's words. Raises InvalidRequest."""
@@ -162,11 +162,11 @@ class Transcriptions:
         )
 
 
-async def _events(model_id: str, hearing: Hearing) -> AsyncIterator[Event]:
+async def _events(model_id: str, job: TranscriptionJob) -> AsyncIterator[Event]:
     yield Started(model_id)
     language = ""
     while True:
-        message = await hearing.next()
+        message = await job.next()
         if isinstance(message, messages.Detected):
             language = message.language
             yield LanguageFound(language, message.probability)

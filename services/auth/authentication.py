@@ -19,7 +19,7 @@ RATES_NAME = "token-rates.db"
 RETRY_SECONDS = 900.0
 
 
-class Doorkeeper:
+class Authenticator:
     """Looks at who calls, once a call. Without a secret everybody is let in, and may do everything."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Doorkeeper:
         self._clock = clock
 
     @classmethod
-    def of(cls, settings: Settings) -> Doorkeeper:
+    def of(cls, settings: Settings) -> Authenticator:
         """That of a service. Raises SecretUnusable where keys are asked for and there is no secret."""
         if not settings.auth.keys:
             return cls()

@@ -21,8 +21,8 @@ from services.catalog.registration.registration import Registration
 from services.catalog.registration.registrations import Registrations
 from services.catalog.registration.requested_engine import check_stages
 from services.catalog.registration.survey import Surveyor
-from services.catalog.replicas.model_view import Picture, View
-from services.catalog.replicas.replica_status import REPORT_WITHIN, Board, Report
+from services.catalog.replicas.model_view import ModelView, ModelViews
+from services.catalog.replicas.replica_status import REPORT_WITHIN, ReplicaStatus, Report
 from services.catalog.replicas.resolution import explain
 from services.catalog.replicas.watch import Watchers
 from services.errors import InvalidRequest
@@ -59,23 +59,23 @@ class Catalog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registrations = registrations
-        self._board = Board(clock)
+        self._replica_status = ReplicaStatus(clock)
         self._surveyor = Surveyor(settings, supported)
         self._registrar = Registrar(registrations, self._surveyor, settings)
-        self.picture = Picture(registrations, self._board, settings)
-        self.watchers = Watchers(self.picture)
+        self.views = ModelViews(registrations, self._replica_status, settings)
+        self.watchers = Watchers(self.views)
         registrations.on_change = self._registration_changed
-        self.picture.on_change = self.watchers.notify
+        self.views.on_change = self.watchers.notify
         self._machine = Machine(clock)
         self.machine_watchers = MachineWatchers(self._machine)
         self.declarations = Declarations(settings.models_file, registrations, self._registrar)
         self._roll_call = asyncio.create_task(self._call_the_roll())
 
-    async def register(self, new: NewModel) -> View:
+    async def register(self, new: NewModel) -> ModelView:
         """Registers a model. Raises what `Registrar.register` raises."""
         return self._view(await self._registrar.register(new))
 
-    async def update(self, name: str, change: Change) -> View:
+    async def update(self, name: str, change: Change) -> ModelView:
         """Changes what an operator may change of a model.
 
         Raises what `Registrar.update` raises, and InvalidRequest where the models file has it.
@@ -90,7 +90,7 @@ class Catalog:
         await self._registrations.remove(found)
         log.info("model deleted", extra={"model": found.id})
 
-    async def load(self, name: str, runtime: str) -> View:
+    async def load(self, name: str, runtime: str) -> ModelView:
         """Wants a model in memory, under a runtime (empty: that of its registration, or else the registry's choice).
 
         Raises:
@@ -109,7 +109,7 @@ class Catalog:
 
         return self._view(await self._registrations.change(found, change))
 
-    async def unload(self, name: str) -> View:
+    async def unload(self, name: str) -> ModelView:
         """Gives a model's memory back, and no longer wants it there. Raises ModelNotFound."""
 
         def change(old: Registration) -> Registration:
@@ -123,20 +123,20 @@ class Catalog:
         check_measurement(measurement)
         await self._registrations.record(found, measurement)
 
-    def explain(self, name: str) -> tuple[View, list[Opinion]]:
+    def explain(self, name: str) -> tuple[ModelView, list[Opinion]]:
         """How every live replica resolves a model, by name. Raises ModelNotFound."""
-        view = self.picture.get(name)
+        view = self.views.get(name)
         return view, [
             Opinion(replica=one.name, device=one.registry.device, verdicts=explain(one, view.desired))
-            for one in self._board.live(view.desired.facts.modality)
+            for one in self._replica_status.live(view.desired.facts.modality)
         ]
 
     def report(self, report: Report) -> bool:
         """Takes in what a replica says; gives whether the catalog now knows all of it. Raises Overloaded."""
-        heard = self._board.report(report, lambda model_id: self.picture.has(model_id, report.modality))
+        heard = self._replica_status.report(report, lambda model_id: self.views.has(model_id, report.modality))
         for modality in heard.rosters:
-            self.picture.roster_changed(modality)
-        self.picture.changed(heard.models)
+            self.views.roster_changed(modality)
+        self.views.changed(heard.models)
         if report.leaving:
             self._machine.drop(report.replica)
         elif report.figures and heard.known:  # else its number would not be bounded
@@ -145,12 +145,12 @@ class Catalog:
 
     def expire(self) -> None:
         """Stops counting the replicas that have fallen silent."""
-        gone = self._board.expire()
+        gone = self._replica_status.expire()
         for replica in gone:
             log.warning("a replica has fallen silent", extra={"replica": replica.name})
             self._machine.drop(replica.name, lost=True)
         for modality in {replica.modality for replica in gone}:
-            self.picture.roster_changed(modality)
+            self.views.roster_changed(modality)
 
     def end_watches(self) -> None:
         """Ends all watches, and those to come: they never end by themselves."""
@@ -170,7 +170,7 @@ class Catalog:
 
     def _check_offered(self, runtime: str, modality: Modality) -> None:
         """Makes sure that a live replica has a runtime, installed. Raises InvalidRequest."""
-        offers = [offer for one in self._board.live(modality) for offer in one.registry.runtimes]
+        offers = [offer for one in self._replica_status.live(modality) for offer in one.registry.runtimes]
         missing = [offer.missing for offer in offers if offer.name == runtime]
         if missing and all(missing):
             raise InvalidRequest(f"the runtime {runtime!r} cannot run anything now: {missing[0]}", param="runtime")
@@ -179,13 +179,13 @@ class Catalog:
             there = ", ".join(sorted(names)) or f"none, since no {modality} service is running"
             raise InvalidRequest(f"no live service has the runtime {runtime!r}; there are: {there}", param="runtime")
 
-    def _view(self, registration: Registration) -> View:
-        return self.picture.get(registration.id)
+    def _view(self, registration: Registration) -> ModelView:
+        return self.views.get(registration.id)
 
     def _registration_changed(self, model_id: str) -> None:
-        if not self.picture.has(model_id, None):
-            self._board.forget(model_id)
-        self.picture.changed([model_id])
+        if not self.views.has(model_id, None):
+            self._replica_status.forget(model_id)
+        self.views.changed([model_id])
 
     async def _call_the_roll(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from services.image.api.upload_room import UploadRoom
 from services.image.image_files import ImageFiles
 from services.image.images import Images
 from services.image.manager import ImageManager, ImageModels
-from services.image.memory_estimate import ImageNeed
+from services.image.memory_estimate import ImageMemoryEstimate
 from services.image.pictures.pictures import Pictures
 from services.models.device import resolve_device
 from services.models.registry import EngineRegistry
@@ -33,7 +33,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     device = resolve_device(image.device)
     registry = EngineRegistry(device, forced=image.device != "auto")
     manager = ImageManager(image, device)
-    residency = await Residency.open(settings, manager, ImageNeed(manager.options))
+    residency = await Residency.open(settings, manager, ImageMemoryEstimate(manager.options))
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
     own = OwnIdentity.of_service(settings.auth, settings.model.replica, settings.tls.service)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from services.auth.caller import current_caller
 from services.image.engine import messages
 from services.image.image_request import FileKind, ImageRequest
-from services.image.loaded import Drawing
+from services.image.loaded import GenerationJob
 from services.image.manager import ImageModels
 from services.image.pictures.coding.messages import Decode, Encode
 from services.image.pictures.pictures import Pictures
@@ -124,7 +124,7 @@ class Images:
                     caller.spend(drawing.tokens(parameters.width * parameters.height * request.count))
 
     async def _events(
-        self, request: ImageRequest, model_id: str, parameters: Parameters, drawing: Drawing
+        self, request: ImageRequest, model_id: str, parameters: Parameters, drawing: GenerationJob
     ) -> AsyncIterator[Event]:
         tokens = 0
         while True:

@@ -33,7 +33,7 @@ TILE = 16  # pixels: the side of what counts as an image token
 News = Accepted | Progress | Picture | Finished
 
 
-class Drawing(Pending):
+class GenerationJob(Pending):
     """One request, and the news of it in order."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Drawing(Pending):
         self._tell()
 
 
-class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
+class LoadedPipeline(ModelInWorker[GenerationJob, FromWorker]):
     """A pipeline of diffusers in a worker process of its own."""
 
     # Requests are accepted beside the loop that draws, also when that hangs.
@@ -100,7 +100,7 @@ class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
         super().__init__(model_id, worker, limits)
 
     @contextmanager
-    def draw(self, generate: Callable[[int], Generate]) -> Iterator[Drawing]:
+    def draw(self, generate: Callable[[int], Generate]) -> Iterator[GenerationJob]:
         """Runs a request as long as the block runs; leaving it early cancels the request.
 
         `generate` makes the worker's message for a request's number.
@@ -113,7 +113,7 @@ class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
         def timed(request: int) -> Generate:
             return replace(generate(request), deadline=deadline.at if deadline else None)
 
-        with self._open(Drawing(), timed) as drawing:
+        with self._open(GenerationJob(), timed) as drawing:
             yield drawing
 
     def _heard(self, message: FromWorker) -> None:
@@ -134,7 +134,7 @@ class LoadedPipeline(ModelInWorker[Drawing, FromWorker]):
         if isinstance(message, Finished):
             del self._requests[message.request]
 
-    def _measure(self, drawing: Drawing) -> None:
+    def _measure(self, drawing: GenerationJob) -> None:
         metrics.IMAGES.labels(self._model_id).inc()
         if not drawing.told:
             drawing.told = True

@@ -25,7 +25,7 @@ from services.models.formats.safetensors_header import read_tensors
 from services.models.hub.source_tree import LocalTree
 from services.models.registry import Runtime
 from services.residency.memory.device_memory import DeviceMemory, read_devices
-from services.residency.memory.memory_estimate import DEVICE, HOST, NUMBER_BYTES, TORCH_CONTEXT, Need
+from services.residency.memory.memory_estimate import DEVICE, HOST, NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate
 from services.settings.settings import MIB
 
 WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
@@ -35,7 +35,7 @@ _CHANNELS, _SIDE = 128, 512  # where a model does not say
 _BYTES_PER_CHANNEL = 32  # of a pixel, in 32 bits
 
 
-class ImageNeed:
+class ImageMemoryEstimate:
     """Reckons for one service. `options`: how the manager runs a model."""
 
     def __init__(
@@ -46,7 +46,7 @@ class ImageNeed:
         self._options = options
         self._devices = devices
 
-    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Need:
+    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
         """What a model takes at its peak. Reads headers only.
 
         Raises:
@@ -64,10 +64,10 @@ class ImageNeed:
         }
         if not options.gpu:
             parts["weights"] += max((path.stat().st_size for path in files), default=0)
-            return Need.of(parts, {"worker": WORKER_BYTES}, gpu=False)
+            return MemoryEstimate.of(parts, {"worker": WORKER_BYTES}, gpu=False)
         parts["compute"] += TORCH_CONTEXT
         host = WORKER_BYTES + parts["weights"]  # they are read there before they move
-        return Need({HOST: host, DEVICE: self._on_device(parts, weights)}, {**parts, "worker": WORKER_BYTES})
+        return MemoryEstimate({HOST: host, DEVICE: self._on_device(parts, weights)}, {**parts, "worker": WORKER_BYTES})
 
     def _on_device(self, parts: Mapping[str, int], weights: Mapping[Path, int]) -> int:
         """Everything; where the GPU is too small for that, the component that runs (see choose_offload)."""

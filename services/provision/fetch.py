@@ -15,7 +15,7 @@ from services.errors import AllmError, Cancelled, ModelNotReady, Overloaded
 from services.models.hub.repository import Damaged
 from services.models.hub.transfer import download
 from services.models.manifest import Manifest, ManifestFile
-from services.provision.model_cache import Shelf
+from services.provision.model_cache import ModelCache
 from services.provision.progress import Meter, Progress
 from services.provision.staging import on_disk, prune, publish, sync
 from services.provision.verify import problem
@@ -45,7 +45,9 @@ class FetchProblem(Exception):
         self.retry_after = retry_after
 
 
-async def fetch(shelf: Shelf, model_id: str, manifest: Manifest, progress: Callable[[Progress], None]) -> Path:
+async def fetch(
+    model_cache: ModelCache, model_id: str, manifest: Manifest, progress: Callable[[Progress], None]
+) -> Path:
     """Returns the folder with all files of a manifest, which it fetches unless they are there.
 
     Of several processes that share the volume one fetches, the others wait for it. What was fetched before an error,
@@ -64,7 +66,7 @@ async def fetch(shelf: Shelf, model_id: str, manifest: Manifest, progress: Calla
 
     # A thread of its own: a fetch takes hours, and those of the loop are few and for short work.
     executor = ThreadPoolExecutor(1, thread_name_prefix="fetch")
-    work = loop.run_in_executor(executor, _Fetch(shelf, model_id, manifest, tell, stop).run)
+    work = loop.run_in_executor(executor, _Fetch(model_cache, model_id, manifest, tell, stop).run)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -81,14 +83,19 @@ class _Fetch:
     """One fetch, blocking; its threads end when `stop` is set."""
 
     def __init__(
-        self, shelf: Shelf, model_id: str, manifest: Manifest, tell: Callable[[Progress], None], stop: threading.Event
+        self,
+        model_cache: ModelCache,
+        model_id: str,
+        manifest: Manifest,
+        tell: Callable[[Progress], None],
+        stop: threading.Event,
     ) -> None:
-        self._shelf = shelf
+        self._model_cache = model_cache
         self._id = model_id
         self._manifest = manifest
         self._stop = stop
-        self._place = shelf.place(model_id, manifest)
-        self._staging = shelf.staging(model_id, manifest)
+        self._place = model_cache.place(model_id, manifest)
+        self._staging = model_cache.staging(model_id, manifest)
         self._meter = Meter(manifest.size, tell)
 
     def run(self) -> Path:
@@ -101,14 +108,14 @@ class _Fetch:
                 error.message, permanent=not passing, retry_after=retry_after if passing else None
             ) from error
         except OSError as error:
-            where = error.filename or self._shelf.folder
+            where = error.filename or self._model_cache.folder
             raise FetchProblem(
                 f"{where} cannot be written: {error.strerror or error}", permanent=False, retry_after=DISK_SECONDS
             ) from error
         return self._place
 
     def _run(self) -> None:
-        problems = self._shelf.whole(self._manifest, self._place)
+        problems = self._model_cache.whole(self._manifest, self._place)
         if problems and not self._manifest.repository:
             raise FetchProblem(_sentences(problems), permanent=True)
         with contextlib.ExitStack() as stack:
@@ -116,12 +123,12 @@ class _Fetch:
                 self._meter.elsewhere(on_disk(self._manifest, self._staging))
                 if self._stop.wait(LOCK_SECONDS):
                     raise Cancelled(f"{self._id}: the fetch was stopped")
-                problems = self._shelf.whole(self._manifest, self._place)
-            if problems and (problems := self._shelf.whole(self._manifest, self._place)):
+                problems = self._model_cache.whole(self._manifest, self._place)
+            if problems and (problems := self._model_cache.whole(self._manifest, self._place)):
                 self._make_staging(problems)
                 self._check_space()
                 self._fetch_all()
-                missing = self._shelf.whole(self._manifest, self._staging)
+                missing = self._model_cache.whole(self._manifest, self._staging)
                 if missing:
                     raise FetchProblem(_sentences(missing), permanent=False, retry_after=WAIT_SECONDS)
                 publish(self._manifest, self._staging, self._place)
@@ -132,7 +139,7 @@ class _Fetch:
             if not _fetching.acquire(blocking=False):
                 return False
             turn.callback(_fetching.release)
-            lock = self._shelf.fetch_lock(self._id, self._manifest)
+            lock = self._model_cache.fetch_lock(self._id, self._manifest)
             if not lock.take():
                 return False
             turn.callback(lock.release)
@@ -162,8 +169,8 @@ class _Fetch:
         free = shutil.disk_usage(self._staging).free
         if needed + MARGIN > free:
             raise FetchProblem(
-                f"{self._id} needs {needed:,} more bytes in {self._shelf.folder} (ALLM_MODELS_DIR), and {MARGIN:,} "
-                f"to spare; {free:,} are free",
+                f"{self._id} needs {needed:,} more bytes in {self._model_cache.folder} (ALLM_MODELS_DIR), and "
+                f"{MARGIN:,} to spare; {free:,} are free",
                 permanent=False,
                 retry_after=DISK_SECONDS,
             )

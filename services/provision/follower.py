@@ -17,7 +17,7 @@ from services.models import wire
 from services.models.descriptor import Modality
 from services.models.desired import DesiredModel
 from services.models.store import ModelStore
-from services.provision.model_set import Supply
+from services.provision.model_set import ModelSet
 from services.settings.model_groups import GroupShare
 
 log = logging.getLogger(__name__)
@@ -36,14 +36,14 @@ class Follower:
         self,
         channel: grpc.aio.Channel,
         modality: Modality,
-        supply: Supply,
+        model_set: ModelSet,
         store: ModelStore,
         share: GroupShare | None = None,
     ) -> None:
         """`share`: which of the models are served here; None: all."""
         self._catalog = model_service_pb2_grpc.ModelServiceStub(channel)
         self._modality = modality
-        self._supply = supply
+        self._model_set = model_set
         self._store = store
         self._share = share or GroupShare()
         self._asking = 0
@@ -122,7 +122,7 @@ class Follower:
             elif event == "removed_id":
                 self._forget(message.removed_id, seen)
             elif event == "synced":
-                self._supply.retain(seen)
+                self._model_set.retain(seen)
                 self.synced.set()
             self.heard.set()
 
@@ -130,7 +130,7 @@ class Follower:
         seen.discard(model_id)
         if self._unsettled is not None:
             self._unsettled.pop(model_id, None)
-        self._supply.remove(model_id)
+        self._model_set.remove(model_id)
 
     def _apply(self, message: manifest_pb2.DesiredModel) -> None:
         try:
@@ -140,7 +140,7 @@ class Follower:
                 self._unsettled[desired.id] = desired
                 known = self._store.get(desired.id).desired.ready_replicas
                 desired = dataclasses.replace(desired, ready_replicas=desired.ready_replicas | known)
-            self._supply.apply(desired)
+            self._model_set.apply(desired)
         except AllmError as error:  # a catalog of another version; the other models are fine
             log.warning("a registration cannot be read", extra={"model": message.model.id, "reason": error.message})
 
@@ -148,7 +148,7 @@ class Follower:
         """Who has not reported to the catalog by now is gone."""
         unsettled, self._unsettled = self._unsettled or {}, None
         for desired in unsettled.values():
-            self._supply.apply(desired)
+            self._model_set.apply(desired)
 
 
 def _names(message: manifest_pb2.DesiredModel) -> tuple[str, ...]:

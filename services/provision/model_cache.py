@@ -50,7 +50,7 @@ class Hold:
         self.release()
 
 
-class Shelf:
+class ModelCache:
     """The folder that models are fetched to, possibly shared by replicas."""
 
     def __init__(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ COMING: frozenset[State] = frozenset({"pending", "downloading", "verifying"})
 log = logging.getLogger(__name__)
 
 
-class Supply:
+class ModelSet:
     """Follows what is desired. Every change may come twice, late, or after a pause in which others were missed."""
 
     def __init__(self, means: Means) -> None:

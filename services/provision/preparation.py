@@ -22,7 +22,7 @@ from services.models.registry import EngineRegistry
 from services.models.status import NextStatus, State, Status
 from services.models.store import ModelStore, Serving, StoredModel
 from services.provision.fetch import FetchProblem, Progress, fetch
-from services.provision.model_cache import Hold, Shelf
+from services.provision.model_cache import Hold, ModelCache
 from services.provision.plan import Plan, make_plans
 from services.provision.swap import load_beside
 from services.residency.manager import ModelManager
@@ -47,7 +47,7 @@ class Means:
     registry: EngineRegistry
     manager: ModelManager[Any]
     store: ModelStore
-    shelf: Shelf
+    model_cache: ModelCache
     changed: Callable[[], None]  # called whenever a status may have changed
     preload: frozenset[str] = frozenset()  # ids and aliases of what is loaded once when it is ready
 
@@ -184,7 +184,7 @@ class Preparation:
         if self._stand:
             self._stand.hold.release()
         if forget:
-            await asyncio.to_thread(self._means.shelf.sweep, self.desired.id, ())
+            await asyncio.to_thread(self._means.model_cache.sweep, self.desired.id, ())
 
     # --- the way to a new stand
 
@@ -241,7 +241,7 @@ class Preparation:
 
     async def _try_to_hold(self, model_id: str, manifests: Sequence[Manifest]) -> Hold:
         """One that is cancelled meanwhile leaves nothing held."""
-        taking = asyncio.create_task(asyncio.to_thread(self._means.shelf.hold, model_id, *manifests))
+        taking = asyncio.create_task(asyncio.to_thread(self._means.model_cache.hold, model_id, *manifests))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -263,10 +263,10 @@ class Preparation:
         """The folder with all files, verified; waits as long as that is a matter of time."""
         if manifest.folder:
             return await self._look(desired, manifest, coming)
-        shelf, pause = self._means.shelf, FIRST_PAUSE
+        model_cache, pause = self._means.model_cache, FIRST_PAUSE
         while True:
             try:
-                return await fetch(shelf, desired.id, manifest, lambda progress: self._progress(coming, progress))
+                return await fetch(model_cache, desired.id, manifest, lambda progress: self._progress(coming, progress))
             except FetchProblem as problem:
                 if problem.permanent:
                     raise ModelInvalid(problem.message) from problem
@@ -279,8 +279,8 @@ class Preparation:
 
     async def _look(self, desired: DesiredModel, manifest: Manifest, coming: _Coming) -> Path:
         """Local files are used where they are. While they are not as they were registered, the model has failed."""
-        folder = self._means.shelf.place(desired.id, manifest)
-        while wrong := await asyncio.to_thread(self._means.shelf.whole, manifest, folder):
+        folder = self._means.model_cache.place(desired.id, manifest)
+        while wrong := await asyncio.to_thread(self._means.model_cache.whole, manifest, folder):
             self._come(coming, "failed", ModelInvalid("; ".join(wrong[:MAX_REASONS])))
             await asyncio.sleep(LOOK_AGAIN)
         return folder
@@ -321,13 +321,13 @@ class Preparation:
         wanted += [artifact.manifest for artifact in self.desired.artifacts]
         if self._stand:
             wanted += self._stand.plan.manifests
-        await asyncio.to_thread(self._means.shelf.sweep, self.desired.id, wanted)
+        await asyncio.to_thread(self._means.model_cache.sweep, self.desired.id, wanted)
 
     async def _examine(self, stand: _Stand) -> None:
         """After a load that failed: files that are no longer there, or not as they were, are brought anew."""
-        shelf, wrong = self._means.shelf, []
+        model_cache, wrong = self._means.model_cache, []
         for manifest in stand.plan.manifests:
-            wrong += await asyncio.to_thread(shelf.whole, manifest, shelf.place(self.desired.id, manifest))
+            wrong += await asyncio.to_thread(model_cache.whole, manifest, model_cache.place(self.desired.id, manifest))
         if wrong and stand is self._stand and not self._gone:
             log.warning("files were lost", extra={"model": self.desired.id, "problem": "; ".join(wrong[:MAX_REASONS])})
             self._stand = None

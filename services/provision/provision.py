@@ -11,8 +11,8 @@ from services.models.registry import EngineRegistry
 from services.models.store import ModelStore
 from services.provision.figure_reader import FigureReader
 from services.provision.follower import Follower
-from services.provision.model_cache import Shelf
-from services.provision.model_set import Supply
+from services.provision.model_cache import ModelCache
+from services.provision.model_set import ModelSet
 from services.provision.preparation import Means
 from services.provision.reporter import Reporter
 from services.residency.manager import ModelManager
@@ -56,21 +56,21 @@ class Provision:
         manager.on_change = changed.set
         self._manager = manager
         self.store = ModelStore(settings.replica)
-        shelf = Shelf(settings.folder)
+        model_cache = ModelCache(settings.folder)
         means = Means(
             settings=settings,
             registry=registry,
             manager=manager,
             store=self.store,
-            shelf=shelf,
+            model_cache=model_cache,
             changed=changed.set,
             preload=frozenset(preload),
         )
-        self._supply = Supply(means)
+        self._model_set = ModelSet(means)
         self._channel = (own or NOBODY).channel(settings.catalog, CHANNEL_OPTIONS)
-        self._follower = Follower(self._channel, modality, self._supply, self.store, share)
+        self._follower = Follower(self._channel, modality, self._model_set, self.store, share)
         self.store.ask = self._follower.ask
-        self._reporter = Reporter(self._channel, modality, registry, settings, self._supply, changed, figures)
+        self._reporter = Reporter(self._channel, modality, registry, settings, self._model_set, changed, figures)
         self._following: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
 
@@ -84,7 +84,7 @@ class Provision:
     async def warm(self) -> None:
         """Returns once the catalog was heard, and what is to be in memory by then is, or cannot be."""
         await self._follower.synced.wait()
-        while self._supply.is_warming():  # noqa: ASYNC110 - workers load, and tell nobody but who asks
+        while self._model_set.is_warming():  # noqa: ASYNC110 - workers load, and tell nobody but who asks
             await asyncio.sleep(WARMING_SECONDS)
 
     def models(self) -> set[str]:
@@ -104,5 +104,5 @@ class Provision:
         if self._following:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        await self._supply.close()
+        await self._model_set.close()
         await self._channel.close()

@@ -15,7 +15,7 @@ from services.models.descriptor import FORMATS, Modality
 from services.models.registry import EngineRegistry, Runtime
 from services.models.status import Status
 from services.provision.figure_reader import FigureReader
-from services.provision.model_set import Supply
+from services.provision.model_set import ModelSet
 from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Reporter:
         modality: Modality,
         registry: EngineRegistry,
         settings: ModelSettings,
-        supply: Supply,
+        model_set: ModelSet,
         changed: asyncio.Event,
         figures: FigureReader | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class Reporter:
         self._modality = modality
         self._registry = registry
         self._replica = settings.replica
-        self._supply = supply
+        self._model_set = model_set
         self._changed = changed
         self._complete = True
         self._within = REPORT_SECONDS
@@ -69,7 +69,7 @@ class Reporter:
     async def _try(self) -> bool:
         """Loads what is to be in memory, and reports. A mistake of ours must not silence this replica for good."""
         try:
-            self._supply.keep()
+            self._model_set.keep()
             return await self._tell()
         except Exception:
             log.exception("cannot report")
@@ -78,9 +78,9 @@ class Reporter:
 
     async def _tell(self) -> bool:
         """One report; tells whether the catalog has taken it."""
-        if self._upheavals != self._supply.upheavals:  # the catalog has forgotten what was said of those models
-            self._upheavals, self._complete = self._supply.upheavals, True
-        statuses = self._supply.statuses()
+        if self._upheavals != self._model_set.upheavals:  # the catalog has forgotten what was said of those models
+            self._upheavals, self._complete = self._model_set.upheavals, True
+        statuses = self._model_set.statuses()
         news = statuses if self._complete else {k: v for k, v in statuses.items() if self._told.get(k) != v}
         request = model_service_pb2.ReportModelStatusRequest(
             replica=self._replica,

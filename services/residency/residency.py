@@ -9,7 +9,7 @@ from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission, Needed
 from services.residency.memory.device_memory import read_devices
 from services.residency.memory.ledger import Ledger
-from services.residency.memory.ledger_sync import Books
+from services.residency.memory.ledger_sync import LedgerSync
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.peer import peer_address
 from services.residency.memory.pools import Pools
@@ -47,11 +47,11 @@ class Residency:
         readings = readings or Readings(devices=lambda: read_devices(kept.visible_devices))
         pools = await asyncio.to_thread(Pools.read, kept.visible_devices)
         ledger = await Ledger.open(kept.folder, peer_address(settings.service.listen), replica, pools)
-        books = Books(manager, ledger, readings)
+        ledger_sync = LedgerSync(manager, ledger, readings)
         own = OwnIdentity.of_service(settings.auth, replica, settings.tls.service)
-        admission = Admission(manager, ledger, books, needed, kept, readings, replica, own=own)
+        admission = Admission(manager, ledger, ledger_sync, needed, kept, readings, replica, own=own)
         manager.gate = admission
-        return cls(manager, ledger, Monitor(manager, ledger, books, admission, kept, readings))
+        return cls(manager, ledger, Monitor(manager, ledger, ledger_sync, admission, kept, readings))
 
     async def start(self) -> None:
         """Begins to watch; returns after the first look, so that there is a snapshot."""

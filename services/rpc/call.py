@@ -22,7 +22,7 @@ from allm.openai.v1 import error_pb2
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from services.auth.authentication import Doorkeeper
+from services.auth.authentication import Authenticator
 from services.auth.caller import keep_caller
 from services.auth.identity import ANONYMOUS, INFERENCE, SCOPES
 from services.cancellation import is_cancelled
@@ -50,7 +50,7 @@ class Call:
     """One running RPC."""
 
     slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for its reader; `serve` sets it
-    doorkeeper: ClassVar[Doorkeeper] = Doorkeeper()  # who is let in; `serve` sets it
+    authenticator: ClassVar[Authenticator] = Authenticator()  # who is let in; `serve` sets it
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:
         metadata = dict(context.invocation_metadata() or ())
@@ -59,7 +59,7 @@ class Call:
         self.rpc = rpc
         self.request_id = str(metadata.get("x-request-id") or uuid.uuid4())
         # Where keys are asked for nobody is anybody before `identify`, and a header that anyone can set tells nothing.
-        self.client = "" if self.doorkeeper.asks else str(metadata.get("x-client-id") or ANONYMOUS.subject)
+        self.client = "" if self.authenticator.asks else str(metadata.get("x-client-id") or ANONYMOUS.subject)
         self.identity = ANONYMOUS
         self.transcoded = TRANSCODED in metadata  # whether a REST caller waits behind the gateway
         self.started = time.monotonic()
@@ -76,9 +76,9 @@ class Call:
             Unauthenticated: nobody that is known.
             Forbidden: somebody who lacks the scope; an empty one everybody has.
         """
-        caller = self.doorkeeper.look(self._metadata)
+        caller = self.authenticator.look(self._metadata)
         self.identity = caller.identity
-        if self.doorkeeper.asks:
+        if self.authenticator.asks:
             self.client = caller.identity.subject
         keep_caller(caller)
         caller.check_scope(scope)

@@ -19,7 +19,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.auth.authentication import Doorkeeper
+from services.auth.authentication import Authenticator
 from services.errors import AllmError
 from services.rpc.call import Call
 from services.rpc.channel import is_plain, server_credentials
@@ -89,7 +89,7 @@ async def serve(build: Build, settings: Settings) -> None:
 async def _serve(build: Build, settings: Settings, probes: Probes) -> None:
     stop = _stop_event(settings.service)
     Call.slow_client_seconds = settings.service.slow_client_seconds
-    doorkeeper = Call.doorkeeper = Doorkeeper.of(settings)
+    authenticator = Call.authenticator = Authenticator.of(settings)
     server = grpc.aio.server(options=_options(settings.service))
     application = await build(server, settings)
     try:
@@ -119,7 +119,7 @@ async def _serve(build: Build, settings: Settings, probes: Probes) -> None:
             sweeping.cancel()
     finally:
         await application.close()
-        await doorkeeper.close()
+        await authenticator.close()
     log.info("stopped")
 
 

@@ -37,7 +37,7 @@ from services.text.chat import Chat
 from services.text.completions import Completions
 from services.text.embeddings import Embeddings
 from services.text.manager import TextManager, TextModels
-from services.text.memory_estimate import TextNeed
+from services.text.memory_estimate import TextMemoryEstimate
 from services.text.responses.responses import Responses
 from services.text.responses.sqlite_store import SqliteResponseStore
 from services.text.responses.store import ResponseStore
@@ -52,7 +52,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
     runtimes = await asyncio.to_thread(text_runtimes, settings.text.vllm_python, device)
     registry = EngineRegistry(device, forced=settings.text.device != "auto", runtimes=runtimes)
     manager = TextManager(settings.text, device)
-    residency = await Residency.open(settings, manager, TextNeed(settings.text, device, manager.options))
+    residency = await Residency.open(settings, manager, TextMemoryEstimate(settings.text, device, manager.options))
     residents = ResidencyServicer(residency)
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(residents, server)
     share = settings.cluster.share

@@ -24,11 +24,11 @@ from collections.abc import Callable, Mapping
 from services.models.descriptor import ModelDescriptor
 from services.models.formats.gguf_header import GgufError, read_header
 from services.models.registry import Runtime
-from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, Need
+from services.residency.memory.memory_estimate import NUMBER_BYTES, TORCH_CONTEXT, MemoryEstimate
 from services.settings.settings import MIB, TextSettings
 from services.text.config_shape import ConfigShape
 from services.text.engine.cache_size import cache_cells, context_size
-from services.text.engine.kv_slots import BLOCK
+from services.text.engine.kv_cells import BLOCK
 from services.text.engine.messages import EngineOptions
 from services.text.engine.runtime import kept_states
 from services.text.engine.runtimes.vllm.arguments import cache_blocks
@@ -48,7 +48,7 @@ Parts = dict[str, int]
 Options = Callable[[ModelDescriptor], EngineOptions]
 
 
-class TextNeed:
+class TextMemoryEstimate:
     """Reckons for one service. `options`: how the manager runs a model."""
 
     def __init__(self, settings: TextSettings, device: str, options: Options) -> None:
@@ -56,7 +56,7 @@ class TextNeed:
         self._device = device
         self._options = options
 
-    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> Need:
+    def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
         """What a model takes at its peak. Reads headers only.
 
         Raises:
@@ -74,7 +74,7 @@ class TextNeed:
         gpu = self._device == "cuda"  # on Metal GPU and host share one memory
         if gpu:
             parts["compute"] += TORCH_CONTEXT
-        return Need.of(parts, processes, gpu=gpu)
+        return MemoryEstimate.of(parts, processes, gpu=gpu)
 
     def _safetensors(
         self, descriptor: ModelDescriptor, options: EngineOptions, runtime: Runtime, *, writes: bool

@@ -94,11 +94,11 @@ async def test_a_request_is_its_options_then_its_sound_and_gives_its_news_in_ord
         Finished(1, 2.0, 1.5, 7),
     )
     async with loaded(worker) as model:
-        with model.hear("me", decoding) as hearing:
-            await hearing.feed(SECOND)
-            await hearing.feed(SECOND, last=True)
+        with model.hear("me", decoding) as job:
+            await job.feed(SECOND)
+            await job.feed(SECOND, last=True)
             worker.say(*news)
-            assert [await hearing.next() for _ in news] == list(news)
+            assert [await job.next() for _ in news] == list(news)
         assert worker.sent == [Submit(1, "me", decoding), Sound(1, SECOND), Sound(1, SECOND, last=True)]
 
 
@@ -108,50 +108,50 @@ async def test_whoever_leaves_early_cancels_and_hears_no_more() -> None:
         with model.hear("me", Decoding()):
             pass
         worker.say(Transcribed(1, [segment(0)]), Consumed(1, 5), Finished(1, 1.0, 1.0, 1))
-        with model.hear("me", Decoding()) as hearing:
+        with model.hear("me", Decoding()) as job:
             worker.say(Detected(2, "en", 1.0))
-            assert await hearing.next() == Detected(2, "en", 1.0)
+            assert await job.next() == Detected(2, "en", 1.0)
         assert [message for message in worker.sent if isinstance(message, Cancel)] == [Cancel(1), Cancel(2)]
 
 
 async def test_of_partial_texts_only_the_newest_waits() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding(live=True)) as hearing:
+        with model.hear("me", Decoding(live=True)) as job:
             worker.say(*(Partial(1, text, 0.0, 1.0) for text in ("I", "I am", "I am here")))
             worker.say(Transcribed(1, [segment(0)]), Partial(1, "And", 1.0, 2.0), Stepped(Counters(9, 1, 0, 1)))
             await until(lambda: model.counters.steps == 9)
-            assert await hearing.next() == Transcribed(1, [segment(0)])
-            assert await hearing.next() == Partial(1, "And", 1.0, 2.0)
+            assert await job.next() == Transcribed(1, [segment(0)])
+            assert await job.next() == Partial(1, "And", 1.0, 2.0)
 
 
 async def test_sound_has_been_heard_whose_text_is_there_or_that_the_worker_has_let_go() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as hearing:
-            await hearing.feed(5 * SECOND)
-            assert hearing.heard_seconds == 0
+        with model.hear("me", Decoding()) as job:
+            await job.feed(5 * SECOND)
+            assert job.heard_seconds == 0
             worker.say(Transcribed(1, [segment(0), segment(1)]))
-            await hearing.next()
-            assert hearing.heard_seconds == 2
+            await job.next()
+            assert job.heard_seconds == 2
             worker.say(Partial(1, "And", 2.0, 3.0))
-            await hearing.next()
-            assert hearing.heard_seconds == 3
+            await job.next()
+            assert job.heard_seconds == 3
             worker.say(Consumed(1, 4 * 16_000), Detected(1, "en", 1.0))
-            await hearing.next()
-            assert hearing.heard_seconds == 4
+            await job.next()
+            assert job.heard_seconds == 4
             worker.say(Finished(1, 5.0, 1.0, 2))
-            await hearing.next()
-            assert hearing.heard_seconds == 5
+            await job.next()
+            assert job.heard_seconds == 5
 
 
 async def test_what_is_said_before_an_error_is_heard_before_it() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as hearing:
+        with model.hear("me", Decoding()) as job:
             worker.say(Detected(1, "en", 1.0), Refused(request=1, code="INVALID_REQUEST", message="no", param="vad"))
-            assert await hearing.next() == Detected(1, "en", 1.0)
-            for ask in (hearing.next(), hearing.feed(SECOND)):
+            assert await job.next() == Detected(1, "en", 1.0)
+            for ask in (job.next(), job.feed(SECOND)):
                 with pytest.raises(InvalidRequest) as caught:
                     await ask
                 assert caught.value.param == "vad"
@@ -164,11 +164,11 @@ async def test_what_is_said_before_an_error_is_heard_before_it() -> None:
 async def test_sound_waits_while_the_worker_has_enough() -> None:
     worker, block = Scripted(), SECOND * 60
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as hearing:
-            pump = asyncio.create_task(hearing.feed(b""))
+        with model.hear("me", Decoding()) as job:
+            pump = asyncio.create_task(job.feed(b""))
             while pump.done() or worker.sound < SOUND_AHEAD:
                 await pump
-                pump = asyncio.create_task(hearing.feed(block))
+                pump = asyncio.create_task(job.feed(block))
                 await asyncio.sleep(0)
             assert worker.sound == SOUND_AHEAD
             worker.say(Consumed(1, 16_000))
@@ -179,13 +179,13 @@ async def test_sound_waits_while_the_worker_has_enough() -> None:
 async def test_sound_waits_while_nobody_reads() -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as hearing:
+        with model.hear("me", Decoding()) as job:
             worker.say(*(Transcribed(1, [segment(index)]) for index in range(UNREAD)), Stepped(Counters(9, 1, 0, 1)))
             await until(lambda: model.counters.steps == 9)
-            pump = asyncio.create_task(hearing.feed(SECOND))
+            pump = asyncio.create_task(job.feed(SECOND))
             await asyncio.sleep(0)
             assert not pump.done()
-            await hearing.next()
+            await job.next()
             await pump
     assert worker.sound == 16_000
 
@@ -194,17 +194,17 @@ async def test_sound_waits_while_nobody_reads() -> None:
 async def test_whatever_ends_a_request_ends_the_wait_of_its_sound(end: str) -> None:
     worker = Scripted()
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as hearing:
-            await hearing.feed(bytes(2 * SOUND_AHEAD))
-            hearing.begun = True
-            pump = asyncio.create_task(hearing.feed(SECOND))
+        with model.hear("me", Decoding()) as job:
+            await job.feed(bytes(2 * SOUND_AHEAD))
+            job.begun = True
+            pump = asyncio.create_task(job.feed(SECOND))
             await asyncio.sleep(0)
             if end == "dies":
                 worker.kill()
             elif end == "refuses":
                 worker.say(Refused(request=1, code="INTERNAL", message="no"))
             else:
-                hearing.fail(Internal("no"))
+                job.fail(Internal("no"))
             with pytest.raises(Internal):
                 await pump
 
@@ -218,8 +218,8 @@ async def test_more_requests_than_windows_and_queue_are_refused() -> None:
 
 async def test_a_request_out_of_time_names_its_setting() -> None:
     async with loaded(Scripted(), request_seconds=0.05) as model:
-        with model.hear("me", Decoding()) as hearing, pytest.raises(Timeout, match="ALLM_AUDIO_REQUEST_SECONDS"):
-            await hearing.next()
+        with model.hear("me", Decoding()) as job, pytest.raises(Timeout, match="ALLM_AUDIO_REQUEST_SECONDS"):
+            await job.next()
 
 
 # --- the watchdog
@@ -229,8 +229,8 @@ async def test_a_request_out_of_time_names_its_setting() -> None:
 async def test_a_worker_that_waits_for_sound_is_not_killed(sound: bytes) -> None:
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding(live=True)) as hearing:
-            await hearing.feed(sound)
+        with model.hear("me", Decoding(live=True)) as job:
+            await job.feed(sound)
             begun = time.monotonic()
             await until(lambda: time.monotonic() - begun > 0.6)
         assert not worker.killed
@@ -240,10 +240,10 @@ async def test_a_worker_that_waits_for_sound_is_not_killed(sound: bytes) -> None
 async def test_a_worker_that_has_what_it_needs_and_does_nothing_is_killed(sound: bytes, last: bool) -> None:
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding()) as hearing:
-            await hearing.feed(sound, last=last)
+        with model.hear("me", Decoding()) as job:
+            await job.feed(sound, last=last)
             with pytest.raises(Timeout, match="no progress"):
-                await hearing.next()
+                await job.next()
         assert worker.killed
         assert not model.alive
 
@@ -251,8 +251,8 @@ async def test_a_worker_that_has_what_it_needs_and_does_nothing_is_killed(sound:
 async def test_steps_for_others_are_progress() -> None:
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding()) as hearing:
-            await hearing.feed(b"", last=True)
+        with model.hear("me", Decoding()) as job:
+            await job.feed(b"", last=True)
             begun = time.monotonic()
             while time.monotonic() - begun < 0.6:
                 worker.say(Stepped(Counters(1, 1, 1, 1)))
@@ -263,10 +263,10 @@ async def test_steps_for_others_are_progress() -> None:
 async def test_consumed_sound_is_not_owed() -> None:
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding()) as hearing:
-            await hearing.feed(bytes(2 * SOUND_OWED))
+        with model.hear("me", Decoding()) as job:
+            await job.feed(bytes(2 * SOUND_OWED))
             worker.say(Consumed(1, SOUND_OWED))
-            await until(lambda: hearing.owed is None)
+            await until(lambda: job.owed is None)
 
 
 @pytest.mark.parametrize("whose", [1, 2])
@@ -274,8 +274,8 @@ async def test_sound_that_is_consumed_is_progress_of_its_request_alone(whose: in
     """A long silence is never decoded, and a request that comes must not hide that the decoding of another hangs."""
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
-        with model.hear("me", Decoding()) as hearing, model.hear("you", Decoding()):
-            await hearing.feed(bytes(2 * SOUND_OWED), last=True)
+        with model.hear("me", Decoding()) as job, model.hear("you", Decoding()):
+            await job.feed(bytes(2 * SOUND_OWED), last=True)
             begun = time.monotonic()
             # That it is killed is waited for, however long it takes; that it is not, for three times the limit.
             while not worker.killed and (whose == 2 or time.monotonic() - begun < 0.6):
@@ -298,9 +298,9 @@ async def test_what_is_measured() -> None:
     }
     before = {name: metric(name) for name in gained_by}
     async with loaded(worker) as model:
-        with model.hear("me", Decoding()) as hearing:
+        with model.hear("me", Decoding()) as job:
             worker.say(Stepped(Counters(3, 1, 4, 2)), Transcribed(1, [segment(0)]), Finished(1, 9.0, 6.5, 21))
-            while not isinstance(await hearing.next(), Finished):
+            while not isinstance(await job.next(), Finished):
                 pass
         assert metric("allm_requests_running") == 1
         assert metric("allm_requests_waiting") == 4

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from services.audio.engine.messages import TEMPERATURES, Decoding, VadOptions
-from services.audio.loaded import SOUND_AHEAD, Hearing, LoadedWhisper
+from services.audio.loaded import SOUND_AHEAD, LoadedWhisper, TranscriptionJob
 from services.audio.sound.source import PIECE_BYTES, LiveFeed, RawSound
 from services.audio.transcription import PROMPT_END, Event, Finished, LanguageFound, SegmentDone, Started
 from services.errors import (
@@ -79,7 +79,7 @@ def heard_by_worker(monkeypatch: pytest.MonkeyPatch) -> list[Decoding]:
     sent: list[Decoding] = []
     hear = LoadedWhisper.hear
 
-    def listen(model: LoadedWhisper, client: str, decoding: Decoding) -> AbstractContextManager[Hearing]:
+    def listen(model: LoadedWhisper, client: str, decoding: Decoding) -> AbstractContextManager[TranscriptionJob]:
         sent.append(decoding)
         return hear(model, client, decoding)
 
@@ -262,8 +262,8 @@ async def test_a_killed_worker_ends_its_requests_and_the_next_gets_another(audio
     async with audio.transcriptions.transcribe(asked(), feed, PLAIN, "me") as events:
         assert await anext(events) == Started("tiny")
         await feed.put(bytes(SECOND))
-        (hearing,) = audio.residents[0]._requests.values()
-        await until(lambda: time.monotonic() - hearing.started > JUST)  # else it might not have been read
+        (job,) = audio.residents[0]._requests.values()
+        await until(lambda: time.monotonic() - job.started > JUST)  # else it might not have been read
         before.kill()
         with pytest.raises(Internal, match="SIGKILL"):
             async for _ in events:
@@ -304,12 +304,12 @@ async def test_a_worker_that_falls_behind_holds_a_bounded_part_of_the_sound(audi
     try:
         async with audio.transcriptions.transcribe(asked(vad=VadOptions()), feed, PLAIN, "me") as events:
             assert await anext(events) == Started("tiny")
-            (hearing,) = audio.residents[0]._requests.values()
+            (job,) = audio.residents[0]._requests.values()
             await feed.put(bytes(2 * SOUND_AHEAD))
-            await until(lambda: hearing.held >= SOUND_AHEAD)
+            await until(lambda: job.held >= SOUND_AHEAD)
             putting = asyncio.create_task(feed.put(bytes(60 * SECOND)))
             await asyncio.sleep(POLL_SECONDS)
-            assert hearing.held < SOUND_AHEAD + PIECE_BYTES
+            assert job.held < SOUND_AHEAD + PIECE_BYTES
             process.resume()
             await putting
             await feed.end()

@@ -21,7 +21,7 @@ from google.api import httpbody_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 import services
-from services.auth.authentication import RETRY_SECONDS, Doorkeeper
+from services.auth.authentication import RETRY_SECONDS, Authenticator
 from services.auth.caller import current_caller
 from services.auth.identity import ADMIN, HEADER, INFERENCE, SERVICE
 from services.auth.secret_file import SecretUnusable
@@ -103,8 +103,8 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def open_door(doorkeeper: Doorkeeper, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
-    monkeypatch.setattr(Call, "doorkeeper", doorkeeper)
+async def open_door(authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
+    monkeypatch.setattr(Call, "authenticator", authenticator)
     log, servicer = io.StringIO(), Servicer()
     handler = logging.StreamHandler(log)
     handler.setFormatter(JsonFormatter())
@@ -125,7 +125,7 @@ async def open_door(doorkeeper: Doorkeeper, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 async def door(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
-    async with open_door(Doorkeeper(SECRET), monkeypatch) as opened:
+    async with open_door(Authenticator(SECRET), monkeypatch) as opened:
         yield opened
 
 
@@ -231,7 +231,7 @@ async def test_what_the_gateway_asks_again_of_another_replica_may_be_late(door: 
 async def test_a_stream_outlives_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked at when a call starts."""
     clock = [time.time()]
-    async with open_door(Doorkeeper(SECRET, clock=lambda: clock[0]), monkeypatch) as door:
+    async with open_door(Authenticator(SECRET, clock=lambda: clock[0]), monkeypatch) as door:
         watching = model_service_pb2.WatchModelsRequest(statuses=True)
         stream = door.models.WatchModels(watching, metadata=own_process(), timeout=30)
         assert (await stream.read()).removed_id == "service:test"
@@ -242,7 +242,7 @@ async def test_a_stream_outlives_its_identity(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_without_keys_everybody_is_anonymous_and_may_do_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_door(Doorkeeper(), monkeypatch) as door:
+    async with open_door(Authenticator(), monkeypatch) as door:
         await door.get()
         await door.delete()
         assert await door.watch() == ["anonymous"]
@@ -281,16 +281,16 @@ async def test_our_own_commands_too(door: Door) -> None:
 def test_where_the_secret_comes_from(tmp_path: Any) -> None:
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_AUTH": "keys"})
     with pytest.raises(SecretUnusable, match="ALLM_IDENTITY_SECRET_FILE"):
-        Doorkeeper.of(settings)
+        Authenticator.of(settings)
     with pytest.raises(SecretUnusable):
         OwnIdentity.of_service(settings.auth, "text-1")
     write_secret(tmp_path)
-    assert Doorkeeper.of(settings).look(dict(ann())).identity.subject == "key_ann"
+    assert Authenticator.of(settings).look(dict(ann())).identity.subject == "key_ann"
     ((_, signed),) = OwnIdentity.of_service(settings.auth, "text-1").metadata()
-    assert Doorkeeper(SECRET).look({HEADER: signed}).identity.scopes == {ADMIN, SERVICE}
+    assert Authenticator(SECRET).look({HEADER: signed}).identity.scopes == {ADMIN, SERVICE}
     for mode in ("none", "open"):
         open_to_all = load_settings({"ALLM_HOME": str(tmp_path / "empty"), "ALLM_AUTH": mode})
-        assert not Doorkeeper.of(open_to_all).asks
+        assert not Authenticator.of(open_to_all).asks
         assert OwnIdentity.of_service(open_to_all.auth, "text-1").metadata() == ()
 
 

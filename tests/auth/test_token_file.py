@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.auth.authentication import RATES_NAME, Doorkeeper
+from services.auth.authentication import RATES_NAME, Authenticator
 from services.auth.token_file import KEPT_SECONDS, TokenFile
 from services.auth.token_rates import Spent, TokenLedger, TokenRates
 from services.auth.token_redis import PREFIX, TokenRedis
@@ -186,7 +186,7 @@ async def test_a_service_counts_where_its_settings_say(
     write_secret(tmp_path)
     url = request.getfixturevalue("server").url if where == "redis" else ""
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_AUTH": "keys", "ALLM_REDIS_URL": url})
-    one, other = Doorkeeper.of(settings), Doorkeeper.of(settings)
+    one, other = Authenticator.of(settings), Authenticator.of(settings)
     known = dict(ann(tokens=SLOW))
     caller = one.look(known)
     await caller.admit()

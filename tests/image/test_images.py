@@ -19,7 +19,7 @@ from services.errors import AllmError, Internal, InvalidRequest, ModelNotFound, 
 from services.image.engine import messages
 from services.image.image_request import Output
 from services.image.images import Done, Finished, Images, Partial, Progress, Started
-from services.image.loaded import TILE, Drawing
+from services.image.loaded import TILE, GenerationJob
 from services.settings.settings import load_settings
 from services.worker import model_in_worker
 from services.worker.model_in_worker import JUST
@@ -223,7 +223,7 @@ async def test_of_a_picture_that_is_given_up_the_drawn_share_counts(studio: Stud
 
 
 async def test_how_much_of_a_picture_counts() -> None:
-    drawing, pixels = Drawing(), 2 * 1024 * 1024
+    drawing, pixels = GenerationJob(), 2 * 1024 * 1024
     assert drawing.tokens(pixels) == 0
     drawing.push(messages.Accepted(1, 7))
     assert drawing.tokens(pixels) == 7

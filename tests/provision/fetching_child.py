@@ -13,7 +13,7 @@ from pathlib import Path
 
 from services.models.manifest import Manifest, ManifestFile
 from services.provision.fetch import Progress, fetch
-from services.provision.model_cache import Shelf
+from services.provision.model_cache import ModelCache
 
 
 def written(manifest: Manifest) -> str:
@@ -29,4 +29,4 @@ def told(progress: Progress) -> None:
 if __name__ == "__main__":
     fields = json.loads(sys.argv[2])
     files = tuple(ManifestFile(**file) for file in fields.pop("files"))
-    print(asyncio.run(fetch(Shelf(Path(sys.argv[1])), "m", Manifest(files=files, **fields), told)), flush=True)
+    print(asyncio.run(fetch(ModelCache(Path(sys.argv[1])), "m", Manifest(files=files, **fields), told)), flush=True)

@@ -23,7 +23,7 @@ from services.models.hub.source import HubSource
 from services.models.manifest import Manifest, ManifestFile
 from services.provision import fetch as module
 from services.provision.fetch import FetchProblem, Progress, fetch
-from services.provision.model_cache import Shelf
+from services.provision.model_cache import ModelCache
 from services.provision.progress import Meter
 from tests.loopback_hub import LoopbackHub
 from tests.provision.fetching_child import written
@@ -41,12 +41,12 @@ DEADLINE = 60.0
 class Model:
     """What is on the hub, and where it is to go."""
 
-    def __init__(self, hub: LoopbackHub, manifest: Manifest, shelf: Shelf) -> None:
+    def __init__(self, hub: LoopbackHub, manifest: Manifest, model_cache: ModelCache) -> None:
         self.hub = hub
         self.manifest = manifest
-        self.shelf = shelf
-        self.place = shelf.place("m", manifest)
-        self.staging = shelf.staging("m", manifest)
+        self.model_cache = model_cache
+        self.place = model_cache.place("m", manifest)
+        self.staging = model_cache.staging("m", manifest)
         self.told: list[Progress] = []
         self.here = threading.get_ident()
 
@@ -56,7 +56,7 @@ class Model:
 
     async def fetch(self) -> Path:
         async with asyncio.timeout(DEADLINE):
-            return await fetch(self.shelf, "m", self.manifest, self.tell)
+            return await fetch(self.model_cache, "m", self.manifest, self.tell)
 
     async def problem(self) -> FetchProblem:
         with pytest.raises(FetchProblem) as raised:
@@ -86,7 +86,7 @@ def model(hub: LoopbackHub, tmp_path: Path) -> Model:
     hub.add("org/model", tmp_path / "there")
     manifest = manifest_of(HubTree.open_repository(HubSource("org/model", "", "")))
     hub.requests.clear()
-    return Model(hub, manifest, Shelf(tmp_path / "models"))
+    return Model(hub, manifest, ModelCache(tmp_path / "models"))
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ async def test_local_files_are_only_looked_at(model: Model, tmp_path: Path) -> N
         await model.fetch()
     assert raised.value.permanent
     assert not model.hub.requests
-    assert not model.shelf.folder.exists()
+    assert not model.model_cache.folder.exists()
 
 
 # --- what goes wrong on the way
@@ -222,7 +222,10 @@ async def test_a_file_of_another_size_is_named_with_both_sizes(model: Model) -> 
         for file in model.manifest.files
     ]
     model.manifest = Manifest(files=tuple(files), repository="org/model", revision=model.manifest.revision)
-    model.place, model.staging = model.shelf.place("m", model.manifest), model.shelf.staging("m", model.manifest)
+    model.place, model.staging = (
+        model.model_cache.place("m", model.manifest),
+        model.model_cache.staging("m", model.manifest),
+    )
     problem = await model.problem()
     assert problem.permanent
     assert "has 1500000 bytes, expected are 1500007" in problem.message
@@ -324,7 +327,7 @@ async def test_a_disk_that_fails_meanwhile_is_a_passing_problem(
 
 
 async def test_a_shelf_that_cannot_be_made_is_a_passing_problem(model: Model) -> None:
-    model.shelf.folder.write_text("no folder")
+    model.model_cache.folder.write_text("no folder")
     with pytest.raises(FetchProblem, match="cannot be written") as raised:
         await model.fetch()
     assert not raised.value.permanent
@@ -377,7 +380,7 @@ async def test_a_cancelled_fetch_leaves_no_thread_and_can_be_gone_on_with(model:
     gate.open()
     with pytest.raises(asyncio.CancelledError):
         await task
-    lock = model.shelf.fetch_lock("m", model.manifest)
+    lock = model.model_cache.fetch_lock("m", model.manifest)
     assert lock.take(), "others may go on"
     lock.release()
     assert not model.place.exists()
@@ -389,7 +392,7 @@ async def test_a_cancelled_fetch_leaves_no_thread_and_can_be_gone_on_with(model:
 
 
 async def test_a_fetch_that_waits_for_another_can_be_cancelled(model: Model) -> None:
-    lock = model.shelf.fetch_lock("m", model.manifest)
+    lock = model.model_cache.fetch_lock("m", model.manifest)
     assert lock.take()
     task = asyncio.create_task(model.fetch())
     await until(lambda: model.told)
@@ -403,9 +406,15 @@ async def test_a_fetch_that_waits_for_another_can_be_cancelled(model: Model) -> 
 @contextlib.contextmanager
 def child_of(model: Model) -> Iterator[subprocess.Popen[str]]:
     """Another replica on the same volume."""
-    command = [sys.executable, "-m", "tests.provision.fetching_child", str(model.shelf.folder), written(model.manifest)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.provision.fetching_child",
+        str(model.model_cache.folder),
+        written(model.manifest),
+    ]
     environ = {"HF_ENDPOINT": model.hub.endpoint, "PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]}
-    environ["HF_HOME"] = str(model.shelf.folder.parent)
+    environ["HF_HOME"] = str(model.model_cache.folder.parent)
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as child:
         try:
             yield child

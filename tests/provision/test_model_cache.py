@@ -14,7 +14,7 @@ import pytest
 
 from services.errors import Cancelled, ModelInvalid
 from services.models.manifest import Manifest, ManifestFile
-from services.provision.model_cache import Shelf, safe_name
+from services.provision.model_cache import ModelCache, safe_name
 from tests.case import case
 
 CONTENT = {"config.json": b"{}", "deep/weights.gguf": b"weights" * 1000}
@@ -28,8 +28,8 @@ NEWER = Manifest(files=MANIFEST.files, repository="org/model", revision="b" * 40
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "models")
+def model_cache(tmp_path: Path) -> ModelCache:
+    return ModelCache(tmp_path / "models")
 
 
 def put(folder: Path) -> Path:
@@ -39,8 +39,8 @@ def put(folder: Path) -> Path:
     return folder
 
 
-def checked(shelf: Shelf, manifest: Manifest, folder: Path) -> list[str]:
-    return shelf.verify(manifest, folder, lambda _: None, threading.Event())
+def checked(model_cache: ModelCache, manifest: Manifest, folder: Path) -> list[str]:
+    return model_cache.verify(manifest, folder, lambda _: None, threading.Event())
 
 
 # --- places
@@ -52,18 +52,18 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_every_id_has_a_place_of_its_own_on_the_shelf(shelf: Shelf) -> None:
+def test_every_id_has_a_place_of_its_own_on_the_shelf(model_cache: ModelCache) -> None:
     for model_id in HOSTILE:
         with case(model_id=model_id):
-            for place in (shelf.place(model_id, MANIFEST), shelf.staging(model_id, MANIFEST)):
-                assert Path(os.path.normpath(place)).is_relative_to(shelf.folder)
-                assert len(place.relative_to(shelf.folder).parts) == 2, "all of an id is one name"
+            for place in (model_cache.place(model_id, MANIFEST), model_cache.staging(model_id, MANIFEST)):
+                assert Path(os.path.normpath(place)).is_relative_to(model_cache.folder)
+                assert len(place.relative_to(model_cache.folder).parts) == 2, "all of an id is one name"
                 assert max(len(os.fsencode(part)) for part in place.parts) <= 200
                 place.mkdir(parents=True)
-                assert place.resolve().is_relative_to(shelf.folder.resolve())
-            shelf.hold(model_id, MANIFEST).release()
-            assert not shelf.place(model_id, MANIFEST).parent.name.startswith(".")
-            assert {path.name for path in shelf.folder.parent.iterdir()} == {"models"}
+                assert place.resolve().is_relative_to(model_cache.folder.resolve())
+            model_cache.hold(model_id, MANIFEST).release()
+            assert not model_cache.place(model_id, MANIFEST).parent.name.startswith(".")
+            assert {path.name for path in model_cache.folder.parent.iterdir()} == {"models"}
 
 
 def test_no_two_ids_share_a_name() -> None:
@@ -76,35 +76,35 @@ def test_names_can_be_read() -> None:
     assert safe_name("org/model@main") == "org%2Fmodel@main"
 
 
-def test_generations_lie_side_by_side(shelf: Shelf) -> None:
-    assert shelf.place("m", MANIFEST) == shelf.folder / "m" / MANIFEST.digest[:16]
-    assert shelf.place("m", MANIFEST) != shelf.place("m", NEWER)
-    assert shelf.place("m", MANIFEST).parent == shelf.place("m", NEWER).parent
+def test_generations_lie_side_by_side(model_cache: ModelCache) -> None:
+    assert model_cache.place("m", MANIFEST) == model_cache.folder / "m" / MANIFEST.digest[:16]
+    assert model_cache.place("m", MANIFEST) != model_cache.place("m", NEWER)
+    assert model_cache.place("m", MANIFEST).parent == model_cache.place("m", NEWER).parent
 
 
-def test_local_models_stay_where_they_are(shelf: Shelf, tmp_path: Path) -> None:
+def test_local_models_stay_where_they_are(model_cache: ModelCache, tmp_path: Path) -> None:
     local = Manifest(files=MANIFEST.files, folder=str(put(tmp_path / "mine")))
-    assert shelf.place("m", local) == tmp_path / "mine"
-    with shelf.hold("m", local):
-        assert shelf.discard("m", local) is False
-    assert shelf.discard("m", local) is False
-    assert shelf.whole(local, tmp_path / "mine") == []
-    assert not shelf.folder.exists(), "and leave no trace"
+    assert model_cache.place("m", local) == tmp_path / "mine"
+    with model_cache.hold("m", local):
+        assert model_cache.discard("m", local) is False
+    assert model_cache.discard("m", local) is False
+    assert model_cache.whole(local, tmp_path / "mine") == []
+    assert not model_cache.folder.exists(), "and leave no trace"
 
 
 # --- checks
 
 
-def test_a_whole_folder_has_no_problems(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_whole_folder_has_no_problems(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = put(tmp_path / "it")
     seen: list[int] = []
-    assert shelf.whole(MANIFEST, folder) == []
-    assert shelf.verify(MANIFEST, folder, seen.append, threading.Event()) == []
+    assert model_cache.whole(MANIFEST, folder) == []
+    assert model_cache.verify(MANIFEST, folder, seen.append, threading.Event()) == []
     assert seen[-1] == MANIFEST.size
     assert seen == sorted(seen)
 
 
-def test_what_is_missing_or_has_another_size_is_named_with_both(shelf: Shelf, tmp_path: Path) -> None:
+def test_what_is_missing_or_has_another_size_is_named_with_both(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = put(tmp_path / "it")
     (folder / "config.json").unlink()
     (folder / "deep/weights.gguf").write_bytes(b"short")
@@ -112,55 +112,55 @@ def test_what_is_missing_or_has_another_size_is_named_with_both(shelf: Shelf, tm
         f"{folder}/config.json is missing",
         f"{folder}/deep/weights.gguf has 5 bytes, expected are 7000",
     ]
-    assert shelf.whole(MANIFEST, folder) == expected
-    assert checked(shelf, MANIFEST, folder) == expected
-    assert len(shelf.whole(MANIFEST, tmp_path / "nowhere")) == 2
+    assert model_cache.whole(MANIFEST, folder) == expected
+    assert checked(model_cache, MANIFEST, folder) == expected
+    assert len(model_cache.whole(MANIFEST, tmp_path / "nowhere")) == 2
 
 
-def test_a_file_that_is_a_folder_or_lies_below_a_file_is_named(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_file_that_is_a_folder_or_lies_below_a_file_is_named(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = tmp_path / "it"
     (folder / "config.json").mkdir(parents=True)
     (folder / "deep").touch()
-    assert shelf.whole(MANIFEST, folder) == [
+    assert model_cache.whole(MANIFEST, folder) == [
         f"{folder}/config.json is no file",
         f"{folder}/deep/weights.gguf is missing",
     ]
 
 
-def test_another_content_of_the_same_size_is_found_by_its_hash(shelf: Shelf, tmp_path: Path) -> None:
+def test_another_content_of_the_same_size_is_found_by_its_hash(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = put(tmp_path / "it")
     (folder / "config.json").write_bytes(b"[]")
-    assert shelf.whole(MANIFEST, folder) == [], "which is quick and reads nothing"
+    assert model_cache.whole(MANIFEST, folder) == [], "which is quick and reads nothing"
     real = hashlib.sha256(b"[]").hexdigest()
-    assert checked(shelf, MANIFEST, folder) == [
+    assert checked(model_cache, MANIFEST, folder) == [
         f"{folder}/config.json has SHA-256 {real}, expected is {HASHES['config.json']}"
     ]
 
 
-def test_a_link_is_a_file_only_in_a_local_model(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_link_is_a_file_only_in_a_local_model(model_cache: ModelCache, tmp_path: Path) -> None:
     folder = put(tmp_path / "it")
     (folder / "config.json").rename(tmp_path / "config.json")
     (folder / "config.json").symlink_to(tmp_path / "config.json")
-    assert shelf.whole(MANIFEST, folder) == [f"{folder}/config.json is no file"]
-    assert checked(shelf, MANIFEST, folder) == [f"{folder}/config.json is no file"]
+    assert model_cache.whole(MANIFEST, folder) == [f"{folder}/config.json is no file"]
+    assert checked(model_cache, MANIFEST, folder) == [f"{folder}/config.json is no file"]
     local = Manifest(files=MANIFEST.files, folder=str(folder))
-    assert shelf.whole(local, folder) == checked(shelf, local, folder) == []
+    assert model_cache.whole(local, folder) == checked(model_cache, local, folder) == []
 
 
-def test_nothing_outside_of_the_folder_is_looked_at(shelf: Shelf, tmp_path: Path) -> None:
+def test_nothing_outside_of_the_folder_is_looked_at(model_cache: ModelCache, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"12")
     lying = Manifest(files=(ManifestFile(path="../secret", size=1),), repository="org/model", revision="a" * 40)
     with pytest.raises(ModelInvalid, match="leaves the model's folder"):
-        shelf.whole(lying, tmp_path / "it")
+        model_cache.whole(lying, tmp_path / "it")
     with pytest.raises(ModelInvalid, match="leaves the model's folder"):
-        checked(shelf, lying, tmp_path / "it")
+        checked(model_cache, lying, tmp_path / "it")
 
 
-def test_verifying_can_be_stopped(shelf: Shelf, tmp_path: Path) -> None:
+def test_verifying_can_be_stopped(model_cache: ModelCache, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Cancelled):
-        shelf.verify(MANIFEST, put(tmp_path / "it"), lambda _: None, stop)
+        model_cache.verify(MANIFEST, put(tmp_path / "it"), lambda _: None, stop)
 
 
 # --- holds
@@ -169,19 +169,19 @@ HOLDER = """
 import sys
 from pathlib import Path
 from services.models.manifest import Manifest, ManifestFile
-from services.provision.model_cache import Shelf
+from services.provision.model_cache import ModelCache
 files = tuple(ManifestFile(path=path, size=int(size), sha256=sha256) for path, size, sha256 in {files!r})
-hold = Shelf(Path(sys.argv[1])).hold("m", Manifest(files=files, repository="org/model", revision="a" * 40))
+hold = ModelCache(Path(sys.argv[1])).hold("m", Manifest(files=files, repository="org/model", revision="a" * 40))
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.fixture
-def holder(shelf: Shelf) -> Iterator[subprocess.Popen[str]]:
+def holder(model_cache: ModelCache) -> Iterator[subprocess.Popen[str]]:
     """Another replica that serves MANIFEST until killed."""
     program = HOLDER.format(files=[(file.path, file.size, file.sha256) for file in MANIFEST.files])
-    command = [sys.executable, "-c", program, str(shelf.folder)]
+    command = [sys.executable, "-c", program, str(model_cache.folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout
         assert child.stdout.readline() == "held\n"
@@ -189,65 +189,67 @@ def holder(shelf: Shelf) -> Iterator[subprocess.Popen[str]]:
         child.kill()
 
 
-def test_what_nobody_holds_is_removed_with_what_was_fetched_of_it(shelf: Shelf) -> None:
-    place, staging = put(shelf.place("m", MANIFEST)), put(shelf.staging("m", MANIFEST))
-    other = put(shelf.place("m", NEWER))
-    assert shelf.discard("m", MANIFEST) is True
+def test_what_nobody_holds_is_removed_with_what_was_fetched_of_it(model_cache: ModelCache) -> None:
+    place, staging = put(model_cache.place("m", MANIFEST)), put(model_cache.staging("m", MANIFEST))
+    other = put(model_cache.place("m", NEWER))
+    assert model_cache.discard("m", MANIFEST) is True
     assert not place.exists()
     assert not staging.exists()
-    assert shelf.whole(NEWER, other) == [], "another generation stays"
-    assert list((shelf.folder / ".discarded").iterdir()) == []
-    assert shelf.discard("m", NEWER) is True
+    assert model_cache.whole(NEWER, other) == [], "another generation stays"
+    assert list((model_cache.folder / ".discarded").iterdir()) == []
+    assert model_cache.discard("m", NEWER) is True
     assert not other.parent.exists()
-    assert shelf.discard("m", NEWER) is True, "nothing of it is there"
+    assert model_cache.discard("m", NEWER) is True, "nothing of it is there"
 
 
-def test_what_another_process_holds_stays_until_it_is_killed(shelf: Shelf, holder: subprocess.Popen[str]) -> None:
-    place = put(shelf.place("m", MANIFEST))
-    assert shelf.discard("m", MANIFEST) is False
-    assert shelf.whole(MANIFEST, place) == []
+def test_what_another_process_holds_stays_until_it_is_killed(
+    model_cache: ModelCache, holder: subprocess.Popen[str]
+) -> None:
+    place = put(model_cache.place("m", MANIFEST))
+    assert model_cache.discard("m", MANIFEST) is False
+    assert model_cache.whole(MANIFEST, place) == []
     holder.kill()
     holder.wait()
-    assert shelf.discard("m", MANIFEST) is True
+    assert model_cache.discard("m", MANIFEST) is True
     assert not place.exists()
 
 
-def test_what_this_process_holds_stays_until_the_last_hold_is_released(shelf: Shelf) -> None:
-    place = put(shelf.place("m", MANIFEST))
-    first = shelf.hold("m", MANIFEST)
-    with shelf.hold("m", MANIFEST):
+def test_what_this_process_holds_stays_until_the_last_hold_is_released(model_cache: ModelCache) -> None:
+    place = put(model_cache.place("m", MANIFEST))
+    first = model_cache.hold("m", MANIFEST)
+    with model_cache.hold("m", MANIFEST):
         first.release()
         first.release()
-        assert shelf.discard("m", MANIFEST) is False
-    assert shelf.whole(MANIFEST, place) == []
-    assert shelf.discard("m", MANIFEST) is True
+        assert model_cache.discard("m", MANIFEST) is False
+    assert model_cache.whole(MANIFEST, place) == []
+    assert model_cache.discard("m", MANIFEST) is True
 
 
-def test_what_is_being_fetched_stays(shelf: Shelf) -> None:
-    staging = put(shelf.staging("m", MANIFEST))
-    lock = shelf.fetch_lock("m", MANIFEST)
+def test_what_is_being_fetched_stays(model_cache: ModelCache) -> None:
+    staging = put(model_cache.staging("m", MANIFEST))
+    lock = model_cache.fetch_lock("m", MANIFEST)
     assert lock.take()
-    assert shelf.discard("m", MANIFEST) is False
+    assert model_cache.discard("m", MANIFEST) is False
     assert staging.exists()
     lock.release()
-    assert shelf.discard("m", MANIFEST) is True
+    assert model_cache.discard("m", MANIFEST) is True
 
 
-def test_what_a_killed_process_was_deleting_goes_with_the_next(shelf: Shelf) -> None:
-    left = put(shelf.folder / ".discarded" / "half")
-    assert shelf.discard("m", MANIFEST) is True
+def test_what_a_killed_process_was_deleting_goes_with_the_next(model_cache: ModelCache) -> None:
+    left = put(model_cache.folder / ".discarded" / "half")
+    assert model_cache.discard("m", MANIFEST) is True
     assert not left.exists()
 
 
-def test_the_names_of_ids_do_not_mix_up_their_holds(shelf: Shelf) -> None:
-    put(shelf.place("a/b", MANIFEST))
-    with shelf.hold("a", MANIFEST), shelf.hold("a%2Fb", MANIFEST):
-        assert shelf.discard("a/b", MANIFEST) is True
+def test_the_names_of_ids_do_not_mix_up_their_holds(model_cache: ModelCache) -> None:
+    put(model_cache.place("a/b", MANIFEST))
+    with model_cache.hold("a", MANIFEST), model_cache.hold("a%2Fb", MANIFEST):
+        assert model_cache.discard("a/b", MANIFEST) is True
 
 
-def test_several_sets_of_files_are_held_and_released_together(shelf: Shelf) -> None:
-    with shelf.hold("m", MANIFEST, NEWER):
-        assert not shelf.discard("m", MANIFEST)
-        assert not shelf.discard("m", NEWER)
-    assert shelf.discard("m", MANIFEST)
-    assert shelf.discard("m", NEWER)
+def test_several_sets_of_files_are_held_and_released_together(model_cache: ModelCache) -> None:
+    with model_cache.hold("m", MANIFEST, NEWER):
+        assert not model_cache.discard("m", MANIFEST)
+        assert not model_cache.discard("m", NEWER)
+    assert model_cache.discard("m", MANIFEST)
+    assert model_cache.discard("m", NEWER)

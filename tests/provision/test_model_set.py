@@ -16,8 +16,8 @@ from services.models.registry import EngineRegistry
 from services.models.status import Status
 from services.models.store import ModelStore
 from services.provision import preparation
-from services.provision.model_cache import Shelf
-from services.provision.model_set import Supply
+from services.provision.model_cache import ModelCache
+from services.provision.model_set import ModelSet
 from services.provision.preparation import Means
 from services.settings.settings import load_settings
 from tests.provision.desired_models import Loader, Manager, local_manifest, registration
@@ -40,20 +40,20 @@ class Service:
             registry=EngineRegistry("cpu", forced=False),
             manager=self.manager,
             store=self.store,
-            shelf=Shelf(folder / "models"),
+            model_cache=ModelCache(folder / "models"),
             changed=self.changed.set,
             preload=frozenset(preload),
         )
-        self.supply = Supply(means)
+        self.model_set = ModelSet(means)
 
     def status(self, model_id: str = "m") -> Status:
-        return self.supply.statuses()[model_id]
+        return self.model_set.statuses()[model_id]
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
                 self.changed.clear()
-                self.supply.keep()
+                self.model_set.keep()
                 with contextlib.suppress(TimeoutError):  # as the reporter does: now and then without a reason
                     await asyncio.wait_for(self.changed.wait(), POLL_SECONDS)
 
@@ -72,14 +72,14 @@ class Service:
 async def service(tmp_path: Path) -> AsyncIterator[Service]:
     service = Service(tmp_path / "home")
     yield service
-    await service.supply.close()
+    await service.model_set.close()
     await service.manager.close()
 
 
 async def test_a_local_model_is_ready_where_it_lies_and_loaded_by_the_first_request(
     service: Service, tmp_path: Path
 ) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "a")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a")))
     assert service.status().state == "pending"
     with pytest.raises(ModelNotReady):
         service.store.serveable(service.store.get("m"))
@@ -92,7 +92,7 @@ async def test_a_local_model_is_ready_where_it_lies_and_loaded_by_the_first_requ
 
 
 async def test_an_unsupported_model_is_never_fetched_and_says_why(service: Service, tmp_path: Path) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "a"), architecture="exotic"))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a"), architecture="exotic"))
     status = await service.until_state("unsupported")
     assert "architecture 'exotic' is not supported by llama_cpp" in status.reason
     with pytest.raises(Unsupported, match="exotic"):
@@ -105,7 +105,7 @@ async def test_files_that_are_not_as_registered_fail_by_name_and_recover(
     monkeypatch.setattr(preparation, "LOOK_AGAIN", 0.05)
     manifest = local_manifest(tmp_path / "a")
     (tmp_path / "a" / "m.gguf").write_bytes(b"short")
-    service.supply.apply(registration(manifest))
+    service.model_set.apply(registration(manifest))
     status = await service.until_state("failed")
     assert "m.gguf" in status.reason
     assert "5" in status.reason
@@ -117,11 +117,11 @@ async def test_files_that_are_not_as_registered_fail_by_name_and_recover(
 
 
 async def test_a_new_generation_takes_over_only_when_it_can(service: Service, tmp_path: Path) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "old")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "old")))
     await service.until_state("ready")
     await service.use()
     service.loader.gate.clear()
-    service.supply.apply(registration(local_manifest(tmp_path / "new"), generation=2))
+    service.model_set.apply(registration(local_manifest(tmp_path / "new"), generation=2))
     await service.until(lambda: service.status().next)
     assert await service.use() == 1, "the old one serves while the new one is loaded"
     assert (service.status().generation, service.status().state) == (1, "loaded")
@@ -134,11 +134,11 @@ async def test_a_new_generation_takes_over_only_when_it_can(service: Service, tm
 
 
 async def test_a_running_request_keeps_the_old_generation(service: Service, tmp_path: Path) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "old")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "old")))
     await service.until_state("ready")
     serving = service.store.serveable(service.store.get("m"))
     async with service.manager.lease(serving.descriptor, serving.runtime) as old:
-        service.supply.apply(registration(local_manifest(tmp_path / "new"), generation=2))
+        service.model_set.apply(registration(local_manifest(tmp_path / "new"), generation=2))
         await service.until(lambda: service.status().generation == 2)
         assert old.alive
         assert await service.use() == 2
@@ -148,11 +148,11 @@ async def test_a_running_request_keeps_the_old_generation(service: Service, tmp_
 async def test_a_new_generation_that_cannot_be_loaded_leaves_the_old_one_alone(
     service: Service, tmp_path: Path
 ) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "old")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "old")))
     await service.until_state("ready")
     await service.use()
     service.loader.failure = Internal("worker crashed")
-    service.supply.apply(registration(local_manifest(tmp_path / "new"), generation=2))
+    service.model_set.apply(registration(local_manifest(tmp_path / "new"), generation=2))
     await service.until(lambda: service.status().next and service.status().next.state == "failed")
     status = service.status()
     assert (status.state, status.generation) == ("loaded", 1)
@@ -162,16 +162,16 @@ async def test_a_new_generation_that_cannot_be_loaded_leaves_the_old_one_alone(
 
 
 async def test_a_new_generation_with_wrong_files_leaves_the_old_one_alone(service: Service, tmp_path: Path) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "old")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "old")))
     await service.until_state("ready")
     manifest = local_manifest(tmp_path / "new")
     (tmp_path / "new" / "m.gguf").unlink()
-    service.supply.apply(registration(manifest, generation=2))
+    service.model_set.apply(registration(manifest, generation=2))
     await service.until(lambda: service.status().next and service.status().next.state == "failed")
     assert service.status().state == "ready"
     assert await service.use() == 1
     # A third one comes in place of the second.
-    service.supply.apply(registration(local_manifest(tmp_path / "third"), generation=3))
+    service.model_set.apply(registration(local_manifest(tmp_path / "third"), generation=3))
     await service.until(lambda: service.status().generation == 3)
     assert await service.use() == 3
 
@@ -180,7 +180,7 @@ async def test_a_model_that_is_to_be_in_memory_is_loaded_and_loaded_again(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "LOAD_AGAIN", 0.0)
-    service.supply.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
     await service.until_state("loaded")
     service.loader.made[0].alive = False  # its worker died
     service.changed.set()
@@ -190,7 +190,7 @@ async def test_a_model_that_is_to_be_in_memory_is_loaded_and_loaded_again(
 
 async def test_what_cannot_be_loaded_has_failed_and_every_request_tries_anew(service: Service, tmp_path: Path) -> None:
     service.loader.failure = Internal("no room")
-    service.supply.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
     status = await service.until_state("failed")
     assert status.reason == "no room"
     with pytest.raises(Internal, match="no room"):
@@ -204,11 +204,11 @@ async def test_unloading_gives_the_memory_back_once_running_requests_have_ended(
     service: Service, tmp_path: Path
 ) -> None:
     wanted = registration(local_manifest(tmp_path / "a"), keep_loaded=True)
-    service.supply.apply(wanted)
+    service.model_set.apply(wanted)
     await service.until_state("loaded")
     serving = service.store.serveable(service.store.get("m"))
     async with service.manager.lease(serving.descriptor, serving.runtime) as loaded:
-        service.supply.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
+        service.model_set.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
         await service.until_state("ready")
         assert loaded.alive
     await service.until(lambda: not loaded.alive)
@@ -217,36 +217,36 @@ async def test_unloading_gives_the_memory_back_once_running_requests_have_ended(
 
 async def test_unloads_of_before_this_service_began_are_over(service: Service, tmp_path: Path) -> None:
     wanted = registration(local_manifest(tmp_path / "a"), unloads=7)
-    service.supply.apply(wanted)
+    service.model_set.apply(wanted)
     await service.until_state("ready")
     await service.use()
-    service.supply.apply(dataclasses.replace(wanted, aliases=("x",)))
+    service.model_set.apply(dataclasses.replace(wanted, aliases=("x",)))
     assert service.store.get("x").id == "m"
     assert (await service.until_state("loaded")).state == "loaded"
 
 
 async def test_a_removed_model_is_gone_at_once_and_its_memory_follows(service: Service, tmp_path: Path) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "a")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a")))
     await service.until_state("ready")
     await service.use()
-    service.supply.remove("m")
-    assert service.supply.statuses() == {}
+    service.model_set.remove("m")
+    assert service.model_set.statuses() == {}
     with pytest.raises(ModelNotFound):
         service.store.get("m")
     await service.until(lambda: not service.loader.alive)
     assert (tmp_path / "a" / "m.gguf").exists()
-    service.supply.remove("m")
+    service.model_set.remove("m")
 
 
 async def test_a_model_registered_anew_waits_until_the_old_one_of_its_id_has_gone(
     service: Service, tmp_path: Path
 ) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "a")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a")))
     await service.until_state("ready")
     serving = service.store.serveable(service.store.get("m"))
     async with service.manager.lease(serving.descriptor, serving.runtime) as old:
         # The removal was missed while the catalog was away: only the time of registration tells.
-        service.supply.apply(registration(local_manifest(tmp_path / "b"), created=2))
+        service.model_set.apply(registration(local_manifest(tmp_path / "b"), created=2))
         assert service.status().state == "pending"
         assert old.alive
     await service.until_state("ready")
@@ -257,20 +257,20 @@ async def test_a_model_registered_anew_waits_until_the_old_one_of_its_id_has_gon
 
 async def test_what_the_catalog_no_longer_names_is_removed(service: Service, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
-        service.supply.apply(registration(local_manifest(tmp_path / name), model_id=name))
-    service.supply.retain({"b"})
-    assert set(service.supply.statuses()) == {"b"}
+        service.model_set.apply(registration(local_manifest(tmp_path / name), model_id=name))
+    service.model_set.retain({"b"})
+    assert set(service.model_set.statuses()) == {"b"}
     assert [model.id for model in service.store] == ["b"]
 
 
 async def test_the_same_news_twice_change_nothing(service: Service, tmp_path: Path) -> None:
     wanted = registration(local_manifest(tmp_path / "a"))
-    service.supply.apply(wanted)
+    service.model_set.apply(wanted)
     await service.until_state("ready")
     await service.use()
     await asyncio.sleep(0)
     service.changed.clear()
-    service.supply.apply(registration(local_manifest(tmp_path / "a")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a")))
     assert not service.changed.is_set()
     assert len(service.loader.made) == 1
 
@@ -279,13 +279,13 @@ async def test_a_runtime_that_is_asked_for_and_cannot_leaves_what_serves_alone(
     service: Service, tmp_path: Path
 ) -> None:
     wanted = registration(local_manifest(tmp_path / "a"))
-    service.supply.apply(wanted)
+    service.model_set.apply(wanted)
     await service.until_state("ready")
-    service.supply.apply(dataclasses.replace(wanted, runtime="vllm"))
+    service.model_set.apply(dataclasses.replace(wanted, runtime="vllm"))
     await service.until(lambda: service.status().next)
     await service.until(lambda: service.status().next and service.status().next.state == "unsupported")
     assert service.status().state == "ready"
-    service.supply.apply(dataclasses.replace(wanted, runtime="llama_cpp"))
+    service.model_set.apply(dataclasses.replace(wanted, runtime="llama_cpp"))
     await service.until(lambda: service.status().next is None)
     assert service.status().state == "ready"
 
@@ -294,9 +294,9 @@ async def test_who_loads_again_after_unloading_does_not_wait_for_the_next_attemp
     service: Service, tmp_path: Path
 ) -> None:
     wanted = registration(local_manifest(tmp_path / "a"), keep_loaded=True)
-    service.supply.apply(wanted)
+    service.model_set.apply(wanted)
     await service.until_state("loaded")
-    service.supply.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
+    service.model_set.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
     await service.until_state("ready")
-    service.supply.apply(dataclasses.replace(wanted, keep_loaded=True, unloads=1))
+    service.model_set.apply(dataclasses.replace(wanted, keep_loaded=True, unloads=1))
     await service.until_state("loaded")  # within this test's patience, which LOAD_AGAIN is not

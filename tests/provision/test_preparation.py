@@ -21,8 +21,8 @@ from services.models.status import Status
 from services.models.store import ModelStore
 from services.provision import fetch as fetch_module
 from services.provision import preparation, progress
-from services.provision.model_cache import Hold, Shelf
-from services.provision.model_set import Supply
+from services.provision.model_cache import Hold, ModelCache
+from services.provision.model_set import ModelSet
 from services.provision.preparation import Means
 from services.settings.settings import load_settings
 from tests.loopback_hub import LoopbackHub
@@ -40,19 +40,19 @@ class Service:
         self.loader = Loader()
         self.manager = Manager(self.loader)
         self.store = ModelStore("me")
-        self.shelf = Shelf(folder / "models")
+        self.model_cache = ModelCache(folder / "models")
         means = Means(
             settings=load_settings({"ALLM_HOME": str(folder)}).model,
             registry=EngineRegistry("cpu", forced=False),
             manager=self.manager,
             store=self.store,
-            shelf=self.shelf,
+            model_cache=self.model_cache,
             changed=lambda: None,
         )
-        self.supply = Supply(means)
+        self.model_set = ModelSet(means)
 
     def status(self) -> Status:
-        return self.supply.statuses()["m"]
+        return self.model_set.statuses()["m"]
 
     def lease(self) -> contextlib.AbstractAsyncContextManager[object]:
         """As a request does."""
@@ -62,7 +62,7 @@ class Service:
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():
-                self.supply.keep()
+                self.model_set.keep()
                 await asyncio.sleep(POLL_SECONDS)
 
     async def until_serving(self, generation: int) -> None:
@@ -74,7 +74,7 @@ class Service:
 
     def files(self) -> list[Path]:
         """Everything of models that is on the shelf, but locks."""
-        found = [path for path in self.shelf.folder.rglob("*") if path.is_file()]
+        found = [path for path in self.model_cache.folder.rglob("*") if path.is_file()]
         return [path for path in found if path.parent.name != ".locks"]
 
 
@@ -82,7 +82,7 @@ class Service:
 async def service(tmp_path: Path) -> AsyncIterator[Service]:
     service = Service(tmp_path / "home")
     yield service
-    await service.supply.close()
+    await service.model_set.close()
     await service.manager.close()
 
 
@@ -105,9 +105,9 @@ async def test_a_model_removed_while_it_downloads_stays_removed(
     monkeypatch.setattr(progress, "INTERVAL", 0.0)  # its last words come for sure
     manifest = on_hub(hub, tmp_path / "a", bytes(2_000_000))
     gate = hub.gate(WEIGHTS, after_bytes=1_000_000)
-    service.supply.apply(wanted(manifest))
+    service.model_set.apply(wanted(manifest))
     await service.until(gate.reached.is_set)
-    service.supply.remove("m")
+    service.model_set.remove("m")
     await settle()
     gate.open()
     await service.until(lambda: not service.files())
@@ -119,16 +119,16 @@ async def test_removing_a_model_anew_does_not_cut_what_still_runs_on_the_old_one
     service: Service, hub: LoopbackHub, tmp_path: Path
 ) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
-    service.supply.apply(wanted(manifest))
+    service.model_set.apply(wanted(manifest))
     await service.until_serving(1)
     async with service.lease():
-        service.supply.remove("m")
+        service.model_set.remove("m")
         for created in (2, 3):  # registered and removed again, twice, while an answer is being written
-            service.supply.apply(wanted(manifest, created=created))
+            service.model_set.apply(wanted(manifest, created=created))
             await asyncio.sleep(0)
-            service.supply.apply(wanted(on_hub(hub, tmp_path / "b", b"other"), generation=2, created=created))
+            service.model_set.apply(wanted(on_hub(hub, tmp_path / "b", b"other"), generation=2, created=created))
             await asyncio.sleep(0)
-            service.supply.remove("m")
+            service.model_set.remove("m")
             await asyncio.sleep(0)
         await settle()
         assert service.loader.alive, "its request still runs"
@@ -145,12 +145,12 @@ async def settle() -> None:
 
 async def test_removing_does_not_cut_what_an_unload_waits_for(service: Service, tmp_path: Path) -> None:
     manifest = local_manifest(tmp_path / "a")
-    service.supply.apply(wanted(manifest))
+    service.model_set.apply(wanted(manifest))
     await service.until_serving(1)
     async with service.lease():
-        service.supply.apply(wanted(manifest, unloads=1))
+        service.model_set.apply(wanted(manifest, unloads=1))
         await settle()
-        service.supply.remove("m")
+        service.model_set.remove("m")
         await settle()
         assert service.loader.alive
     await service.until(lambda: not service.loader.alive)
@@ -160,36 +160,36 @@ async def test_a_model_removed_while_hold_is_taken_of_its_files_is_held_by_nobod
     service: Service, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
-    begun, go_on, take = threading.Event(), threading.Event(), service.shelf.hold
+    begun, go_on, take = threading.Event(), threading.Event(), service.model_cache.hold
 
     def slow(model_id: str, manifest: Manifest) -> Hold:
         begun.set()
         go_on.wait(PATIENCE_SECONDS)
         return take(model_id, manifest)
 
-    monkeypatch.setattr(service.shelf, "hold", slow)
-    service.supply.apply(wanted(manifest))
+    monkeypatch.setattr(service.model_cache, "hold", slow)
+    service.model_set.apply(wanted(manifest))
     await service.until(begun.is_set)
-    service.supply.remove("m")
+    service.model_set.remove("m")
     await settle()
     go_on.set()
-    await service.until(lambda: service.shelf.discard("m", manifest))
+    await service.until(lambda: service.model_cache.discard("m", manifest))
 
 
 async def test_the_files_of_a_generation_that_never_served_go_too(
     service: Service, hub: LoopbackHub, tmp_path: Path
 ) -> None:
-    service.supply.apply(wanted(on_hub(hub, tmp_path / "a", b"first")))
+    service.model_set.apply(wanted(on_hub(hub, tmp_path / "a", b"first")))
     await service.until_serving(1)
     second = on_hub(hub, tmp_path / "b", bytes(3_000_000))
     gate = hub.gate(WEIGHTS, after_bytes=1_000_000)
-    service.supply.apply(wanted(second, generation=2))
+    service.model_set.apply(wanted(second, generation=2))
     await service.until(gate.reached.is_set)
     third = on_hub(hub, tmp_path / "c", b"third")
-    service.supply.apply(wanted(third, generation=3))
+    service.model_set.apply(wanted(third, generation=3))
     await asyncio.to_thread(hub.heal)
     await service.until_serving(3)
-    await service.until(lambda: service.files() == [service.shelf.place("m", third) / WEIGHTS])
+    await service.until(lambda: service.files() == [service.model_cache.place("m", third) / WEIGHTS])
 
 
 async def test_what_was_replaced_while_no_service_ran_goes_with_the_next_start(
@@ -197,14 +197,14 @@ async def test_what_was_replaced_while_no_service_ran_goes_with_the_next_start(
 ) -> None:
     first, second = on_hub(hub, tmp_path / "a", b"first"), on_hub(hub, tmp_path / "b", b"second")
     service = Service(tmp_path / "home")
-    service.supply.apply(wanted(first))
+    service.model_set.apply(wanted(first))
     await service.until_serving(1)
-    await service.supply.close()
+    await service.model_set.close()
     anew = Service(tmp_path / "home")
-    anew.supply.apply(wanted(second, generation=2))
+    anew.model_set.apply(wanted(second, generation=2))
     await anew.until_serving(2)
-    await anew.until(lambda: anew.files() == [anew.shelf.place("m", second) / WEIGHTS])
-    await anew.supply.close()
+    await anew.until(lambda: anew.files() == [anew.model_cache.place("m", second) / WEIGHTS])
+    await anew.model_set.close()
 
 
 async def test_an_operator_who_loads_what_could_not_be_had_has_it_tried_again(
@@ -212,11 +212,11 @@ async def test_an_operator_who_loads_what_could_not_be_had_has_it_tried_again(
 ) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
     hub.status(WEIGHTS, 404, times=2)
-    service.supply.apply(wanted(manifest))
+    service.model_set.apply(wanted(manifest))
     await service.until(lambda: service.status().state == "failed")
-    service.supply.apply(wanted(manifest, unloads=1))
+    service.model_set.apply(wanted(manifest, unloads=1))
     await service.until(lambda: len(hub.asked(WEIGHTS, cdn=False)) == 2 and service.status().state == "failed")
-    service.supply.apply(wanted(manifest, unloads=1, keep_loaded=True))
+    service.model_set.apply(wanted(manifest, unloads=1, keep_loaded=True))
     await service.until(lambda: service.status().state == "loaded")
 
 
@@ -224,7 +224,7 @@ async def test_files_that_were_lost_are_fetched_again_when_a_load_fails_for_it(
     service: Service, hub: LoopbackHub, tmp_path: Path
 ) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
-    service.supply.apply(wanted(manifest))
+    service.model_set.apply(wanted(manifest))
     await service.until_serving(1)
     (path,) = service.files()
     path.unlink()
@@ -242,7 +242,7 @@ async def test_files_that_were_lost_are_fetched_again_when_a_load_fails_for_it(
 async def test_a_load_that_fails_for_another_reason_leaves_the_files_alone(
     service: Service, hub: LoopbackHub, tmp_path: Path
 ) -> None:
-    service.supply.apply(wanted(on_hub(hub, tmp_path / "a", b"weights")))
+    service.model_set.apply(wanted(on_hub(hub, tmp_path / "a", b"weights")))
     await service.until_serving(1)
     hub.requests.clear()
     service.loader.failure = ModelInvalid("no room")
@@ -257,9 +257,9 @@ async def test_a_load_that_fails_for_another_reason_leaves_the_files_alone(
 
 async def test_who_waits_for_another_fetch_says_so(service: Service, hub: LoopbackHub, tmp_path: Path) -> None:
     manifest = on_hub(hub, tmp_path / "a", b"weights")
-    lock = Shelf(service.shelf.folder).fetch_lock("m", manifest)
+    lock = ModelCache(service.model_cache.folder).fetch_lock("m", manifest)
     assert lock.take()
-    service.supply.apply(wanted(manifest))
+    service.model_set.apply(wanted(manifest))
     await service.until(lambda: "waits for its turn" in service.status().reason)
     lock.release()
     await service.until_serving(1)
@@ -269,10 +269,10 @@ async def test_a_disk_that_takes_nothing_is_tried_again(
     service: Service, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "LOOK_AGAIN", 0.05)
-    locks = service.shelf.folder / ".locks"
+    locks = service.model_cache.folder / ".locks"
     locks.parent.mkdir(parents=True)
     locks.write_text("in the way, like a disk that is full or may not be written")
-    service.supply.apply(wanted(on_hub(hub, tmp_path / "a", b"weights")))
+    service.model_set.apply(wanted(on_hub(hub, tmp_path / "a", b"weights")))
     await service.until(lambda: service.status().state == "failed")
     assert "ALLM_MODELS_DIR" in service.status().reason
     locks.unlink()
@@ -287,26 +287,26 @@ async def test_only_so_many_models_are_fetched_at_the_same_time(
     gate = hub.gate(WEIGHTS)
     names = [f"m-{number}" for number in range(fetch_module.MODELS_AT_ONCE + 3)]
     for name in names:
-        service.supply.apply(registration(manifest, model_id=name))
+        service.model_set.apply(registration(manifest, model_id=name))
     await service.until(lambda: len(hub.asked(WEIGHTS, cdn=True)) >= fetch_module.MODELS_AT_ONCE)
-    waiting = [name for name in names if not service.shelf.staging(name, manifest).exists()]
+    waiting = [name for name in names if not service.model_cache.staging(name, manifest).exists()]
     assert len(waiting) == 3
-    service.supply.remove(waiting[0])  # one that waits need not be waited for
-    await service.until(lambda: waiting[0] not in service.supply.statuses())
+    service.model_set.remove(waiting[0])  # one that waits need not be waited for
+    await service.until(lambda: waiting[0] not in service.model_set.statuses())
     gate.open()
-    await service.until(lambda: all(status.serving for status in service.supply.statuses().values()))
+    await service.until(lambda: all(status.serving for status in service.model_set.statuses().values()))
     assert len(hub.asked(WEIGHTS, cdn=True)) == len(names) - 1
 
 
 async def test_a_worker_that_dies_again_and_again_is_not_started_without_a_pause(
     service: Service, tmp_path: Path
 ) -> None:
-    service.supply.apply(wanted(local_manifest(tmp_path / "a"), keep_loaded=True))
+    service.model_set.apply(wanted(local_manifest(tmp_path / "a"), keep_loaded=True))
     await service.until(lambda: service.loader.made)
     for _ in range(100):
         for loaded in service.loader.made:
             loaded.alive = False
-        service.supply.keep()
+        service.model_set.keep()
         await asyncio.sleep(0)
     assert len(service.loader.made) == 1
     assert preparation.LOAD_AGAIN > 1

@@ -39,7 +39,7 @@ class Narrow:
 async def service(tmp_path: Path) -> AsyncIterator[Service]:
     service = Service(tmp_path / "home", "wanted", "alias")
     yield service
-    await service.supply.close()
+    await service.model_set.close()
     await service.manager.close()
 
 
@@ -50,12 +50,12 @@ def gate(service: Service) -> Narrow:
 
 
 def update(service: Service, folder: Path) -> None:
-    service.supply.apply(registration(local_manifest(folder), generation=2))
+    service.model_set.apply(registration(local_manifest(folder), generation=2))
 
 
 async def first(service: Service, folder: Path) -> None:
     """The first generation, in memory."""
-    service.supply.apply(registration(local_manifest(folder)))
+    service.model_set.apply(registration(local_manifest(folder)))
     await service.until_state("ready")
     assert await service.use() == 1
 
@@ -101,7 +101,7 @@ async def test_another_update_meanwhile_does_not_end_what_still_runs(
     async with service.manager.lease(serving.descriptor, serving.runtime) as old:
         update(service, tmp_path / "b")
         await service.until_state("pending")
-        service.supply.apply(registration(local_manifest(tmp_path / "c"), generation=3))
+        service.model_set.apply(registration(local_manifest(tmp_path / "c"), generation=3))
         await service.until(lambda: (following := service.status().next) and following.generation == 3)
         assert old.alive
     await service.until(lambda: service.status().generation == 3)
@@ -143,25 +143,25 @@ async def test_a_model_that_is_removed_meanwhile_is_gone(service: Service, gate:
     async with service.manager.lease(serving.descriptor, serving.runtime):
         update(service, tmp_path / "b")
         await service.until_state("pending")
-        service.supply.remove("m")
+        service.model_set.remove("m")
     await service.until(lambda: not service.manager.slots())
     assert (service.loader.alive, gate.inside, list(service.store)) == ([], set(), [])
 
 
 async def test_what_is_kept_loaded_is_pinned_until_it_is_not(service: Service, tmp_path: Path) -> None:
     wanted = registration(local_manifest(tmp_path / "a"), keep_loaded=True)
-    service.supply.apply(wanted)
+    service.model_set.apply(wanted)
     status = await service.until_state("loaded")
     assert status.memory
     assert status.memory.pinned
     key = service.manager.slots()[0].key
     assert await service.manager.evict(key, "test") is None
-    service.supply.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
+    service.model_set.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
     await service.until_state("ready")
     assert not service.manager.pinned("m")
-    service.supply.apply(dataclasses.replace(wanted, unloads=1))
+    service.model_set.apply(dataclasses.replace(wanted, unloads=1))
     await service.until_state("loaded")
-    service.supply.remove("m")
+    service.model_set.remove("m")
     assert not service.manager.pinned("m")
 
 
@@ -169,27 +169,27 @@ async def test_what_is_kept_loaded_is_pinned_until_it_is_not(service: Service, t
 async def test_what_is_preloaded_is_loaded_once_and_may_go(service: Service, tmp_path: Path, name: str) -> None:
     """By its id, or by an alias."""
     named = registration(local_manifest(tmp_path / "a"), name)
-    service.supply.apply(dataclasses.replace(named, aliases=("alias",) if name == "m" else ()))
+    service.model_set.apply(dataclasses.replace(named, aliases=("alias",) if name == "m" else ()))
     await service.until(lambda: service.status(name).state == "loaded")
     key = service.manager.slots()[0].key
     await service.until(lambda: service.manager.evictable(key))
     assert await service.manager.evict(key, "test") is not None
-    service.supply.keep()
+    service.model_set.keep()
     await asyncio.sleep(0)
     assert (service.status(name).state, service.manager.slots()) == ("ready", [])
 
 
 async def test_nothing_else_is_loaded_unasked(service: Service, tmp_path: Path) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "a")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a")))
     await service.until_state("ready")
-    service.supply.keep()
+    service.model_set.keep()
     await asyncio.sleep(0)
     assert service.manager.slots() == []
 
 
 async def test_a_model_on_its_way_into_memory_says_so(service: Service, tmp_path: Path) -> None:
     service.loader.gate.clear()
-    service.supply.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a"), keep_loaded=True))
     await service.until(lambda: service.status().memory)
     status = service.status()
     assert status.memory
@@ -203,8 +203,8 @@ async def test_a_model_on_its_way_into_memory_says_so(service: Service, tmp_path
 async def test_why_there_was_no_room_is_told_of_a_model_that_is_ready(
     service: Service, gate: Narrow, tmp_path: Path
 ) -> None:
-    service.supply.apply(registration(local_manifest(tmp_path / "a"), "large"))
-    service.supply.apply(registration(local_manifest(tmp_path / "b")))
+    service.model_set.apply(registration(local_manifest(tmp_path / "a"), "large"))
+    service.model_set.apply(registration(local_manifest(tmp_path / "b")))
     await service.until_state("ready")
     await service.until(lambda: service.status("large").state == "ready")
     await service.use("large")

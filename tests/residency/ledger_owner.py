@@ -15,7 +15,7 @@ from pathlib import Path
 
 from services.residency.memory.capacity import Capacity, Room
 from services.residency.memory.ledger import NAME, Ledger
-from services.residency.memory.memory_estimate import HOST, Need
+from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.pools import Pools
 from services.residency.memory.reservation import Full, Reservation
 from services.residency.resident import ResidentKey
@@ -33,7 +33,7 @@ async def main(folder: Path, replica: str) -> None:
             room = Capacity({HOST: Room(limit=size, free=size)})
             key = ResidentKey(replica, 1, "toy")
             try:
-                held.append(await ledger.reserve(key, Need({HOST: count}), partial(copy, room)))
+                held.append(await ledger.reserve(key, MemoryEstimate({HOST: count}), partial(copy, room)))
                 print("reserved", flush=True)
             except Full:
                 print("full", flush=True)

@@ -21,7 +21,7 @@ from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.ledger import Ledger
-from services.residency.memory.ledger_sync import Books
+from services.residency.memory.ledger_sync import LedgerSync
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.pools import Pools
 from services.residency.memory.process_memory import ProcessMemory
@@ -69,10 +69,10 @@ async def main(folder: Path, replica: str, patience: float) -> None:
     address = f"unix:{folder / replica}.sock"
     manager: ModelManager[Toy] = ModelManager(load)
     ledger = await Ledger.open(settings.folder, address, replica, Pools({}))
-    books = Books(manager, ledger, READINGS)
-    admission = Admission(manager, ledger, books, needed, settings, READINGS, replica, patience)
+    ledger_sync = LedgerSync(manager, ledger, READINGS)
+    admission = Admission(manager, ledger, ledger_sync, needed, settings, READINGS, replica, patience)
     manager.gate = admission
-    residency = Residency(manager, ledger, Monitor(manager, ledger, books, admission, settings, READINGS))
+    residency = Residency(manager, ledger, Monitor(manager, ledger, ledger_sync, admission, settings, READINGS))
     server = grpc.aio.server()
     residency_service_pb2_grpc.add_ResidencyServiceServicer_to_server(ResidencyServicer(residency), server)
     server.add_insecure_port(address)

@@ -23,8 +23,8 @@ from services.residency.memory.admission import Admission
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
 from services.residency.memory.ledger import Ledger
-from services.residency.memory.ledger_sync import Books
-from services.residency.memory.memory_estimate import HOST, Need
+from services.residency.memory.ledger_sync import LedgerSync
+from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.monitor import Monitor
 from services.residency.memory.process_memory import ProcessMemory
 from services.residency.memory.readings import Readings
@@ -55,11 +55,11 @@ def model(model_id: str, generation: int = 1) -> ModelDescriptor:
     )
 
 
-def needed(descriptor: ModelDescriptor, _runtime: Runtime) -> Need:
+def needed(descriptor: ModelDescriptor, _runtime: Runtime) -> MemoryEstimate:
     """What the model's name says, in MiB; after a `+`, on a GPU."""
     host, _, device = descriptor.id.partition("-")[2].partition("+")
     places = {HOST: int(host) * MIB} | ({"cuda:0": int(device) * MIB} if device else {})
-    return Need(places, {"weights": sum(places.values())})
+    return MemoryEstimate(places, {"weights": sum(places.values())})
 
 
 def key(model_id: str, generation: int = 1) -> ResidentKey:
@@ -104,9 +104,9 @@ class Loaded:
         self.problem: AllmError | None = None
         self.peak_memory = 0
         self._figures = figures
-        need = needed(descriptor, RUNTIME).places
-        figures.workers[self.pid] = need[HOST]
-        if device := need.get("cuda:0"):
+        estimate = needed(descriptor, RUNTIME).places
+        figures.workers[self.pid] = estimate[HOST]
+        if device := estimate.get("cuda:0"):
             figures.on_device[self.pid] = device
 
     def take(self, count: int) -> None:
@@ -200,13 +200,13 @@ class SmallHost:
         made = Service(self.figures, self.clock, self.monotonic)
         readings = self.figures.readings()
         made.ledger = await Ledger.open(kept.folder, address, name)
-        books = Books(made.manager, made.ledger, readings)
-        made.admission = Admission(made.manager, made.ledger, books, needed, kept, readings, name, patience)
+        ledger_sync = LedgerSync(made.manager, made.ledger, readings)
+        made.admission = Admission(made.manager, made.ledger, ledger_sync, needed, kept, readings, name, patience)
         made.manager.gate = made.admission
         made.monitor = Monitor(
             made.manager,
             made.ledger,
-            books,
+            ledger_sync,
             made.admission,
             kept,
             readings,

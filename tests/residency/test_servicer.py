@@ -14,7 +14,7 @@ import pytest
 from allm.models.v1 import residency_service_pb2 as pb
 from allm.models.v1 import residency_service_pb2_grpc as pb_grpc
 
-from services.auth.authentication import Doorkeeper
+from services.auth.authentication import Authenticator
 from services.residency import servicer as residency_servicer
 from services.residency.memory.device_memory import DeviceMemory
 from services.residency.memory.host_memory import HostMemory
@@ -145,7 +145,7 @@ async def test_who_does_not_say_what_to_release_is_refused(tmp_path: Path, given
 async def test_with_keys_only_neighbours_and_operators_are_listened_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Call, "doorkeeper", Doorkeeper(SECRET))
+    monkeypatch.setattr(Call, "authenticator", Authenticator(SECRET))
     residents = Scripted()
     async with serving(tmp_path, residents) as (address, _), grpc.aio.insecure_channel(address) as channel:
         row = replace(ROW, address=address)

@@ -14,7 +14,7 @@ from services.models.hub.source_tree import LocalTree
 from services.models.registry import RUNTIMES
 from services.settings.settings import load_settings
 from services.text.manager import TextManager
-from services.text.memory_estimate import TextNeed
+from services.text.memory_estimate import TextMemoryEstimate
 from services.text.vllm_environ import vllm_environ
 from tests.demo_model import demo_safetensors
 
@@ -87,7 +87,7 @@ async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None
 
 async def test_the_need_follows_what_is_registered(tmp_path: Path) -> None:
     made = manager(tmp_path, ALLM_VLLM_COMPILE="off")
-    need = TextNeed(load_settings({"ALLM_HOME": str(tmp_path)}).text, "cpu", made.options)
+    need = TextMemoryEstimate(load_settings({"ALLM_HOME": str(tmp_path)}).text, "cpu", made.options)
     small, large = (need(descriptor(kv_tokens=cells, context_tokens=1024), VLLM) for cells in (4096, 8192))
     assert large.parts["cache"] - small.parts["cache"] == 4096 * 30 * 2 * 3 * 64 * 2
     assert small.parts["worker"] > need(descriptor(), TORCH).parts["worker"]

@@ -30,7 +30,7 @@ from services.audio.engine.messages import (
     Transcribed,
 )
 from services.audio.engine.outcome import Outcome
-from services.audio.engine.partial_decoder import Glimpses
+from services.audio.engine.partial_decoder import PartialDecoder
 from services.audio.engine.row import Row, columns_for
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Runtime
 from services.audio.engine.steps import Computed, Steps, Tried
@@ -70,7 +70,7 @@ class BatchLoop:
         self._owed = False  # whether the failing ones are next
         self._filling = 0.0  # since when a batch is being filled
         self._pace = Pace(1, self._batch, start=self._batch)  # windows that are decoded in one step
-        self._glimpses = Glimpses(runtime, self._shortest)
+        self._glimpses = PartialDecoder(runtime, self._shortest)
         self._computes = Steps(runtime)
         # Of one lane a step has ended when it has begun; of several, their threads say so.
         self._lanes = Lanes(runtime.lanes, inbox.put if runtime.lanes > 1 else self._end)

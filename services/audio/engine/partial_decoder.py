@@ -14,7 +14,7 @@ from services.audio.engine.runtime import Runtime, Step
 from services.audio.engine.transcript import Transcript
 
 
-class Glimpses:
+class PartialDecoder:
     """Decodes open speech greedily, without times and in one try."""
 
     def __init__(self, runtime: Runtime, shortest: int) -> None:

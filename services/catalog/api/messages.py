@@ -10,7 +10,7 @@ from allm.models.v1 import manifest_pb2, model_pb2, model_service_pb2
 from services.catalog.catalog import Opinion
 from services.catalog.registration.composition import LoraChoice
 from services.catalog.registration.declarations import Declarations
-from services.catalog.replicas.model_view import View
+from services.catalog.replicas.model_view import ModelView
 from services.catalog.replicas.replica_status import Report
 from services.errors import Internal, InvalidRequest
 from services.models import wire
@@ -32,16 +32,16 @@ class ModelMessages:
     """Messages of models, made once for each view."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[View, model_pb2.Model]] = {}
+        self._made: dict[str, tuple[ModelView, model_pb2.Model]] = {}
 
-    def of(self, view: View) -> model_pb2.Model:
+    def of(self, view: ModelView) -> model_pb2.Model:
         """A model with everything that is known of it. Not to be changed."""
         made = self._made.get(view.id)
         if made is None or made[0] is not view:
             made = self._made[view.id] = (view, model_message(view))
         return made[1]
 
-    def of_all(self, views: list[View]) -> list[model_pb2.Model]:
+    def of_all(self, views: list[ModelView]) -> list[model_pb2.Model]:
         """All models; what is kept of those that are gone is dropped."""
         messages = [self.of(view) for view in views]
         if len(self._made) > len(views):
@@ -50,7 +50,7 @@ class ModelMessages:
         return messages
 
 
-def model_message(view: View, *, replicas: bool = True) -> model_pb2.Model:
+def model_message(view: ModelView, *, replicas: bool = True) -> model_pb2.Model:
     """A model; `replicas`: with what each of them reports."""
     message = wire.model_message(view.desired)
     message.state = wire.STATES[view.state]
@@ -63,7 +63,7 @@ def model_message(view: View, *, replicas: bool = True) -> model_pb2.Model:
     return message
 
 
-def desired_message(view: View, *, replicas: bool) -> manifest_pb2.DesiredModel:
+def desired_message(view: ModelView, *, replicas: bool) -> manifest_pb2.DesiredModel:
     """A model as a watcher gets it."""
     return wire.desired_message(view.desired, model_message(view, replicas=replicas))
 

@@ -12,7 +12,7 @@ from services.auth.identity import ADMIN
 from services.catalog.api.visible import all_visible, visible
 from services.catalog.catalog import Catalog
 from services.catalog.registration.declarations import Declarations
-from services.catalog.replicas.model_view import View
+from services.catalog.replicas.model_view import ModelView
 from services.errors import InvalidRequest, ModelNotFound
 from services.models.status import MemoryStatus, Status
 from services.rest.facade import facade
@@ -36,14 +36,14 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         """All models that are ready, under their ids and aliases; with `state=all` all there are, under their ids."""
         if request.state == "all":
             more = _models_file(self._catalog.declarations) if ADMIN in call.identity.scopes else {}
-            return _list([_detailed(view) for view in all_visible(self._catalog.picture)], more)
+            return _list([_detailed(view) for view in all_visible(self._catalog.views)], more)
         if request.state:
             raise InvalidRequest(f"'state' must be 'all' or left out, not {request.state!r}", param="state")
         if call.identity.models:  # a key with a list of its own
-            return _ready(all_visible(self._catalog.picture))
-        version = self._catalog.picture.version
+            return _ready(all_visible(self._catalog.views))
+        version = self._catalog.views.version
         if self._ready is None or self._ready[0] != version:
-            self._ready = (version, _ready(self._catalog.picture.all()))
+            self._ready = (version, _ready(self._catalog.views.all()))
         return self._ready[1]
 
     @facade(SECONDS, scope="")
@@ -51,7 +51,7 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         self, request: models_service_pb2.GetModelRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
         """One model that is ready."""
-        view = visible(self._catalog.picture, _id(request.id))
+        view = visible(self._catalog.views, _id(request.id))
         call.model = view.id
         if not view.serving:
             why = f": {view.reason}" if view.reason else ""
@@ -63,7 +63,7 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
         self, request: models_service_pb2.DeleteModelRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
         """Forgets a model, named by its id."""
-        view = self._catalog.picture.get(_id(request.id))
+        view = self._catalog.views.get(_id(request.id))
         if view.id != request.id:
             what = f"`{request.id}` is an alias of the model `{view.id}`: to delete that model, name its id"
             raise InvalidRequest(what, param="id")
@@ -77,7 +77,7 @@ def _id(name: str) -> str:
     return name
 
 
-def _ready(views: list[View]) -> httpbody_pb2.HttpBody:
+def _ready(views: list[ModelView]) -> httpbody_pb2.HttpBody:
     return _list([_plain(view, name) for view in views if view.serving for name in view.registration.names])
 
 
@@ -93,11 +93,11 @@ def _models_file(declarations: Declarations) -> dict[str, Any]:
     return {"models_file": {"path": str(declarations.path), "problems": problems}}
 
 
-def _plain(view: View, name: str) -> dict[str, Any]:
+def _plain(view: ModelView, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": view.desired.created, "owned_by": "allm"}
 
 
-def _detailed(view: View) -> dict[str, Any]:
+def _detailed(view: ModelView) -> dict[str, Any]:
     facts = view.desired.facts
     return _plain(view, view.id) | {
         "aliases": view.desired.aliases,
@@ -140,7 +140,7 @@ def _memory(memory: MemoryStatus) -> dict[str, Any]:
     }
 
 
-def _progress(view: View) -> dict[str, int] | None:
+def _progress(view: ModelView) -> dict[str, int] | None:
     """Of the replica that is furthest; None where nothing is being fetched."""
     under_way = [status for _, status in view.replicas if status.total_bytes > 0]
     if not under_way:

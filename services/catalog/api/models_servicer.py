@@ -11,7 +11,7 @@ from services.catalog.api.visible import all_visible, visible
 from services.catalog.catalog import Catalog
 from services.catalog.registration.composition import Composition
 from services.catalog.registration.register import Change, NewModel
-from services.catalog.replicas.model_view import View
+from services.catalog.replicas.model_view import ModelView
 from services.catalog.replicas.replica_status import REPORT_WITHIN
 from services.catalog.replicas.watch import Changed, Removed
 from services.errors import InvalidRequest
@@ -70,7 +70,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.GetModelRequest, call: Call
     ) -> model_service_pb2.GetModelResponse:
         """One model, whatever its state, and its files."""
-        view = visible(self._catalog.picture, _id(request.id))
+        view = visible(self._catalog.views, _id(request.id))
         return model_service_pb2.GetModelResponse(
             model=self._message(view, call),
             manifest=wire.manifest_message(view.desired.manifest),
@@ -82,12 +82,12 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.ListModelsRequest, call: Call
     ) -> model_service_pb2.ListModelsResponse:
         """All models that the caller may use, by id."""
-        picture = self._catalog.picture
+        views = self._catalog.views
         file = messages.models_file(self._catalog.declarations) if ADMIN in call.identity.scopes else None
         if call.identity.models:  # a key with a list of its own
-            models = list(map(self._messages.of, all_visible(picture)))
+            models = list(map(self._messages.of, all_visible(views)))
         else:
-            models = self._messages.of_all(picture.all())
+            models = self._messages.of_all(views.all())
         return model_service_pb2.ListModelsResponse(models=models, models_file=file)
 
     @typed(SECONDS, scope=ADMIN)
@@ -146,7 +146,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         self, request: model_service_pb2.ExplainModelRequest, call: Call
     ) -> model_service_pb2.ExplainModelResponse:
         """How every live replica resolves a model."""
-        visible(self._catalog.picture, _id(request.id))
+        visible(self._catalog.views, _id(request.id))
         view, opinions = self._catalog.explain(_id(request.id))
         return model_service_pb2.ExplainModelResponse(
             model=self._message(view, call), resolutions=map(messages.resolution_message, opinions)
@@ -161,7 +161,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
         await self._catalog.record(_id(request.id), measurement)
         return model_service_pb2.RecordBenchmarkResponse()
 
-    def _message(self, view: View, call: Call) -> model_pb2.Model:
+    def _message(self, view: ModelView, call: Call) -> model_pb2.Model:
         call.model = view.id
         return self._messages.of(view)
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from services.auth.caller import current_caller
-from services.catalog.replicas.model_view import Picture, View
+from services.catalog.replicas.model_view import ModelView, ModelViews
 
 
-def visible(picture: Picture, name: str) -> View:
+def visible(views: ModelViews, name: str) -> ModelView:
     """The model of that id or alias. Raises ModelNotFound and ModelNotAllowed."""
     caller = current_caller()
     with caller.looking_for(name):
-        view = picture.get(name)
+        view = views.get(name)
     caller.check_model(name, *view.registration.names)
     return view
 
 
-def all_visible(picture: Picture) -> list[View]:
+def all_visible(views: ModelViews) -> list[ModelView]:
     """All models that the caller may use, by id."""
     identity = current_caller().identity
-    return [view for view in picture.all() if not identity.models or identity.may_use(*view.registration.names)]
+    return [view for view in views.all() if not identity.models or identity.may_use(*view.registration.names)]

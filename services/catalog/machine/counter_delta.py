@@ -11,13 +11,13 @@ from services.telemetry.figures import Figures
 
 
 @dataclass(slots=True)
-class Gained:
+class CounterDelta:
     """Sums: of the counters, and of the times in each bucket, by its upper end in seconds."""
 
     counters: dict[figures.Counter, float] = field(default_factory=dict)
     times: dict[figures.Times, Counter[float]] = field(default_factory=dict)
 
-    def add(self, other: Gained) -> None:
+    def add(self, other: CounterDelta) -> None:
         """Takes another's sums in."""
         for name, value in other.counters.items():
             self.counters[name] = self.counters.get(name, 0.0) + value
@@ -25,13 +25,13 @@ class Gained:
             self.times.setdefault(times, Counter()).update(buckets)
 
 
-def gained(before: Figures | None, now: Figures) -> Gained:
+def gained(before: Figures | None, now: Figures) -> CounterDelta:
     """What `now` has more than `before`; all that it has where that is None.
 
     What has become less counts as nothing: series of a model that was deleted end.
     """
     old = before.counters if before else {}
-    found = Gained({name: max(0.0, value - old.get(name, 0.0)) for name, value in now.counters.items()})
+    found = CounterDelta({name: max(0.0, value - old.get(name, 0.0)) for name, value in now.counters.items()})
     for name, times in now.times.items():
         known = before.times.get(name) if before else None
         counts = known.counts if known and known.bounds == times.bounds else (0,) * len(times.counts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from services.catalog.machine.counter_delta import gained
 from services.catalog.machine.hosts import merged
 from services.catalog.machine.percentiles import Percentiles
-from services.catalog.machine.rolling_window import LastMinute
+from services.catalog.machine.rolling_window import RollingWindow
 from services.catalog.machine.speed import Speed
 from services.models.descriptor import MODALITIES, Modality
 from services.telemetry import figures
@@ -70,7 +70,7 @@ class Machine:
         self._clock = clock
         self._now = now
         self._told: dict[str, _Told] = {}  # by replica; what was told last comes last
-        self._minutes: dict[Modality, LastMinute] = {}
+        self._minutes: dict[Modality, RollingWindow] = {}
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def take(self, replica: str, modality: Modality, told: Figures) -> None:
@@ -90,7 +90,7 @@ class Machine:
             before = None
         gain = gained(before, told)
         new.speed.add(told.uptime, gain)
-        self._minutes.setdefault(modality, LastMinute(at)).add(at, gain)
+        self._minutes.setdefault(modality, RollingWindow(at)).add(at, gain)
         for number, event in told.events:
             if number > new.event and event.at > self._now() - OLDEST_EVENT:
                 self._events.append(replace(event, replica=replica))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from services.catalog.machine.counter_delta import Gained
+from services.catalog.machine.counter_delta import CounterDelta
 from services.catalog.machine.percentiles import Percentiles, percentiles
 from services.telemetry import figures
 from services.telemetry.figures import TIMES
@@ -13,17 +13,17 @@ WINDOW = 60.0  # seconds
 BIN = 2.0  # seconds whose gains are kept as one: so memory does not grow with the replicas
 
 
-class LastMinute:
+class RollingWindow:
     """What a modality's replicas gained within the last minute. All times are seconds of one clock that only grows."""
 
     def __init__(self, began: float) -> None:
         self._began = began
-        self._bins: deque[tuple[float, Gained]] = deque()
+        self._bins: deque[tuple[float, CounterDelta]] = deque()
 
-    def add(self, at: float, gain: Gained) -> None:
+    def add(self, at: float, gain: CounterDelta) -> None:
         """Something was gained."""
         if not self._bins or at - self._bins[-1][0] >= BIN:
-            self._bins.append((at, Gained()))
+            self._bins.append((at, CounterDelta()))
         self._bins[-1][1].add(gain)
         self._forget(at)
 
@@ -36,7 +36,7 @@ class LastMinute:
     def percentiles(self, at: float) -> dict[figures.Times, Percentiles]:
         """Of the times that were measured; without those of which there were none."""
         self._forget(at)
-        whole = Gained()
+        whole = CounterDelta()
         for _, gain in self._bins:
             whole.add(gain)
         return {name: found for name in TIMES if (found := percentiles(whole.times.get(name, {})))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from services.catalog.machine.counter_delta import Gained
+from services.catalog.machine.counter_delta import CounterDelta
 from services.telemetry import figures
 
 SECONDS = 4.0  # that a rate is about: two reports
@@ -17,7 +17,7 @@ class Speed:
     def __init__(self) -> None:
         self._points: deque[tuple[float, dict[figures.Counter, float]]] = deque()
 
-    def add(self, uptime: float, gain: Gained) -> None:
+    def add(self, uptime: float, gain: CounterDelta) -> None:
         """It has gained something since the point before."""
         before = self._points[-1][1] if self._points else {}
         totals = {name: before.get(name, 0.0) + value for name, value in gain.counters.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from services.catalog.registration.registration import Registration
 from services.catalog.registration.registrations import Registrations
-from services.catalog.replicas.replica_status import Board, Replica
+from services.catalog.replicas.replica_status import Replica, ReplicaStatus
 from services.catalog.replicas.resolution import outlook
 from services.models.artifacts import allowed
 from services.models.descriptor import Modality
@@ -17,7 +17,7 @@ from services.settings.settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class ModelView:
     """One model as it is now."""
 
     registration: Registration
@@ -38,22 +38,22 @@ class View:
         return self.state in SERVING
 
 
-class Picture:
+class ModelViews:
     """Views of all models. They are made when they are asked for, and kept until something of them changes."""
 
-    def __init__(self, registrations: Registrations, board: Board, settings: ModelSettings) -> None:
+    def __init__(self, registrations: Registrations, replica_status: ReplicaStatus, settings: ModelSettings) -> None:
         self.version = 0  # grows with every change
         self.on_change: Callable[[Iterable[str]], None] = lambda _: None
         self._registrations = registrations
-        self._board = board
+        self._replica_status = replica_status
         self._settings = settings
-        self._views: dict[str, View] = {}
+        self._views: dict[str, ModelView] = {}
 
-    def get(self, name: str) -> View:
+    def get(self, name: str) -> ModelView:
         """The model of that id or alias. Raises ModelNotFound."""
         return self._of(self._registrations.get(name))
 
-    def find(self, model_id: str) -> View | None:
+    def find(self, model_id: str) -> ModelView | None:
         """The model of that id; None if it is gone."""
         found = self._registrations.find(model_id)
         return self._of(found) if found else None
@@ -63,7 +63,7 @@ class Picture:
         found = self._registrations.find(model_id)
         return found is not None and modality in (None, found.desired.facts.modality)
 
-    def all(self) -> list[View]:
+    def all(self) -> list[ModelView]:
         """All models, by id."""
         return [self._of(registration) for registration in self._registrations]
 
@@ -81,14 +81,14 @@ class Picture:
         """There are other replicas of a modality, or they offer something else: that concerns each of its models."""
         self.changed(one.id for one in self._registrations if one.desired.facts.modality == modality)
 
-    def _of(self, registration: Registration) -> View:
+    def _of(self, registration: Registration) -> ModelView:
         view = self._views.get(registration.id)
         if view is None:
             view = self._views[registration.id] = self._sum_up(registration)
         return view
 
-    def _sum_up(self, registration: Registration) -> View:
-        live = self._board.live(registration.desired.facts.modality)
+    def _sum_up(self, registration: Registration) -> ModelView:
+        live = self._replica_status.live(registration.desired.facts.modality)
         reported = [(one.name, one.statuses[registration.id]) for one in live if registration.id in one.statuses]
         desired = replace(
             registration.desired,
@@ -96,7 +96,7 @@ class Picture:
             ready_replicas=frozenset(name for name, status in reported if status.serving),
         )
         state, reason, runtime = _best(live, desired)
-        return View(
+        return ModelView(
             registration=registration,
             desired=desired,
             replicas=tuple(reported),

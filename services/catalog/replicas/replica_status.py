@@ -57,7 +57,7 @@ class Heard:
     rosters: frozenset[Modality] = frozenset()  # where the choice of runtimes is another now, for every model
 
 
-class Board:
+class ReplicaStatus:
     """All live replicas, and what each says of each model. `clock`: seconds that only grow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from services.catalog import metrics
 from services.catalog.open_watches import OpenWatches
-from services.catalog.replicas.model_view import Picture, View
+from services.catalog.replicas.model_view import ModelView, ModelViews
 from services.models.descriptor import Modality
 
 MAX_WATCHERS = 1000
@@ -24,7 +24,7 @@ MAX_WATCHERS = 1000
 class Changed:
     """A model is there, or is not as it was."""
 
-    view: View
+    view: ModelView
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ Event = Changed | Removed | Synced
 class Watch:
     """One watcher. `modality` None: all; `statuses`: whether what replicas report is news to it."""
 
-    def __init__(self, picture: Picture, modality: Modality | None, statuses: bool) -> None:
-        self._picture = picture
+    def __init__(self, views: ModelViews, modality: Modality | None, statuses: bool) -> None:
+        self._views = views
         self._modality = modality
         self._statuses = statuses
         self._closed = False
@@ -54,7 +54,7 @@ class Watch:
         self._sent: dict[str, tuple[object, ...]] = {}  # by id, what its reader knows of a model
         self._events: deque[Event] = deque()
         # The snapshot, and after it None for the mark. What changes meanwhile stays where it is.
-        self._first: deque[str | None] = deque([*(view.id for view in picture.all() if self._wants(view)), None])
+        self._first: deque[str | None] = deque([*(view.id for view in views.all() if self._wants(view)), None])
         self._pending: dict[str, None] = {model_id: None for model_id in self._first if model_id is not None}
 
     async def next(self) -> Event | None:
@@ -77,7 +77,7 @@ class Watch:
     def notify(self, model_ids: Iterable[str]) -> None:
         """Something about these models has changed."""
         for model_id in model_ids:
-            if model_id in self._sent or self._picture.has(model_id, self._modality):
+            if model_id in self._sent or self._views.has(model_id, self._modality):
                 self._pending[model_id] = None
             else:  # it came and went, and the reader never heard of it
                 self._pending.pop(model_id, None)
@@ -88,7 +88,7 @@ class Watch:
         self._closed = True
         self._wake.set()
 
-    def _wants(self, view: View) -> bool:
+    def _wants(self, view: ModelView) -> bool:
         return self._modality in (None, view.desired.facts.modality)
 
     def _look(self, model_id: str) -> None:
@@ -96,7 +96,7 @@ class Watch:
         if model_id not in self._pending:
             return
         del self._pending[model_id]
-        view = self._picture.find(model_id)
+        view = self._views.find(model_id)
         if view and not self._wants(view):
             view = None
         known = self._sent.get(model_id)
@@ -108,7 +108,7 @@ class Watch:
             self._sent[model_id] = news
             self._events.append(Changed(view))
 
-    def _news(self, view: View) -> tuple[object, ...]:
+    def _news(self, view: ModelView) -> tuple[object, ...]:
         """What of a model is worth telling."""
         known = (view.registration.serial, view.registration, view.desired.ready_replicas)
         return (*known, view.replicas, view.state, view.reason, view.runtime) if self._statuses else known
@@ -117,13 +117,13 @@ class Watch:
 class Watchers:
     """All that watch."""
 
-    def __init__(self, picture: Picture) -> None:
-        self._picture = picture
+    def __init__(self, views: ModelViews) -> None:
+        self._views = views
         self._open: OpenWatches[Watch] = OpenWatches(MAX_WATCHERS, "models", metrics.WATCHERS.set)
 
     def watch(self, modality: Modality | None, *, statuses: bool) -> AbstractContextManager[Watch]:
         """A watch for as long as the block runs. Raises Overloaded when there are too many."""
-        return self._open.watch(lambda: Watch(self._picture, modality, statuses))
+        return self._open.watch(lambda: Watch(self._views, modality, statuses))
 
     def notify(self, model_ids: Iterable[str]) -> None:
         """Something about these models has changed."""

@@ -19,7 +19,7 @@ from services.errors import AllmError
 from services.models.manifest import Manifest
 from services.models.status import SERVING
 from services.models.wire import read_manifest
-from services.provision.model_cache import Shelf
+from services.provision.model_cache import ModelCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ def check(
     Each model has one report, or one for each set of files that is here: its own, and its execution caches.
     `console` shows how far a deep one is.
     """
-    shelf = Shelf(folder)
+    model_cache = ModelCache(folder)
     for desired in models:
         sets = [("", desired.manifest), *((each.manifest.repository, each.manifest) for each in desired.artifacts)]
-        found = [_check(desired.model, artifact, message, shelf, deep, console) for artifact, message in sets]
+        found = [_check(desired.model, artifact, message, model_cache, deep, console) for artifact, message in sets]
         for part in desired.parts:  # as the model's own: whatever serves it has them, too
-            report = _check(desired.model, "", part.manifest, shelf, deep, console)
+            report = _check(desired.model, "", part.manifest, model_cache, deep, console)
             found.append(replace(report, artifact=part.manifest.repository or part.manifest.primary or "base"))
         yield from [report for report in found if report.fetched] or found[:1]
 
@@ -90,19 +90,24 @@ def count_word(count: int, noun: str) -> str:
 
 
 def _check(
-    model: model_pb2.Model, artifact: str, message: manifest_pb2.Manifest, shelf: Shelf, deep: bool, console: Console
+    model: model_pb2.Model,
+    artifact: str,
+    message: manifest_pb2.Manifest,
+    model_cache: ModelCache,
+    deep: bool,
+    console: Console,
 ) -> Report:
     place, fetched, problems = "", True, []
     try:
         manifest = read_manifest(message)
-        folder = shelf.place(model.id, manifest)
+        folder = model_cache.place(model.id, manifest)
         place = str(folder)
         name = f"{artifact}@{manifest.revision}" if artifact else ""
         fetched = not manifest.repository or folder.exists() or _in_use(model, name)
         if fetched and deep:
-            problems = _verify(shelf, model.id, manifest, folder, console)
+            problems = _verify(model_cache, model.id, manifest, folder, console)
         elif fetched:
-            problems = shelf.whole(manifest, folder)
+            problems = model_cache.whole(manifest, folder)
     except (AllmError, OSError) as error:
         problems = [str(error)]
     return Report(
@@ -127,8 +132,8 @@ def _in_use(model: model_pb2.Model, artifact: str) -> bool:
     )
 
 
-def _verify(shelf: Shelf, model_id: str, manifest: Manifest, place: Path, console: Console) -> list[str]:
+def _verify(model_cache: ModelCache, model_id: str, manifest: Manifest, place: Path, console: Console) -> list[str]:
     with byte_progress(console) as bar:
         task = bar.add_task(one_line(model_id), total=manifest.size)
         never = threading.Event()  # Ctrl-C reaches this thread anyway
-        return shelf.verify(manifest, place, lambda done: bar.update(task, completed=done), never)
+        return model_cache.verify(manifest, place, lambda done: bar.update(task, completed=done), never)

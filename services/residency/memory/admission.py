@@ -18,10 +18,10 @@ from services.errors import AllmError
 from services.models.descriptor import ModelDescriptor
 from services.models.registry import Runtime
 from services.residency.manager import ModelManager
-from services.residency.memory.eviction_plan import Outlook, look_ahead
+from services.residency.memory.eviction_plan import EvictionPlan, look_ahead
 from services.residency.memory.ledger import Ledger
-from services.residency.memory.ledger_sync import Books
-from services.residency.memory.memory_estimate import HOST, Need, budget_of, place_word
+from services.residency.memory.ledger_sync import LedgerSync
+from services.residency.memory.memory_estimate import HOST, MemoryEstimate, budget_of, place_word
 from services.residency.memory.peer import ask_to_release
 from services.residency.memory.readings import Readings
 from services.residency.memory.refusal import NeverFits, NoRoom, TooManyModels
@@ -37,7 +37,7 @@ LOOK_AGAIN = 0.2  # seconds between two attempts meanwhile
 ROUNDS = 8  # looks of an attempt: each after the first follows upon models that went, or one that did not
 PEER_SECONDS = 5.0  # a neighbour that has not unloaded by then is passed over
 
-Needed = Callable[[ModelDescriptor, Runtime], Need]
+Needed = Callable[[ModelDescriptor, Runtime], MemoryEstimate]
 
 
 class _NotNow(Exception):
@@ -58,7 +58,7 @@ class Admission:
         self,
         manager: ModelManager[Any],
         ledger: Ledger,
-        books: Books,
+        ledger_sync: LedgerSync,
         needed: Needed,
         settings: ResidencySettings,
         readings: Readings,
@@ -68,7 +68,7 @@ class Admission:
     ) -> None:
         self._manager = manager
         self._ledger = ledger
-        self._books = books
+        self._ledger_sync = ledger_sync
         self._needed = needed
         self._settings = settings
         self._readings = readings
@@ -87,15 +87,15 @@ class Admission:
             TooManyModels: the service has as many as ALLM_MAX_LOADED_MODELS allows, and all are in use.
             Internal: the ledger cannot be used.
         """
-        need = await asyncio.to_thread(self._reckon, slot)
-        await asyncio.to_thread(self._check, slot, need)
+        estimate = await asyncio.to_thread(self._reckon, slot)
+        await asyncio.to_thread(self._check, slot, estimate)
         now = asyncio.get_running_loop().time
         deadline = now() + self._patience
         refusals: dict[str, float] = {}  # reservations that were asked for in vain -> when they were last used
         while True:
             try:
                 async with self._turn:
-                    slot.reservation = await self._attempt(slot, need, refusals)
+                    slot.reservation = await self._attempt(slot, estimate, refusals)
             except _NotNow as attempt:
                 if not attempt.hopeful or now() >= deadline:
                     raise attempt.problem from None
@@ -111,24 +111,25 @@ class Admission:
 
     # --- what is needed
 
-    def _reckon(self, slot: Slot[Any]) -> Need:
+    def _reckon(self, slot: Slot[Any]) -> MemoryEstimate:
         """What a model needs. Files that cannot be read are the load's to complain about, in its own words."""
         try:
             return self._needed(slot.descriptor, slot.runtime)
         except Exception as error:
             extra = {"model": slot.key.model_id, "reason": str(error)}
             log.warning("cannot tell from its files what a model needs: taking their size", extra=extra)
-            return Need({HOST: slot.descriptor.size})
+            return MemoryEstimate({HOST: slot.descriptor.size})
 
-    def _check(self, slot: Slot[Any], need: Need) -> None:
+    def _check(self, slot: Slot[Any], estimate: MemoryEstimate) -> None:
         """Raises NeverFits for a model that no unloading helps."""
         settings, name = self._settings, slot.key.model_id
-        if 0 < settings.model_bytes < need.total:
+        if 0 < settings.model_bytes < estimate.total:
             raise NeverFits(
-                f"{name} needs {need}; one model may take {bytes_word(settings.model_bytes)} (ALLM_MODEL_MEMORY_BYTES)"
+                f"{name} needs {estimate}; "
+                f"one model may take {bytes_word(settings.model_bytes)} (ALLM_MODEL_MEMORY_BYTES)"
             )
         totals = self._readings.read().totals()
-        for place, wanted in need.places.items():
+        for place, wanted in estimate.places.items():
             total, _ = totals.get(place, (0, 0))
             budget, variable = budget_of(place, self._settings)
             if 0 < budget < wanted:
@@ -138,34 +139,34 @@ class Admission:
                 limit = f"{share} may be used (ALLM_MEMORY_THRESHOLD)"
             else:
                 continue
-            raise NeverFits(f"{name} needs {need}; of {place_word(place)} {limit}")
+            raise NeverFits(f"{name} needs {estimate}; of {place_word(place)} {limit}")
 
     # --- one attempt
 
-    async def _attempt(self, slot: Slot[Any], need: Need, refusals: dict[str, float]) -> Reservation:
+    async def _attempt(self, slot: Slot[Any], estimate: MemoryEstimate, refusals: dict[str, float]) -> Reservation:
         for place, why in self.stopped.items():
-            if need.places.get(place):
-                raise _NotNow(NoRoom(f"{slot.key.model_id} needs {need}; {why}"), hopeful=True)
+            if estimate.places.get(place):
+                raise _NotNow(NoRoom(f"{slot.key.model_id} needs {estimate}; {why}"), hopeful=True)
         await self._make_place(slot)
-        await self._books.update()
+        await self._ledger_sync.update()
         for _ in range(ROUNDS):
             try:
-                return await self._reserve(slot, need)
+                return await self._reserve(slot, estimate)
             except Full as full:
-                outlook = self._look(slot, full, refusals)
-            if not outlook.victims:
+                eviction_plan = self._look(slot, full, refusals)
+            if not eviction_plan.victims:
                 break
-            for victim in outlook.victims:
+            for victim in eviction_plan.victims:
                 if await self._ask(victim) is None:
                     refusals[victim.id] = victim.last_used
                     break  # whether the others still suffice, and whether they are idle, is another look's matter
-        raise _NotNow(_no_room(slot, need, outlook), hopeful=outlook.hopeful)
+        raise _NotNow(_no_room(slot, estimate, eviction_plan), hopeful=eviction_plan.hopeful)
 
-    async def _reserve(self, slot: Slot[Any], need: Need) -> Reservation:
-        return await self._ledger.reserve(slot.key, need, lambda: self._readings.capacity(self._settings))
+    async def _reserve(self, slot: Slot[Any], estimate: MemoryEstimate) -> Reservation:
+        return await self._ledger.reserve(slot.key, estimate, lambda: self._readings.capacity(self._settings))
 
-    def _look(self, slot: Slot[Any], full: Full, refusals: Mapping[str, float]) -> Outlook:
-        own = {row.id: row for row in self._books.rows()}
+    def _look(self, slot: Slot[Any], full: Full, refusals: Mapping[str, float]) -> EvictionPlan:
+        own = {row.id: row for row in self._ledger_sync.rows()}
         current = {one.reservation.id for one in self._same(slot) if one.reservation}
         holders = sorted((own.get(one.id, one) for one in full.holders), key=lambda one: one.last_used)
         return look_ahead(
@@ -209,9 +210,9 @@ class Admission:
                 raise _NotNow(problem, hopeful=any(not self._manager.pinned(one.key.model_id) for one in others))
 
 
-def _no_room(slot: Slot[Any], need: Need, outlook: Outlook) -> NoRoom:
+def _no_room(slot: Slot[Any], estimate: MemoryEstimate, eviction_plan: EvictionPlan) -> NoRoom:
     free = " and ".join(
-        f"{bytes_word(max(0, need.places.get(place, 0) - short))} of {place_word(place)}"
-        for place, short in outlook.missing.items()
+        f"{bytes_word(max(0, estimate.places.get(place, 0) - short))} of {place_word(place)}"
+        for place, short in eviction_plan.missing.items()
     )
-    return NoRoom(f"{slot.key.model_id} needs {need}; free: {free}; {outlook.words()}")
+    return NoRoom(f"{slot.key.model_id} needs {estimate}; free: {free}; {eviction_plan.words()}")

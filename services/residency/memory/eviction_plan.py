@@ -12,7 +12,7 @@ MAX_NAMED = 4  # models of a kind that a message names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class EvictionPlan:
     """The holders of places that are too full, sorted by what they are doing; the least recently used first."""
 
     missing: Mapping[str, int]  # bytes that must become free, by place
@@ -61,7 +61,7 @@ def look_ahead(
     holders: Iterable[Reservation],
     stays: Callable[[Reservation], bool],
     refused: Callable[[Reservation], bool],
-) -> Outlook:
+) -> EvictionPlan:
     """Sorts the holders. `stays`: not to be asked whatever it does; `refused`: it was asked, and is in use."""
     idle: list[Reservation] = []
     busy: list[Reservation] = []
@@ -71,7 +71,7 @@ def look_ahead(
             staying.append(holder)
         else:
             (idle if holder.idle and not refused(holder) else busy).append(holder)
-    return Outlook(missing=missing, idle=idle, busy=busy, staying=staying)
+    return EvictionPlan(missing=missing, idle=idle, busy=busy, staying=staying)
 
 
 def _names(holders: Sequence[Reservation]) -> str:

@@ -20,7 +20,7 @@ from services.errors import Internal
 from services.residency.memory import ledger_file, owner_file
 from services.residency.memory.capacity import Capacity
 from services.residency.memory.ledger_file import LedgerFile
-from services.residency.memory.memory_estimate import Need
+from services.residency.memory.memory_estimate import MemoryEstimate
 from services.residency.memory.owner_file import OwnerFile
 from services.residency.memory.pools import Pools
 from services.residency.memory.reservation import Full, Reservation
@@ -76,7 +76,9 @@ class Ledger:
             raise
         return ledger
 
-    async def reserve(self, key: ResidentKey, need: Need, capacity: Callable[[], Capacity]) -> Reservation:
+    async def reserve(
+        self, key: ResidentKey, estimate: MemoryEstimate, capacity: Callable[[], Capacity]
+    ) -> Reservation:
         """Reserves what a load will need, or nothing at all.
 
         `capacity` reads the memory while nobody else can reserve: it runs in the ledger's thread, and must be quick.
@@ -88,7 +90,7 @@ class Ledger:
             Internal: the ledger cannot be used: the message names the file, and why.
         """
         made = Reservation(
-            id=uuid.uuid4().hex, address=self._address, replica=self._replica, key=key, places=dict(need.places)
+            id=uuid.uuid4().hex, address=self._address, replica=self._replica, key=key, places=dict(estimate.places)
         )
         work = asyncio.ensure_future(self._file.write(lambda connection: self._admit(connection, made, capacity)))
         try:

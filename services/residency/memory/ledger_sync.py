@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 TOLERANCE = 1.15  # of what was reserved: so exact is what a need is computed from
 
 
-class Books:
+class LedgerSync:
     """Keeps the rows of one service true."""
 
     def __init__(self, manager: ModelManager[Any], ledger: Ledger, readings: Readings) -> None:

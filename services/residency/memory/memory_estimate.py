@@ -15,7 +15,7 @@ NUMBER_BYTES: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryEstimate:
     """Bytes that a loaded model takes above an idle worker, at its peak.
 
     A place is `host`, or a device as `DeviceMemory.name` calls it: `cuda:0`. What a place does not hold is not named.
@@ -25,7 +25,7 @@ class Need:
     parts: Mapping[str, int] = field(default_factory=dict)  # what it is made of, for messages: `weights`, `cache`
 
     @classmethod
-    def of(cls, parts: Mapping[str, int], processes: Mapping[str, int], *, gpu: bool) -> Need:
+    def of(cls, parts: Mapping[str, int], processes: Mapping[str, int], *, gpu: bool) -> MemoryEstimate:
         """`parts` of a model on the GPU, if it is there, and on the host the processes that work on them."""
         model, aside = sum(parts.values()), sum(processes.values())
         return cls({HOST: aside, DEVICE: model} if gpu else {HOST: model + aside}, {**parts, **processes})

@@ -18,7 +18,7 @@ from services.errors import AllmError
 from services.residency.manager import ModelManager
 from services.residency.memory.admission import Admission
 from services.residency.memory.ledger import Ledger
-from services.residency.memory.ledger_sync import Books
+from services.residency.memory.ledger_sync import LedgerSync
 from services.residency.memory.memory_estimate import budget_of, place_word
 from services.residency.memory.readings import Readings, Seen
 from services.residency.memory.reservation import Reservation
@@ -40,7 +40,7 @@ class Monitor:
         self,
         manager: ModelManager[Any],
         ledger: Ledger,
-        books: Books,
+        ledger_sync: LedgerSync,
         admission: Admission,
         settings: ResidencySettings,
         readings: Readings,
@@ -50,7 +50,7 @@ class Monitor:
     ) -> None:
         self._manager = manager
         self._ledger = ledger
-        self._books = books
+        self._ledger_sync = ledger_sync
         self._admission = admission
         self._settings = settings
         self._readings = readings
@@ -80,8 +80,8 @@ class Monitor:
     async def look(self) -> None:
         """Reads everything, and tells the ledger and the metrics. Raises Internal when the ledger cannot be used."""
         self._manager.sweep()
-        seen = await self._books.update()
-        self.snapshot = Snapshot(seen.host, seen.devices, tuple(self._books.rows()))
+        seen = await self._ledger_sync.update()
+        self.snapshot = Snapshot(seen.host, seen.devices, tuple(self._ledger_sync.rows()))
         self._measure(seen)
 
     async def act(self) -> None:
@@ -119,7 +119,7 @@ class Monitor:
         """Unloads one after the other until no place is too full, or it is a neighbour's turn, or nothing is idle."""
         while True:
             rows = await self._ledger.all()
-            own = {row.id: row for row in self._books.rows()}
+            own = {row.id: row for row in self._ledger_sync.rows()}
             holders = [own.get(row.id, row) for row in rows]
             pressed = await self._pressure(holders)
             self._tell(pressed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from services.text.engine.kv_slots import BLOCK, CellLedger
+from services.text.engine.kv_cells import BLOCK, CellLedger
 from services.text.engine.messages import Counters
 from services.text.engine.prefix_reuse import PrefixReuse
 from services.text.engine.request_loop import BatchLimits, Inbox, RequestLoop

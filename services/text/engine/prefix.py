@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.text.engine.kv_slots import BLOCK, CellLedger, Holding
+from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
 
 KEYED_SHARE = 2  # of the cache, entries with a key may hold a half
 

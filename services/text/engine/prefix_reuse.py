@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 
-from services.text.engine.kv_slots import BLOCK, CellLedger, Holding
+from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
 from services.text.engine.prefix import Entry, PrefixCache, common_blocks
 from services.text.engine.runtime import Runtime
 from services.text.engine.sequence import Sequence

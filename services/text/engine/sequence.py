@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.text.engine.kv_slots import Holding
+from services.text.engine.kv_cells import Holding
 from services.text.engine.logprobs import HeldLogprobs
 from services.text.engine.sampling import SamplingParams
 from services.text.engine.text import TextAssembler

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 
-from services.text.engine.kv_slots import BLOCK, CellLedger
+from services.text.engine.kv_cells import BLOCK, CellLedger
 from services.text.engine.prefix import Entry, common_blocks
 from services.text.engine.prefix_reuse import WORTH_WAITING, PrefixReuse
 from services.text.engine.runtime import Runtime

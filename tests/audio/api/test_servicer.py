@@ -246,12 +246,12 @@ async def test_live_audio_may_be_longer_than_a_file(stub: Any, core: ScriptedTra
 
 
 async def test_a_caller_that_is_too_fast_is_held_back(stub: Any, core: ScriptedTranscriptions) -> None:
-    hearing = asyncio.Event()
+    job = asyncio.Event()
     sent = 0
 
     async def wait(event: Event) -> None:
         if isinstance(event, SegmentDone):
-            await hearing.wait()
+            await job.wait()
 
     async def fast() -> AsyncIterator[StreamRequest]:
         nonlocal sent
@@ -266,7 +266,7 @@ async def test_a_caller_that_is_too_fast_is_held_back(stub: Any, core: ScriptedT
         await anext(answers)
         held = await settled(lambda: sent)
         assert held < 50
-        hearing.set()
+        job.set()
         assert [event async for event in answers][-1].WhichOneof("event") == "finished"
     assert sent == 100
 

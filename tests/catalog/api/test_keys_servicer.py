@@ -14,7 +14,7 @@ import grpc
 import pytest
 from allm.keys.v1 import keys_pb2, keys_pb2_grpc
 
-from services.auth.authentication import Doorkeeper
+from services.auth.authentication import Authenticator
 from services.auth.key_format import key_hash
 from services.catalog.api.keys_servicer import KeyServicer
 from services.catalog.database import Database
@@ -92,7 +92,7 @@ async def test_errors(tmp_path: Path) -> None:
 
 async def test_scopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where keys are asked for: operators may make keys, and only our own processes see the hashes."""
-    monkeypatch.setattr(Call, "doorkeeper", Doorkeeper(SECRET))
+    monkeypatch.setattr(Call, "authenticator", Authenticator(SECRET))
     user, operator = shown(identity("key_user")), shown(identity("key_root", "admin", "inference"))
     async with served(tmp_path) as keys:
 

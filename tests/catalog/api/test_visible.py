@@ -12,7 +12,7 @@ import pytest
 from allm.models.v1 import model_service_pb2 as pb
 from allm.openai.v1 import models_service_pb2
 
-from services.auth.authentication import Doorkeeper
+from services.auth.authentication import Authenticator
 from services.rpc.call import Call
 from tests.catalog.catalog_service import READY, Service, running, status
 from tests.identities import SECRET, ann, operator, own_process
@@ -27,7 +27,7 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         await service.register("large-b")
         statuses = [status(model, READY) for model in ("small", "large-a", "large-b")]
         await service.report(complete=True, statuses=statuses)
-        monkeypatch.setattr(Call, "doorkeeper", Doorkeeper(SECRET))
+        monkeypatch.setattr(Call, "authenticator", Authenticator(SECRET))
         yield service
 
 

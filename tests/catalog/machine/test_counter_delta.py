@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from services.catalog.machine.counter_delta import Gained, gained
+from services.catalog.machine.counter_delta import CounterDelta, gained
 from tests.catalog.told_figures import figures
 
 
@@ -28,7 +28,7 @@ def test_what_became_less_counts_as_nothing() -> None:
 
 
 def test_sums() -> None:
-    whole = Gained()
+    whole = CounterDelta()
     for _ in range(3):
         whole.add(gained(None, figures(1, images=2, request=(1, 0, 2))))
     assert (whole.counters, whole.times) == ({"images": 6.0}, {"request": {0.1: 3, math.inf: 6}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.catalog.machine.counter_delta import gained
-from services.catalog.machine.rolling_window import LastMinute
+from services.catalog.machine.rolling_window import RollingWindow
 from tests.catalog.told_figures import figures
 
 
@@ -14,7 +14,7 @@ def one(**more: float):
 
 
 def test_rates_are_about_the_minute_or_as_much_of_it_as_there_was() -> None:
-    minute = LastMinute(1000.0)
+    minute = RollingWindow(1000.0)
     minute.add(1010.0, one(images=1))
     assert minute.rate("images", 1010.0) == pytest.approx(1 / 10)
     assert minute.rate("images", 1040.0) == pytest.approx(1 / 40)
@@ -24,13 +24,13 @@ def test_rates_are_about_the_minute_or_as_much_of_it_as_there_was() -> None:
 
 
 def test_a_first_picture_at_once_makes_no_wild_rate() -> None:
-    minute = LastMinute(1000.0)
+    minute = RollingWindow(1000.0)
     minute.add(1000.0, one(images=1))
     assert minute.rate("images", 1000.0) <= 0.5
 
 
 def test_percentiles_forget_what_is_older() -> None:
-    minute = LastMinute(0.0)
+    minute = RollingWindow(0.0)
     assert minute.percentiles(0.0) == {}
     minute.add(10.0, one())
     minute.add(50.0, one())
@@ -40,7 +40,7 @@ def test_percentiles_forget_what_is_older() -> None:
 
 
 def test_its_size_does_not_grow_with_reports() -> None:
-    minute = LastMinute(0.0)
+    minute = RollingWindow(0.0)
     for hundredth in range(20_000):
         minute.add(hundredth / 100, one(images=1))
     assert len(minute._bins) <= 32

@@ -15,7 +15,7 @@ import pytest
 from allm.models.v1 import model_pb2, model_service_pb2
 from allm.openai.v1 import models_service_pb2
 
-from services.auth.authentication import Doorkeeper
+from services.auth.authentication import Authenticator
 from services.auth.identity import HEADER, Identity, sign
 from services.catalog import metrics
 from services.catalog.registration import declarations
@@ -204,12 +204,12 @@ async def test_load_and_unload_are_an_operators_where_the_file_says_nothing(decl
         await eventually(lambda: names(service), ["a", "b"])
         declared.write(declared.entry("a"))  # what it no longer says is taken back
         await eventually(model(service, "a", "aliases", "keep_loaded"), [[], False])
-        assert next(iter(service.catalog.picture.all())).desired.runtime == ""
+        assert next(iter(service.catalog.views.all())).desired.runtime == ""
 
 
 async def test_runtime_and_engine_are_what_the_file_says(declared: Declared) -> None:
     async def look() -> Any:
-        found = {one.id: one.desired for one in service.catalog.picture.all()}.get("a")
+        found = {one.id: one.desired for one in service.catalog.views.all()}.get("a")
         return found and (found.generation, found.runtime, found.registered_runtime, found.engine.max_sequences)
 
     declared.write(declared.entry("a", runtime="llama_cpp", engine={"max_sequences": 2}))
@@ -426,7 +426,7 @@ async def test_problems_are_for_those_who_may_register(declared: Declared, monke
 
     async with running(declared.home, **declared.environ) as service:
         await eventually(_has_problem(service), True)
-        monkeypatch.setattr(Call, "doorkeeper", Doorkeeper(secret))
+        monkeypatch.setattr(Call, "authenticator", Authenticator(secret))
         (told,) = (await shown_to(service, "admin"))["problems"]
         assert (told["line"], told["key"], told["model"]) == (1, "", "")
         assert told["message"].startswith("it cannot be read as YAML: ")

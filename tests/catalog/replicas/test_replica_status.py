@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.catalog.replicas import replica_status as module
-from services.catalog.replicas.replica_status import Board, Report
+from services.catalog.replicas.replica_status import ReplicaStatus, Report
 from services.errors import Overloaded
 from services.models.registry import RUNTIMES
 from services.models.status import Status
@@ -25,12 +25,12 @@ def registered(model_id: str) -> bool:
     return model_id != "unknown"
 
 
-def names(board: Board) -> list[str]:
-    return [replica.name for replica in board.live("text")]
+def names(replica_status: ReplicaStatus) -> list[str]:
+    return [replica.name for replica in replica_status.live("text")]
 
 
-def said(board: Board) -> dict[str, Status]:
-    (replica,) = board.live("text")
+def said(replica_status: ReplicaStatus) -> dict[str, Status]:
+    (replica,) = replica_status.live("text")
     return replica.statuses
 
 
@@ -39,85 +39,85 @@ def live_metric(modality: str) -> float | None:
 
 
 def test_a_partial_report_of_somebody_unknown_counts_for_nothing() -> None:
-    board = Board(Clock())
-    heard = board.report(replace(PART, statuses={"m": READY}), registered)
+    replica_status = ReplicaStatus(Clock())
+    heard = replica_status.report(replace(PART, statuses={"m": READY}), registered)
     assert (heard.known, heard.models, heard.rosters) == (False, frozenset(), frozenset())
-    assert names(board) == []
+    assert names(replica_status) == []
 
 
 def test_partial_reports_merge_and_whole_ones_replace() -> None:
-    board = Board(Clock())
-    heard = board.report(replace(WHOLE, statuses={"a": READY, "b": READY}), registered)
+    replica_status = ReplicaStatus(Clock())
+    heard = replica_status.report(replace(WHOLE, statuses={"a": READY, "b": READY}), registered)
     assert (heard.known, heard.rosters) == (True, {"text"})
-    heard = board.report(replace(PART, statuses={"b": LOADED, "c": READY}), registered)
+    heard = replica_status.report(replace(PART, statuses={"b": LOADED, "c": READY}), registered)
     assert (heard.known, heard.models, heard.rosters) == (True, {"b", "c"}, frozenset())
-    assert said(board) == {"a": READY, "b": LOADED, "c": READY}
-    heard = board.report(replace(WHOLE, statuses={"b": LOADED, "d": READY}), registered)
+    assert said(replica_status) == {"a": READY, "b": LOADED, "c": READY}
+    heard = replica_status.report(replace(WHOLE, statuses={"b": LOADED, "d": READY}), registered)
     assert (heard.models, heard.rosters) == ({"a", "c", "d"}, frozenset())
-    assert said(board) == {"b": LOADED, "d": READY}
+    assert said(replica_status) == {"b": LOADED, "d": READY}
 
 
 def test_what_is_said_again_is_no_change() -> None:
-    board = Board(Clock())
-    board.report(replace(WHOLE, statuses={"a": READY}), registered)
-    assert board.report(replace(PART, statuses={"a": READY}), registered).models == frozenset()
-    heard = board.report(replace(WHOLE, statuses={"a": READY}), registered)
+    replica_status = ReplicaStatus(Clock())
+    replica_status.report(replace(WHOLE, statuses={"a": READY}), registered)
+    assert replica_status.report(replace(PART, statuses={"a": READY}), registered).models == frozenset()
+    heard = replica_status.report(replace(WHOLE, statuses={"a": READY}), registered)
     assert (heard.models, heard.rosters) == (frozenset(), frozenset())
 
 
 def test_models_that_are_not_registered_are_ignored() -> None:
-    board = Board(Clock())
-    board.report(replace(WHOLE, statuses={"unknown": READY, "a": READY}), registered)
-    assert board.report(replace(PART, statuses={"unknown": READY}), registered).models == frozenset()
-    assert said(board) == {"a": READY}
-    board.forget("a")
-    assert said(board) == {}
+    replica_status = ReplicaStatus(Clock())
+    replica_status.report(replace(WHOLE, statuses={"unknown": READY, "a": READY}), registered)
+    assert replica_status.report(replace(PART, statuses={"unknown": READY}), registered).models == frozenset()
+    assert said(replica_status) == {"a": READY}
+    replica_status.forget("a")
+    assert said(replica_status) == {}
 
 
 @pytest.mark.parametrize("changes", [{"device": "cuda"}, {"forced": True}, {"runtimes": ()}])
 def test_another_offer_concerns_every_model(changes: dict[str, object]) -> None:
-    board = Board(Clock())
-    board.report(WHOLE, registered)
-    assert board.report(replace(WHOLE, **changes), registered).rosters == {"text"}
+    replica_status = ReplicaStatus(Clock())
+    replica_status.report(WHOLE, registered)
+    assert replica_status.report(replace(WHOLE, **changes), registered).rosters == {"text"}
 
 
 def test_a_name_that_comes_back_with_another_modality() -> None:
-    board = Board(Clock())
-    board.report(WHOLE, registered)
-    assert not board.report(replace(PART, modality="audio"), registered).known
-    assert board.report(replace(WHOLE, modality="audio"), registered).rosters == {"text", "audio"}
-    assert names(board) == []
-    assert len(board.live("audio")) == 1
+    replica_status = ReplicaStatus(Clock())
+    replica_status.report(WHOLE, registered)
+    assert not replica_status.report(replace(PART, modality="audio"), registered).known
+    assert replica_status.report(replace(WHOLE, modality="audio"), registered).rosters == {"text", "audio"}
+    assert names(replica_status) == []
+    assert len(replica_status.live("audio")) == 1
 
 
 def test_who_is_silent_for_three_intervals_no_longer_counts() -> None:
     clock = Clock()
-    board = Board(clock)
-    board.report(WHOLE, registered)
-    board.report(replace(WHOLE, replica="u"), registered)
+    replica_status = ReplicaStatus(clock)
+    replica_status.report(WHOLE, registered)
+    replica_status.report(replace(WHOLE, replica="u"), registered)
     clock.now = 5.9
-    assert board.expire() == []
-    board.report(PART, registered)  # even an empty one is a heartbeat
+    assert replica_status.expire() == []
+    replica_status.report(PART, registered)  # even an empty one is a heartbeat
     clock.now = 6.1
-    assert [replica.name for replica in board.expire()] == ["u"]
-    assert names(board) == ["t"]
+    assert [replica.name for replica in replica_status.expire()] == ["u"]
+    assert names(replica_status) == ["t"]
     assert live_metric("text") == 1
-    assert not board.report(replace(PART, replica="u"), registered).known, "it must say everything again"
+    assert not replica_status.report(replace(PART, replica="u"), registered).known, "it must say everything again"
 
 
 def test_who_leaves_goes_at_once() -> None:
-    board = Board(Clock())
-    board.report(WHOLE, registered)
-    heard = board.report(GONE, registered)
-    assert (heard.known, heard.rosters, names(board)) == (True, {"text"}, [])
+    replica_status = ReplicaStatus(Clock())
+    replica_status.report(WHOLE, registered)
+    heard = replica_status.report(GONE, registered)
+    assert (heard.known, heard.rosters, names(replica_status)) == (True, {"text"}, [])
     assert live_metric("text") == 0
-    assert board.report(GONE, registered).rosters == frozenset(), "nothing has changed"
+    assert replica_status.report(GONE, registered).rosters == frozenset(), "nothing has changed"
 
 
 def test_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REPLICAS", 2)
-    board = Board(Clock())
+    replica_status = ReplicaStatus(Clock())
     for name in ("a", "b", "a"):
-        board.report(replace(WHOLE, replica=name), registered)
+        replica_status.report(replace(WHOLE, replica=name), registered)
     with pytest.raises(Overloaded, match="2 replicas are known, which is the limit"):
-        board.report(replace(WHOLE, replica="c"), registered)
+        replica_status.report(replace(WHOLE, replica="c"), registered)

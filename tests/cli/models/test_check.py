@@ -8,7 +8,7 @@ from pathlib import Path
 from allm.models.v1 import manifest_pb2
 
 from services.models.wire import read_manifest
-from services.provision.model_cache import Shelf
+from services.provision.model_cache import ModelCache
 from tests.cli.models.catalog_stand_in import Commands, desired, replica
 
 CONTENT = b"weights " * 1000
@@ -20,7 +20,7 @@ def fetched(models: Commands, model_id: str, content: bytes = CONTENT) -> Path:
     registered.manifest.files[0].size_bytes = len(CONTENT)
     registered.manifest.files[0].sha256 = hashlib.sha256(CONTENT).hexdigest()
     models.catalog.models[model_id] = registered
-    folder = Shelf(models.home / "models").place(model_id, read_manifest(registered.manifest))
+    folder = ModelCache(models.home / "models").place(model_id, read_manifest(registered.manifest))
     folder.mkdir(parents=True)
     (folder / "m.gguf").write_bytes(content)
     return folder / "m.gguf"
@@ -124,7 +124,7 @@ def test_an_execution_cache_is_looked_at_in_place_of_the_weights(models: Command
     for manifest in (cache, unused):
         registered.artifacts.add(runtime="llama_cpp", devices=["cpu"], manifest=manifest)
     models.catalog.models["m"] = registered
-    folder = Shelf(models.home / "models").place("m", read_manifest(cache))
+    folder = ModelCache(models.home / "models").place("m", read_manifest(cache))
     folder.mkdir(parents=True)
     (folder / "c.gguf").write_bytes(CONTENT)
     done = models("check", "m")

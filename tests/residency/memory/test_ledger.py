@@ -19,7 +19,7 @@ from services.errors import Internal
 from services.residency.memory.capacity import Capacity, Room
 from services.residency.memory.ledger import NAME, Ledger
 from services.residency.memory.ledger_file import LedgerFile
-from services.residency.memory.memory_estimate import HOST, Need
+from services.residency.memory.memory_estimate import HOST, MemoryEstimate
 from services.residency.memory.pools import Pools
 from services.residency.memory.reservation import Full
 from services.residency.resident import ResidentKey
@@ -89,8 +89,8 @@ def marks(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.lock")]
 
 
-def need(count: int) -> Need:
-    return Need({HOST: count})
+def estimate(count: int) -> MemoryEstimate:
+    return MemoryEstimate({HOST: count})
 
 
 # --- several processes
@@ -116,11 +116,11 @@ async def test_what_a_killed_process_had_vanishes_without_anybody_noticing_its_d
     async with opened(tmp_path) as ledger:
         assert [row.replica for row in await ledger.all()] == ["text"]
         with pytest.raises(Full):
-            await ledger.reserve(KEY, need(60), host(100))
+            await ledger.reserve(KEY, estimate(60), host(100))
         owner.process.send_signal(signal.SIGKILL)
         owner.process.wait()
         assert await ledger.all() == []
-        await ledger.reserve(KEY, need(60), host(100))
+        await ledger.reserve(KEY, estimate(60), host(100))
         assert [row.replica for row in await ledger.all()] == ["here"]
     assert marks(tmp_path) == [], "the mark of the dead one is gone, too"
 
@@ -131,7 +131,7 @@ async def test_what_a_stopped_process_has_stays(start, tmp_path: Path) -> None:
     owner.process.send_signal(signal.SIGSTOP)
     async with opened(tmp_path) as ledger:
         with pytest.raises(Full) as refusal:
-            await ledger.reserve(KEY, need(60), host(100))
+            await ledger.reserve(KEY, estimate(60), host(100))
     assert [row.replica for row in refusal.value.holders] == ["text"]
     owner.process.send_signal(signal.SIGCONT)
     assert owner.ask("release") == "released"
@@ -143,10 +143,10 @@ async def test_a_transaction_that_never_ends_is_waited_for_within_bounds(
     monkeypatch.setattr(LedgerFile, "busy_milliseconds", 100)
     (owner,) = start("text")
     async with opened(tmp_path) as ledger:
-        row = await ledger.reserve(KEY, need(10), host(100))
+        row = await ledger.reserve(KEY, estimate(10), host(100))
         assert owner.ask("hold") == "held"
         with pytest.raises(Internal, match=f"{NAME} was held by another process") as refusal:
-            await ledger.reserve(KEY, need(10), host(100))
+            await ledger.reserve(KEY, estimate(10), host(100))
         assert str(tmp_path) in str(refusal.value)
         await ledger.release(row)  # cannot be written: no error of the caller's
         assert [one.id for one in await ledger.all()] == [row.id], "readers are not held up"
@@ -168,7 +168,7 @@ async def test_who_cannot_open_it_for_others_says_so(start, tmp_path: Path, monk
 
 async def test_a_reservation_is_read_back_as_it_was_told(tmp_path: Path) -> None:
     async with opened(tmp_path, "text-1") as one, opened(tmp_path, "image-1") as other:
-        row = await one.reserve(KEY, Need({HOST: 5, "cuda:0": 7}, {"weights": 12}), host(100))
+        row = await one.reserve(KEY, MemoryEstimate({HOST: 5, "cuda:0": 7}, {"weights": 12}), host(100))
         assert (row.loading, row.busy, row.pinned, row.measured) == (True, True, False, {})
         assert (row.address, row.replica, row.key) == ("unix:/text-1", "text-1", KEY)
         assert row.places == {HOST: 5, "cuda:0": 7}
@@ -182,7 +182,7 @@ async def test_a_reservation_is_read_back_as_it_was_told(tmp_path: Path) -> None
 
 async def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
-        row = await ledger.reserve(KEY, need(5), host(100))
+        row = await ledger.reserve(KEY, estimate(5), host(100))
         with sqlite3.connect(tmp_path / NAME) as watcher:
             (before,) = watcher.execute("PRAGMA data_version").fetchone()
             await ledger.touch([row])
@@ -194,7 +194,7 @@ async def test_only_what_has_changed_is_written(tmp_path: Path) -> None:
 
 async def test_what_was_released_does_not_come_back_by_a_late_touch(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
-        row = await ledger.reserve(KEY, need(5), host(100))
+        row = await ledger.reserve(KEY, estimate(5), host(100))
         await ledger.release(row)
         await ledger.release(row)
         await ledger.touch([replace(row, busy=False)])
@@ -203,17 +203,17 @@ async def test_what_was_released_does_not_come_back_by_a_late_touch(tmp_path: Pa
 
 async def test_the_least_recently_used_come_first(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger:
-        rows = [await ledger.reserve(ResidentKey(name, 1, "toy"), need(5), host(100)) for name in "abc"]
+        rows = [await ledger.reserve(ResidentKey(name, 1, "toy"), estimate(5), host(100)) for name in "abc"]
         await ledger.touch([replace(row, last_used=used) for row, used in zip(rows, (3.0, 1.0, 2.0), strict=True)])
         assert [row.key.model_id for row in await ledger.all()] == ["b", "c", "a"]
 
 
 async def test_a_refusal_names_what_is_missing_and_who_has_it(tmp_path: Path) -> None:
     async with opened(tmp_path, "one") as one, opened(tmp_path, "two") as two:
-        await one.reserve(KEY, Need({HOST: 70}), host(100))
-        await two.reserve(ResidentKey("gpu", 1, "toy"), Need({"cuda:0": 70}), host(100))
+        await one.reserve(KEY, MemoryEstimate({HOST: 70}), host(100))
+        await two.reserve(ResidentKey("gpu", 1, "toy"), MemoryEstimate({"cuda:0": 70}), host(100))
         with pytest.raises(Full) as refusal:
-            await two.reserve(KEY, Need({HOST: 40, "cuda:0": 1}), host(100))
+            await two.reserve(KEY, MemoryEstimate({HOST: 40, "cuda:0": 1}), host(100))
         assert refusal.value.missing == {HOST: 10}
         assert [row.replica for row in refusal.value.holders] == ["one"]
         assert len(await two.all()) == 2, "nothing was reserved"
@@ -229,7 +229,7 @@ async def test_memory_is_read_while_nobody_else_can_reserve(tmp_path: Path) -> N
             other.close()
             return Capacity({})
 
-        await ledger.reserve(KEY, need(5), reading)
+        await ledger.reserve(KEY, estimate(5), reading)
         assert len(await ledger.all()) == 1
 
 
@@ -243,7 +243,7 @@ async def test_who_gives_up_waiting_leaves_nothing_reserved(tmp_path: Path) -> N
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(10)
             return Capacity({})
 
-        waiting = asyncio.create_task(ledger.reserve(KEY, need(5), capacity))
+        waiting = asyncio.create_task(ledger.reserve(KEY, estimate(5), capacity))
         await reading.wait()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -258,15 +258,15 @@ async def test_a_failure_to_read_the_memory_reserves_nothing(tmp_path: Path) -> 
 
     async with opened(tmp_path) as ledger:
         with pytest.raises(ZeroDivisionError):
-            await ledger.reserve(KEY, need(5), capacity)
+            await ledger.reserve(KEY, estimate(5), capacity)
         assert await ledger.all() == []
 
 
 async def test_leaving_gives_everything_back(tmp_path: Path) -> None:
     async with opened(tmp_path, "stays") as stays:
         async with opened(tmp_path, "goes") as goes:
-            await goes.reserve(KEY, need(60), host(100))
-        await stays.reserve(KEY, need(60), host(100))
+            await goes.reserve(KEY, estimate(60), host(100))
+        await stays.reserve(KEY, estimate(60), host(100))
     assert marks(tmp_path) == []
 
 
@@ -279,13 +279,13 @@ async def test_one_name_of_two_gpus_is_not_one_gpu(tmp_path: Path) -> None:
     both = Pools({"cuda:0": "GPU-b", "cuda:1": "GPU-a"})
     gpus = Capacity({"cuda:0": Room(100, 100), "cuda:1": Room(100, 100)})
     async with opened(tmp_path, "a", first) as a, opened(tmp_path, "b", second) as b, opened(tmp_path, "c", both) as c:
-        row = await a.reserve(KEY, Need({"cuda:0": 70}), lambda: gpus)
+        row = await a.reserve(KEY, MemoryEstimate({"cuda:0": 70}), lambda: gpus)
         await a.touch([replace(row, measured={"cuda:0": 30})])
-        await b.reserve(KEY, Need({"cuda:0": 80}), lambda: gpus)
+        await b.reserve(KEY, MemoryEstimate({"cuda:0": 80}), lambda: gpus)
         seen = {row.replica: (row.places, row.measured) for row in await c.all()}
         assert seen == {"a": ({"cuda:1": 70}, {"cuda:1": 30}), "b": ({"cuda:0": 80}, {})}
         with pytest.raises(Full) as refusal:
-            await c.reserve(KEY, Need({"cuda:0": 30, "cuda:1": 30}), lambda: gpus)
+            await c.reserve(KEY, MemoryEstimate({"cuda:0": 30, "cuda:1": 30}), lambda: gpus)
         assert refusal.value.missing == {"cuda:0": 10}
         assert [row.replica for row in refusal.value.holders] == ["b"]
 
@@ -314,12 +314,12 @@ async def test_another_programs_file_is_refused_and_left_alone(tmp_path: Path) -
 
 async def test_a_file_that_breaks_while_it_is_open_refuses_loads_and_names_itself(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger, opened(tmp_path) as other:
-        row = await ledger.reserve(KEY, need(5), host(100))
-        await other.reserve(KEY, need(5), host(100))  # what the first one has read is no longer as it was
+        row = await ledger.reserve(KEY, estimate(5), host(100))
+        await other.reserve(KEY, estimate(5), host(100))  # what the first one has read is no longer as it was
         for path in (tmp_path / NAME, tmp_path / f"{NAME}-wal"):
             path.write_bytes(b"\xff" * path.stat().st_size)
         with pytest.raises(Internal, match=r"is damaged .*stop allm and delete the folder") as refusal:
-            await ledger.reserve(KEY, need(5), host(100))
+            await ledger.reserve(KEY, estimate(5), host(100))
         assert str(tmp_path / NAME) in refusal.value.message
         await ledger.release(row)  # no error of the caller's
 
@@ -328,7 +328,7 @@ async def test_a_file_that_was_deleted_is_not_gone_on_with(tmp_path: Path) -> No
     async with opened(tmp_path) as ledger:
         (tmp_path / NAME).unlink()
         with pytest.raises(Internal, match="was deleted or replaced while allm ran: restart allm"):
-            await ledger.reserve(KEY, need(5), host(100))
+            await ledger.reserve(KEY, estimate(5), host(100))
 
 
 async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -356,14 +356,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 async def test_a_full_disk_refuses_loads_and_lets_go_of_nothing(small_disk: Path) -> None:
     async with opened(small_disk) as ledger:
-        row = await ledger.reserve(KEY, need(5), host(100))
+        row = await ledger.reserve(KEY, estimate(5), host(100))
         (small_disk / "filler").write_bytes(b"")
         with (small_disk / "filler").open("ab", buffering=0) as filler, pytest.raises(OSError, match="No space"):
             while True:
                 filler.write(b"x" * 4096)
         with pytest.raises(Internal, match=r"the disk is full|see to the disk") as refusal:
             for _ in range(1000):
-                await ledger.reserve(KEY, Need({HOST: 0, "x" * 2000: 1}), host(100))
+                await ledger.reserve(KEY, MemoryEstimate({HOST: 0, "x" * 2000: 1}), host(100))
         assert str(small_disk / NAME) in refusal.value.message
         (small_disk / "filler").unlink()
         rows = await ledger.all()
@@ -375,7 +375,7 @@ async def test_a_full_disk_refuses_loads_and_lets_go_of_nothing(small_disk: Path
 
 async def test_a_disk_that_becomes_read_only_refuses_loads(small_disk: Path) -> None:
     async with opened(small_disk) as ledger:
-        await ledger.reserve(KEY, need(5), host(100))
+        await ledger.reserve(KEY, estimate(5), host(100))
     await asyncio.to_thread(subprocess.run, ["/bin/mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(DatabaseUnusable, match="ALLM_HOME") as refusal:
         await Ledger.open(small_disk, "unix:/here", "here", Pools({}))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from services.text.engine.kv_slots import BLOCK, CellLedger, Holding
+from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
 from services.text.engine.prefix import Entry, PrefixCache, common_blocks
 
 

@@ -1,6 +1,6 @@
 """Kept states: found only as a whole, and which of a session's goes first."""
 
-from services.text.engine.kv_slots import CellLedger, Holding
+from services.text.engine.kv_cells import CellLedger, Holding
 from services.text.engine.prefix import Entry
 from services.text.engine.state_cache import StateCache
 

@@ -22,7 +22,7 @@ from services.models.hub.source_tree import LocalTree
 from services.models.registry import RUNTIMES
 from services.settings.settings import MIB, load_settings
 from services.text.engine.messages import EngineOptions
-from services.text.memory_estimate import TextNeed
+from services.text.memory_estimate import TextMemoryEstimate
 from tests.demo_model import demo_safetensors
 from tests.text.engine.worker_session import SECONDS, VLLM_PYTHON, WorkerSession, engine_options, worker_environ
 from tests.text.families.published_configs import LLAMA_32
@@ -170,4 +170,4 @@ def _needed(options: EngineOptions):
     descriptor = describe(finding.facts("demo"), 1, finding.manifest(tree), demo_safetensors())
     runtime = next(each for each in RUNTIMES if each.name == "vllm")
     settings = load_settings({"ALLM_HOME": os.devnull}).text
-    return TextNeed(settings, "cpu", lambda _: options)(descriptor, runtime)
+    return TextMemoryEstimate(settings, "cpu", lambda _: options)(descriptor, runtime)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.text.engine.cache_size import cache_cells, context_size
 from services.text.engine.constraint import Constraint, no_token
-from services.text.engine.kv_slots import BLOCK
+from services.text.engine.kv_cells import BLOCK
 from services.text.engine.messages import EngineOptions, Ready, TokenLogprob
 from services.text.engine.runtime import Sampled, Span, check_bias, kept_states
 from services.text.engine.runtimes.torch.executor import Executor

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from services.text.engine.kv_slots import BLOCK
+from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtimes.torch.attention import CacheProbe, PagedCache, UnknownCacheUse
 from services.text.engine.runtimes.torch.graphs import DecodeSteps
 from services.text.engine.runtimes.torch.packed_linear import pack_linears

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.text.engine.kv_slots import BLOCK
+from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtimes.torch.attention import Plan
 from services.text.engine.runtimes.torch.packing import Batch, Packed, decode_plan
 from services.text.engine.runtimes.torch.pages import TRASH_PAGE, ZERO_PAGE

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.text.engine.kv_slots import BLOCK
+from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtime import Span
 from services.text.engine.runtimes.torch.attention import Chunk, Decode, Gather, Plan
 

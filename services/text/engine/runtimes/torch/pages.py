@@ -13,7 +13,7 @@ import heapq
 import torch
 from torch import Tensor
 
-from services.text.engine.kv_slots import BLOCK
+from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtime import OutOfCells
 
 ZERO_PAGE = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.text.engine.kv_slots import BLOCK
+from services.text.engine.kv_cells import BLOCK
 from services.text.engine.runtime import OutOfCells
 from tests.late import late
 

@@ -2,7 +2,7 @@
 
 import random
 
-from services.text.engine.kv_slots import BLOCK, CellLedger, Holding
+from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
 
 
 def test_growing_and_releasing() -> None:
