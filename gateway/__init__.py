@@ -1,1 +1,1 @@
-"""The gateway: Envoy's configuration, rendered from one template, and what it takes to run and drain it."""
+"""The gateway: Envoy's configuration, rendered from one template, and the code that runs and drains Envoy."""

@@ -1,4 +1,4 @@
-"""Addresses as settings write them (`host:port`, `unix:/path`) and as Envoy's configuration does."""
+"""Addresses in the format of the settings (`host:port`, `unix:/path`) and in that of Envoy's configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOCALHOST = "127.0.0.1"
 
 
 def envoy_address(text: str) -> dict[str, Any]:
-    """The address `unix:/path`, `host:port` or `[ipv6]:port` as Envoy's `core.v3.Address`."""
+    """Converts `unix:/path`, `host:port` or `[ipv6]:port` to Envoy's `core.v3.Address`."""
     if text.startswith("unix:"):
         return {"pipe": {"path": text.removeprefix("unix:"), "mode": 0o600}}
     host, port = split_host_port(text)
@@ -19,7 +19,7 @@ def envoy_address(text: str) -> dict[str, Any]:
 
 
 def listen_address(host: str, port: int) -> dict[str, Any]:
-    """Where the gateway listens. Envoy takes only literals there; `::` takes IPv4 as well."""
+    """Returns the gateway's listen address. Envoy accepts only literals here; `::` includes IPv4."""
     literal = _literal(host)
     address: dict[str, Any] = {"address": str(literal), "port_value": port}
     if literal == ipaddress.IPv6Address("::"):
@@ -28,17 +28,17 @@ def listen_address(host: str, port: int) -> dict[str, Any]:
 
 
 def bind_host(host: str) -> str:
-    """The address literal of ALLM_HOST."""
+    """Returns the address literal of ALLM_HOST."""
     return str(_literal(host))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on `host` (ALLM_HOST)."""
+    """Reports whether only this machine can reach a listener on `host` (ALLM_HOST)."""
     return _literal(host).is_loopback
 
 
 def url_host(host: str) -> str:
-    """`host` as it stands in a URL for a client on this machine: a wildcard address becomes a loopback one."""
+    """Returns `host` for a URL used on this machine: a wildcard address becomes a loopback one."""
     literal = _literal(host)
     if literal.is_unspecified:
         return LOCALHOST
@@ -46,7 +46,7 @@ def url_host(host: str) -> str:
 
 
 def needs_dns(text: str) -> bool:
-    """Whether the address names a host that must be looked up."""
+    """Reports whether the address has a host name that needs DNS."""
     if text.startswith("unix:"):
         return False
     try:
@@ -57,7 +57,7 @@ def needs_dns(text: str) -> bool:
 
 
 def split_host_port(text: str) -> tuple[str, int]:
-    """`host:port` or `[ipv6]:port` in two."""
+    """Splits `host:port` or `[ipv6]:port`."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"{text!r} is neither unix:/path nor host:port")

@@ -1,4 +1,4 @@
-"""What the supervisor asks of a running Envoy, over the admin interface's Unix socket."""
+"""A client of Envoy's admin interface, over its Unix socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACTIVE_REQUESTS = "http.edge.downstream_rq_active"
 
 
 class AdminError(Exception):
-    """Envoy's admin interface did not answer, or not as it should."""
+    """Envoy's admin interface did not answer, or sent an unexpected answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class EnvoyAdmin:
     socket: Path
 
     async def is_ready(self) -> bool:
-        """Whether Envoy has started and accepts connections."""
+        """Reports whether Envoy has started and accepts connections."""
         try:
             status, _ = await self._call("GET", "/ready")
         except AdminError:
@@ -30,15 +30,15 @@ class EnvoyAdmin:
         return status == 200
 
     async def fail_health(self) -> None:
-        """From now on /healthz says 503, and clients are told to connect anew; requests are served as before."""
+        """Makes /healthz return 503 and asks clients to reconnect; requests are served as before."""
         await self._call("POST", "/healthcheck/fail")
 
     async def drain(self) -> None:
-        """Asks clients to go away and closes the listeners soon after; running requests go on."""
+        """Asks clients to disconnect and closes the listeners soon after; running requests continue."""
         await self._call("POST", "/drain_listeners?graceful")
 
     async def active_requests(self) -> int:
-        """How many requests are being answered."""
+        """Returns the number of requests in progress."""
         _, body = await self._call("GET", f"/stats?filter=^{ACTIVE_REQUESTS}$&format=json")
         try:
             return int(json.loads(body)["stats"][0]["value"])

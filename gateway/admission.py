@@ -1,9 +1,9 @@
-"""Which `Host` and `Origin` headers the gateway lets in.
+"""The `Host` and `Origin` headers that the gateway accepts.
 
 Any page in a browser can send requests to a loopback port, and by DNS rebinding can even read the answers: the name of
-its own site suddenly resolves to 127.0.0.1. A rebound request still carries that name in `Host`, so names must be known
-here. An address literal cannot be rebound, so beyond loopback every literal is good: clients use whichever of the
-machine's addresses they can reach.
+its own site suddenly resolves to 127.0.0.1. A rebound request still carries that name in `Host`, so only known names
+are accepted. An address literal cannot be rebound, so a gateway beyond loopback accepts every literal: clients use
+whichever of the machine's addresses they can reach.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANY_LITERAL = (r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", r"\[[0-9a-f:.]+\]")
 
 
 def host_pattern(settings: GatewaySettings) -> str:
-    """A regular expression (RE2, whole string) for the `Host` headers that are let in, with any port."""
+    """Returns a regular expression (RE2, whole string) for the accepted `Host` headers, with any port."""
     if "*" in settings.allowed_hosts:
         return ".*"
     names = [*LOOPBACK_HOSTS, *map(re.escape, settings.allowed_hosts)]
@@ -31,7 +31,7 @@ def host_pattern(settings: GatewaySettings) -> str:
 
 
 def listed_origins_pattern(settings: GatewaySettings) -> str:
-    """A regular expression (RE2, whole string) for the origins in ALLM_CORS_ORIGINS; without any, for none."""
+    """Returns a regular expression (RE2, whole string) for ALLM_CORS_ORIGINS; without any, it matches no origin."""
     return "|".join(map(re.escape, settings.cors_origins)) or "-"
 
 

@@ -1,4 +1,4 @@
-"""The console: static files that Envoy itself answers with, at `/` and below `/assets/`; web/ holds their sources."""
+"""The web console: static files that Envoy itself serves, at `/` and below `/assets/`; their sources are in web/."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 DIST = Path(__file__).parents[1] / "web" / "dist"
-LIST = "files.json"  # what there is, written by web/build.mjs
-PACKED = "console"  # folder of the compressed files, below the gateway's own
-# Of one file; all of them together are held in Envoy's memory.
+LIST = "files.json"  # the list of files, written by web/build.mjs
+PACKED = "console"  # folder of the compressed files, below the gateway's folder
+# Limit for one file; Envoy holds all of them in memory.
 MOST_BYTES = 1024 * 1024
 # Everything comes from the gateway itself, no page may frame it, and no text ever becomes markup.
 POLICY = "; ".join(
@@ -40,32 +40,32 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 PAGE_CACHE = "no-cache"
-# The names of all files but the page have a hash of their content in them.
+# All file names except the page's contain a hash of the content.
 FOREVER = "public, max-age=31536000, immutable"
-# Whoever reads static files needs no key, and there is nothing in them to transcode.
+# Static files need no key and no transcoding.
 _OFF = {"@type": "type.googleapis.com/envoy.config.route.v3.FilterConfig", "disabled": True}
 _UNTOUCHED = {"envoy.filters.http.ext_authz": _OFF, "envoy.filters.http.grpc_json_transcoder": _OFF}
 
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the console."""
+    """A file of the console."""
 
-    path: str  # under which it is asked for
+    path: str  # URL path
     file: Path
     type: str  # its content type
 
     @property
     def packed(self) -> str:
-        """Its name among the compressed files."""
+        """The name of its compressed file."""
         return f"{self.file.name}.gz"
 
 
 def static_files(dist: Path = DIST) -> tuple[StaticFile, ...]:
-    """The files that web/build.mjs has made; none where they were not installed.
+    """Returns the files that web/build.mjs has built; none if they are not installed.
 
     Raises:
-        ValueError: a file is larger than Envoy is allowed to answer with.
+        ValueError: a file is larger than Envoy may serve.
     """
     listed = dist / LIST
     if not listed.exists():
@@ -87,7 +87,7 @@ def write_packed(files: tuple[StaticFile, ...], folder: Path) -> None:
 
 
 def routes(files: tuple[StaticFile, ...], folder: Path) -> list[dict[str, Any]]:
-    """Envoy's routes to the files: each compressed for clients that take it so, then as it is."""
+    """Returns Envoy's routes to the files: for each, compressed for clients that accept gzip, then uncompressed."""
     found = []
     for each in files:
         found.append(_route(each, folder / PACKED / each.packed, packed=True))

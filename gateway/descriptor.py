@@ -1,7 +1,7 @@
-"""The descriptor set from which Envoy's transcoder learns REST: the facade, and the verbs that manage models and keys.
+"""The descriptor set for Envoy's transcoder: the REST facade, and the REST methods that manage models and keys.
 
-It is built from the checked-in stubs, so it cannot fall behind them and nothing has to run protoc. One file in it is
-not the published one: see `_status_shadow`.
+It is built from the checked-in stubs, so it cannot become outdated and needs no protoc. One file in it differs from the
+published one: see `_status_shadow`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ IMAGES = image_service_pb2.DESCRIPTOR.services_by_name["ImageService"]
 MODELS = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]
 MACHINE = machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"]
 KEYS = keys_pb2.DESCRIPTOR.services_by_name["KeyService"]
-# OpenAI's bytes are the facade's; managing models and keys is ours alone, so plain JSON of the typed messages does.
+# The facades write OpenAI's JSON themselves; the APIs for models and keys are ours, so the transcoder's JSON suffices.
 TRANSCODED = (*FACADES, MODELS, KEYS)
 
 
 def transcoded_names() -> list[str]:
-    """Full names of the services that REST requests are transcoded to; of their methods, those with a path."""
+    """Returns the full names of the services that REST requests are transcoded to, by their methods with a path."""
     return [service.full_name for service in TRANSCODED]
 
 
 def method_names() -> list[dict[str, Any]]:
-    """All methods that the gateway counts one by one, as Envoy's `GrpcMethodList`."""
+    """Returns all methods with their own statistics, as Envoy's `GrpcMethodList`."""
     return [
         {"name": service.full_name, "method_names": [method.name for method in service.methods]}
         for service in (*FACADES, CHAT, EMBEDDINGS, RESPONSES, TRANSCRIPTIONS, IMAGES, MODELS, MACHINE, KEYS)
@@ -55,7 +55,7 @@ def method_names() -> list[dict[str, Any]]:
 
 
 def transcoded_descriptors() -> FileDescriptorSet:
-    """All files that the transcoder needs, each after the files that it imports."""
+    """Returns all files that the transcoder needs, each after the files that it imports."""
     found: dict[str, FileDescriptorProto] = {}
     for service in TRANSCODED:
         _add(service.file, found)
@@ -76,10 +76,10 @@ def _add(file: FileDescriptor, found: dict[str, FileDescriptorProto]) -> None:
 
 
 def _status_shadow() -> FileDescriptorProto:
-    """google.rpc.Status as `allm.openai.v1.ErrorStatus` writes it.
+    """Returns google.rpc.Status in the shape of `allm.openai.v1.ErrorStatus`.
 
-    The transcoder prints a failed call's google.rpc.Status as the JSON body. With this description of that message it
-    prints `{"error": {...}}`, OpenAI's error object, and needs no scripting for it. gRPC callers never see the field.
+    The transcoder prints a failed call's google.rpc.Status as the JSON body. With this description of the message it
+    prints `{"error": {...}}`, OpenAI's error object, without any scripting. gRPC callers never see the field.
     """
     field = FieldDescriptorProto
     shadow = FileDescriptorProto(

@@ -1,4 +1,4 @@
-"""How a gateway takes leave: clients are turned away, running requests end."""
+"""Drains a gateway: rejects new clients and waits for running requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POLL_SECONDS = 0.05
 
 
 async def drain(admin: EnvoyAdmin, seconds: float, say: Callable[[str], None]) -> None:
-    """Turns clients away, and gives running requests up to `seconds` to end; `say` tells how many there are."""
+    """Disconnects clients and waits up to `seconds` for running requests; `say` reports their number."""
     try:
         async with asyncio.timeout(seconds):
             await admin.drain()
@@ -20,7 +20,7 @@ async def drain(admin: EnvoyAdmin, seconds: float, say: Callable[[str], None]) -
                 say(f"waiting up to {seconds:g} s for {requests}; Ctrl-C stops at once")
             while await admin.active_requests():  # noqa: ASYNC110 - another process, it has no events
                 await asyncio.sleep(POLL_SECONDS)
-    except AdminError:  # Envoy has crashed or is stuck: there is nothing to wait for
+    except AdminError:  # Envoy has crashed or is stuck: nothing to wait for
         return
     except TimeoutError:
         say("the time for running requests is over")

@@ -1,8 +1,8 @@
-"""`python -m gateway.probe live|ready`: asks the gateway of this container how it is, on its own loopback.
+"""`python -m gateway.probe live|ready`: probes the gateway of this container over its own loopback.
 
-For container engines, and for Kubernetes where the gateway listens on loopback only (ALLM_AUTH=none), which a kubelet
-does not reach. `live`: it accepts connections. `ready`: /healthz says 200, so there is a text replica. The exit status
-is 0 while that is so, else 1, with the reason in a sentence.
+Container engines use it, and Kubernetes if the gateway listens on loopback only (ALLM_AUTH=none), which a kubelet
+cannot reach. `live`: it accepts connections. `ready`: /healthz returns 200, so there is a text replica. The exit status
+is 0 on success, else 1 with the reason in a sentence.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ANSWER_SECONDS = 5.0
 
 
 class NotServing(Exception):
-    """What was asked for is not so; the message says why."""
+    """The probe failed; the message says why."""
 
 
 def ask(settings: Settings, name: str) -> None:
-    """Asks the gateway that the settings describe. Raises NotServing."""
+    """Probes the gateway that the settings describe. Raises NotServing."""
     connection = _connection(settings)
     try:
         connection.connect()
@@ -44,7 +44,7 @@ def _connection(settings: Settings) -> http.client.HTTPConnection:
     host, port = url_host(settings.gateway.host).strip("[]"), settings.gateway.port
     if settings.tls.edge is None:
         return http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
-    # It is asked by its address, which no certificate names, and the connection does not leave the container.
+    # The probe connects by address, which no certificate names, and the connection does not leave the container.
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -52,7 +52,7 @@ def _connection(settings: Settings) -> http.client.HTTPConnection:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status."""
+    """Returns the exit status."""
     if len(arguments) != 1 or arguments[0] not in NAMES:
         print(f"usage: python -m gateway.probe {'|'.join(NAMES)}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Fills in `envoy.template.yaml`: the one place where settings become Envoy's configuration."""
+"""Fills in `envoy.template.yaml`: the only code that turns settings into Envoy's configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from services.settings.trace_settings import NO_TRACES, TraceSettings
 
 TEMPLATE = Path(__file__).with_name("envoy.template.yaml")
 FALLBACK = Path(__file__).with_name("fallback.lua")
-# What OpenAI's SDKs and gRPC-Web clients send beyond the headers that need no permission.
+# The headers that OpenAI's SDKs and gRPC-Web clients send, beyond those that need no permission.
 CORS_REQUEST_HEADERS = (
     "authorization",
     "content-type",
@@ -49,21 +49,21 @@ CORS_REQUEST_HEADERS = (
     "x-stainless-timeout",
     "x-user-agent",
 )
-# What the transcoder wraps around a body; so the body limit above it is the one that counts, to the byte.
+# The transcoder's framing around a body; the body limit above it stays exact to the byte.
 FRAMING_BYTES = 65536
 CONFIG_NAME = "envoy.yaml"
 DESCRIPTOR_NAME = "transcoded.pb"
-# What may be tried again without a servicer ever having seen it; with other replicas, also what one refused. What comes
-# in the moment in which a replica begins to stop is ended by gRPC as cancelled.
+# Errors that are retried because no servicer has seen the request; with other replicas, also those that one replica
+# refused. gRPC ends a request as cancelled if it arrives just when a replica begins to stop.
 UNSEEN = "connect-failure,refused-stream,reset-before-request"
 REFUSED = f"{UNSEEN},unavailable,cancelled"
-# Beyond so many a request has waited long enough; behind a name there may be any number of replicas.
+# Limit on retries: by then a request has waited long enough; a name may stand for any number of replicas.
 MOST_RETRIES = 15
 RETRIES_BEHIND_NAMES = 4
-# The balancer takes the less busy of two hosts drawn at random. So the only one of n that is new is found by a draw in
-# n * n at worst; after 16 times as many it has been missed with a probability of e**-16.
+# The balancer picks the less busy of two hosts drawn at random. So the only untried one of n is found by a draw in
+# n * n at worst; after 16 times as many draws it is missed with a probability of e**-16.
 DRAWS = 16
-# They are other hosts: waiting helps nobody.
+# Retries go to other hosts, so waiting does not help.
 RETRY_SOON = {"base_interval": "0.005s", "max_interval": "0.025s"}
 OTHER_HOST = {
     "name": "envoy.retry_host_predicates.previous_hosts",
@@ -72,7 +72,7 @@ OTHER_HOST = {
     },
 }
 PLAIN = TlsSettings(edge=None, service=None)
-# These two use what the template has given a name.
+# These two use anchors of the template.
 _LOCAL = (
     '{ "name": "local", "address": %s, "per_connection_buffer_limit_bytes": 262144, '
     '"filter_chains": [ { "filters": *edge_filters } ] }'
@@ -89,22 +89,22 @@ _GROUP_CLUSTER = (
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One gateway process: what its configuration depends on."""
+    """The parameters of one gateway's configuration."""
 
     settings: GatewaySettings
-    text: tuple[str, ...]  # where the text service's replicas listen, one at least: `unix:/path` or `host:port`
-    catalog: str  # where the catalog listens, in the same way
-    admin: str  # where Envoy's admin interface listens: a Unix socket, or a loopback port; it has no login
-    folder: Path  # where the rendered files go
-    audio: tuple[str, ...] = ()  # where the audio service's replicas listen; none: there is no such service
-    image: tuple[str, ...] = ()  # likewise those of the image service
-    groups: TextGroups = NO_GROUPS  # further text services, each for a group of models
+    text: tuple[str, ...]  # addresses of the text replicas, at least one: `unix:/path` or `host:port`
+    catalog: str  # address of the catalog, in the same format
+    admin: str  # address of Envoy's admin interface: a Unix socket, or a loopback port; it has no login
+    folder: Path  # folder of the rendered files
+    audio: tuple[str, ...] = ()  # addresses of the audio replicas; none: there is no such service
+    image: tuple[str, ...] = ()  # likewise, of the image replicas
+    groups: TextGroups = NO_GROUPS  # more text services, each for a group of models
     tls: TlsSettings = PLAIN  # the certificates
     trace: TraceSettings = NO_TRACES
-    local: str = ""  # where else it listens, plain: a Unix socket; empty: nowhere
+    local: str = ""  # additional Unix socket to listen on, without TLS; empty: none
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the replicas' addresses cannot be those of one cluster."""
+        """Raises ValueError if the addresses of a service cannot form one cluster."""
         if not self.text:
             raise ValueError("the gateway needs the address of one text replica at least")
         for replicas in (self.text, self.audio, self.image, *dict(self.groups.addresses).values()):
@@ -128,9 +128,9 @@ def write_config(gateway: Gateway) -> Path:
 
 
 def render(gateway: Gateway, descriptor: Path) -> str:
-    """The configuration as YAML. Every placeholder is filled with JSON, so that no value can break out of its place.
+    """Renders the configuration as YAML. Every placeholder is filled with JSON, so no value can escape its field.
 
-    Where a list has entries of the template's own, too, a placeholder stands for further ones: JSON again, one a line.
+    In lists that also have entries in the template, a placeholder stands for more entries: JSON again, one per line.
     """
     settings, groups = confined(gateway.settings), gateway.groups
     asks = settings.auth == KEYS
@@ -184,12 +184,12 @@ def _removed(gateway: Gateway) -> tuple[str, ...]:
 
 
 def _entries(entries: Iterable[str], indent: int) -> str:
-    """Entries of a list that has others, too; the template has indented the first of them."""
+    """Formats more entries of a template's list; the template has indented the first of them."""
     return f"\n{' ' * indent}".join(f"- {entry}" for entry in entries)
 
 
 def _group_cluster(group: str, addresses: tuple[str, ...], gateway: Gateway) -> str:
-    """The cluster of a group: as that of the other text replicas, but for its name and where it is."""
+    """Returns a group's cluster: like that of the other text replicas, except for name and addresses."""
     values = {"name": cluster_name(group), **_where(addresses, gateway)}
     return string.Template(_GROUP_CLUSTER).substitute({name: json.dumps(value) for name, value in values.items()})
 
@@ -206,12 +206,12 @@ def _retry_policy(addresses: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _named(service: str, *values: dict[str, Any]) -> dict[str, Any]:
-    """Placeholders of a service: its name comes before each."""
+    """Returns a service's placeholders, each prefixed with the service's name."""
     return {f"{service}_{name}": value for part in values for name, value in part.items()}
 
 
 def _where(addresses: tuple[str, ...], gateway: Gateway) -> dict[str, Any]:
-    """How Envoy finds a service's replicas, and how it talks to them."""
+    """Returns Envoy's discovery, endpoints and transport for a service's replicas."""
     return {
         "discovery": _discovery(addresses),
         "endpoints": _endpoints(addresses),
@@ -220,7 +220,7 @@ def _where(addresses: tuple[str, ...], gateway: Gateway) -> dict[str, Any]:
 
 
 def _replicas(addresses: tuple[str, ...]) -> dict[str, Any]:
-    """What is said of a service that may have several replicas, each of which is asked once for what others refused."""
+    """Returns the retry parameters of a replicated service: a refused request goes to each other replica once."""
     retries = _retries(addresses)
     return {
         "retry_on": REFUSED if retries else UNSEEN,
@@ -239,7 +239,7 @@ def _endpoints(addresses: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _retries(addresses: tuple[str, ...]) -> int:
-    """How many other replicas a request may be tried on. The only replica is not asked again for what it refused."""
+    """Returns the number of other replicas to retry on. A single replica is not retried after a refusal."""
     if _discovery(addresses) == "STRICT_DNS":
         return RETRIES_BEHIND_NAMES
     return min(max(len(addresses) - 1, 0), MOST_RETRIES)

@@ -1,4 +1,4 @@
-"""Envoy's own metrics for Prometheus: a listener that shows them, and nothing else of the admin interface."""
+"""Envoy's own metrics for Prometheus: a listener for them, and for nothing else of the admin interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HTTP = f"{_EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectio
 
 
 def listeners(host: str, port: int) -> list[dict[str, Any]]:
-    """The listener, or none for port 0. Only `GET` of the one path comes through: the interface can also stop Envoy."""
+    """Returns the listener, or none for port 0. It admits only `GET` of one path: the interface can also stop Envoy."""
     if not port:
         return []
     only = {"path": PATH, "headers": [{"name": ":method", "string_match": {"exact": "GET"}}]}
@@ -40,14 +40,14 @@ def listeners(host: str, port: int) -> list[dict[str, Any]]:
             "name": "metrics",
             "address": listen_address(host, port),
             "enable_reuse_port": False,
-            "ignore_global_conn_limit": True,  # whoever is flooded wants to see it
+            "ignore_global_conn_limit": True,  # metrics must stay readable during a flood of connections
             "filter_chains": [chain],
         }
     ]
 
 
 def clusters(admin: str, port: int) -> list[dict[str, Any]]:
-    """Where that listener asks: the admin interface at `admin`. None for port 0."""
+    """Returns the cluster of that listener: the admin interface at `admin`. None for port 0."""
     if not port:
         return []
     endpoints = [{"lb_endpoints": [{"endpoint": {"address": envoy_address(admin)}}]}]

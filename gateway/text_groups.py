@@ -1,7 +1,7 @@
-"""Text services in groups, one deployment for each group of models: routes and clusters by the model of a request.
+"""Text services in groups, one deployment per group of models: routes and clusters by a request's model.
 
-REST requests name it in their body, which Envoy reads before it becomes gRPC; typed calls in the header `x-model`. What
-belongs to no group goes the usual way.
+REST requests name the model in their body, which Envoy reads before it becomes gRPC; typed calls in the header
+`x-model`. Requests for a model without a group take the default route.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from services.settings.model_groups import ModelGroups
 
-METADATA = "allm.request"  # where Envoy keeps what it has read of a body
+METADATA = "allm.request"  # the metadata in which Envoy keeps the fields it has read from a body
 HEADER = "x-model"
 PATHS = ("/allm.openai.v1.TextService/", "/allm.openai.v1.ResponsesService/", "/allm.text.v1.")
 NOTHING = ModelGroups()
@@ -22,13 +22,13 @@ _TRANSCODED = {"name": "x-envoy-original-path", "present_match": True}
 
 @dataclass(frozen=True, slots=True)
 class TextGroups:
-    """Where the replicas of each group are, and which models are theirs."""
+    """The replicas' addresses and the models of each group."""
 
-    addresses: tuple[tuple[str, tuple[str, ...]], ...] = ()  # by the group's name; the default group is not among them
+    addresses: tuple[tuple[str, tuple[str, ...]], ...] = ()  # by the group's name; without the default group
     models: ModelGroups = NOTHING
 
     def routes(self, policies: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Envoy's routes, those that count first before the others. `policies`: of retries, by group."""
+        """Returns Envoy's routes in order of precedence. `policies`: retry policies, by group."""
         return [
             {
                 "match": {"prefix": path, **match},
@@ -40,7 +40,7 @@ class TextGroups:
         ]
 
     def _wanted(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Groups with what a model's name must be for them, as Envoy's `StringMatcher`."""
+        """Yields each group with a matcher for its models' names, as Envoy's `StringMatcher`."""
         here = [name for name, _ in self.addresses]
         for group in here:
             if names := self.models.exact(group):
@@ -54,7 +54,7 @@ NO_GROUPS = TextGroups()
 
 
 def cluster_name(group: str) -> str:
-    """A group's cluster, which errors and statistics name."""
+    """Returns the name of a group's cluster, which appears in errors and statistics."""
     return f"text-{group}"
 
 
@@ -64,5 +64,5 @@ def _in_body(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_header(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Of typed calls only: a REST request's body says it, whatever else its headers claim."""
+    """Matches typed calls only: a REST request names the model in its body, whatever its headers claim."""
     return {"headers": [{"name": HEADER, "string_match": wanted}, {**_TRANSCODED, "invert_match": True}]}

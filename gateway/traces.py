@@ -1,4 +1,4 @@
-"""Envoy's part of traces: its tracer, the collector's cluster, and whose traces it goes on with."""
+"""Envoy's part of traces: its tracer, the collector's cluster, and the callers whose traces it continues."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from services.settings.trace_settings import TraceSettings
 
 CLUSTER = "otlp"
 SERVICE = "allm-gateway"
-# How a caller says which trace its request belongs to (W3C Trace Context).
+# The headers that name a request's parent trace (W3C Trace Context).
 PARENT_HEADERS = ("traceparent", "tracestate")
-CLIENT_TRACE = "x-client-trace-id"  # Envoy's own of old, which it would write into spans
+CLIENT_TRACE = "x-client-trace-id"  # Envoy's own old header, which it would write into spans
 FLUSH_MILLISECONDS = 1000
 EXPORT_SECONDS = 5
 PERCENT = 100
 MILLION = 1_000_000
-# What spans tell besides, or instead of what Envoy would: whole addresses, in whose queries people put secrets.
+# Tags that add to Envoy's own or replace them: whole addresses would include queries, where people put secrets.
 TAGS = {
     "allm.request_id": "%REQ(X-REQUEST-ID)%",
     "allm.client": "%REQ(X-CLIENT-ID)%",
@@ -42,7 +42,7 @@ _TRACE = "type.googleapis.com/envoy.config.trace.v3"
 
 
 def tracing(trace: TraceSettings) -> dict[str, Any] | None:
-    """What the connection manager is told; None: no traces."""
+    """Returns the connection manager's tracing settings; None: no traces."""
     if not trace.wanted:
         return None
     every, never = {"value": PERCENT}, {"value": 0}
@@ -60,11 +60,11 @@ def tracing(trace: TraceSettings) -> dict[str, Any] | None:
                 "sampler": _sampler(trace.sampling),
             },
         },
-        "client_sampling": never,  # a header of Envoy's own, by which callers could have themselves traced
-        "random_sampling": every,  # the sampler says which
+        "client_sampling": never,  # Envoy's own header, by which callers could have themselves traced
+        "random_sampling": every,  # the sampler decides
         "overall_sampling": every,
         "spawn_upstream_span": True,
-        # The RPC: in OpenAI's paths there are ids.
+        # The RPC, because OpenAI's paths contain ids.
         "operation": "%REQ(X-ENVOY-ORIGINAL-METHOD?:METHOD)% %PATH(NQ:PATH):128%",
         "upstream_operation": "%UPSTREAM_CLUSTER%",
         "custom_tags": [{"tag": name, "value": value} for name, value in TAGS.items()],
@@ -72,7 +72,7 @@ def tracing(trace: TraceSettings) -> dict[str, Any] | None:
 
 
 def runtime(trace: TraceSettings) -> dict[str, Any] | None:
-    """Values of Envoy's runtime: spans are sent at once, not every five seconds."""
+    """Returns values of Envoy's runtime: spans are sent every second instead of every five."""
     if not trace.wanted:
         return None
     values = {"tracing.opentelemetry.flush_interval_ms": FLUSH_MILLISECONDS}
@@ -80,7 +80,7 @@ def runtime(trace: TraceSettings) -> dict[str, Any] | None:
 
 
 def cluster(trace: TraceSettings) -> dict[str, Any]:
-    """The collector. It may be away: nothing but spans waits for it."""
+    """Returns the collector's cluster. It may be down: only spans wait for it."""
     address = f"[{trace.host}]:{trace.port}" if ":" in trace.host else f"{trace.host}:{trace.port}"
     return {
         "name": CLUSTER,
@@ -104,10 +104,10 @@ def cluster(trace: TraceSettings) -> dict[str, Any]:
 
 
 def removed_parents(trace: TraceSettings, host: str) -> tuple[str, ...]:
-    """Headers that callers' requests lose, so that every trace begins here. `host`: where the gateway listens.
+    """Returns headers to remove from requests, so that every trace begins here. `host`: the gateway's listen host.
 
-    Who may say which trace a request belongs to can have any number of them recorded, whatever share is wanted, and
-    write into others' traces. So strangers may not: only programs on this machine, or those that the operator trusts.
+    A caller that may name its request's trace can have any number of them recorded, whatever the sampling share, and
+    write into others' traces. So only programs on this machine, or callers that the operator trusts, may do so.
     """
     if not trace.wanted:
         return ()
@@ -116,7 +116,7 @@ def removed_parents(trace: TraceSettings, host: str) -> tuple[str, ...]:
 
 
 def _sampler(share: float) -> dict[str, Any]:
-    """What a caller's trace that is gone on with says of itself; of new ones a share, by their ids."""
+    """Follows the parent's decision for a continued trace; samples a share of new traces, by their ids."""
     ratio = {
         "name": f"{_SAMPLERS}.trace_id_ratio_based",
         "typed_config": {

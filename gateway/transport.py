@@ -1,6 +1,6 @@
-"""TLS as Envoy's configuration writes it: towards clients, and towards the services.
+"""TLS in Envoy's configuration: towards clients, and towards the services.
 
-Certificates are named in small files of their own, as secrets: Envoy takes up a new certificate or key only from there.
+Certificates are named in small separate files, as secrets: only from there does Envoy reload a new certificate or key.
 It notices files that are moved into place, as Kubernetes does with a mounted Secret.
 """
 
@@ -18,7 +18,7 @@ EDGE, SERVICE, AUTHORITY = "edge", "service", "authority"
 
 
 def write_secrets(folder: Path, edge: KeyPair | None, service: ServiceTls | None) -> None:
-    """Writes the files that tell Envoy where the certificates are. They hold paths only."""
+    """Writes the files that name the certificates for Envoy. They contain only paths."""
     if edge:
         _write(folder, EDGE, {"tls_certificate": _pair(edge)})
     if service:
@@ -32,7 +32,7 @@ def write_secrets(folder: Path, edge: KeyPair | None, service: ServiceTls | None
 
 
 def edge_transport(folder: Path, pair: KeyPair | None) -> dict[str, Any] | None:
-    """The listener's transport socket; None: plain."""
+    """Returns the listener's transport socket; None: no TLS."""
     if pair is None:
         return None
     context = {
@@ -44,7 +44,7 @@ def edge_transport(folder: Path, pair: KeyPair | None) -> dict[str, Any] | None:
 
 
 def service_transport(folder: Path, tls: ServiceTls | None, addresses: tuple[str, ...]) -> dict[str, Any] | None:
-    """The transport socket towards a service; None: plain, as on Unix sockets, which only this host reaches."""
+    """Returns the transport socket towards a service; None: no TLS, as on Unix sockets, which are local."""
     if tls is None or any(address.startswith("unix:") for address in addresses):
         return None
     context = {
@@ -70,7 +70,7 @@ def _pair(pair: KeyPair) -> dict[str, Any]:
         "certificate_chain": {"filename": str(pair.certificate)},
         "private_key": {"filename": str(pair.key)},
     }
-    if pair.certificate.parent == pair.key.parent:  # of two folders Envoy can only watch the files themselves
+    if pair.certificate.parent == pair.key.parent:  # with two folders Envoy can only watch the files themselves
         files["watched_directory"] = {"path": str(pair.certificate.parent)}
     return files
 

@@ -1,1 +1,1 @@
-"""What an operator watches allm with, made from code: the dashboard, the alerts, and the pages that explain both."""
+"""Monitoring as code: the dashboard, the alerts, and the documentation pages that explain both."""

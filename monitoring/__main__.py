@@ -1,4 +1,4 @@
-"""`python -m monitoring`: writes everything that is made from code, in its place."""
+"""`python -m monitoring`: writes all generated files."""
 
 from __future__ import annotations
 

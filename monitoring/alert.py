@@ -1,4 +1,4 @@
-"""An alert: when it fires, and what whoever is on call does then."""
+"""An alert: its condition, and the steps for the engineer on call."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ RUNBOOK = "docs/alerts.md"
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule of Prometheus. `summary` may name labels, as `{{ $labels.model }}`."""
+    """A Prometheus rule. `summary` may use labels, as `{{ $labels.model }}`."""
 
     name: str
     expression: str
-    lasting: str  # how long that must be so before it fires, such as 5m
+    lasting: str  # how long the expression must hold before the alert fires, such as 5m
     severity: Severity
-    summary: str  # one sentence: what is wrong
-    meaning: str  # for the runbook: what users notice, and why it happens
-    action: str  # for the runbook: what to do, in order
+    summary: str  # one sentence: the problem
+    meaning: str  # for the runbook: the effect on users, and the cause
+    action: str  # for the runbook: the steps to take, in order
 
     @property
     def anchor(self) -> str:
-        """Where the runbook tells of it."""
+        """The alert's section of the runbook."""
         return f"{RUNBOOK}#{self.name.lower()}"
 
     def as_rule(self) -> dict[str, Any]:
-        """The rule, as Prometheus reads it."""
+        """Returns the rule in Prometheus's format."""
         return {
             "alert": self.name,
             "expr": self.expression,

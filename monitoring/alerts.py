@@ -1,4 +1,4 @@
-"""All alerts. Each is one that somebody can do something about; what heals by itself waits long enough to do so."""
+"""All alerts. Each one is actionable; conditions that heal by themselves get enough time to do so."""
 
 from __future__ import annotations
 
@@ -191,5 +191,5 @@ ALERTS = (
 
 
 def rules() -> dict[str, Any]:
-    """The rules as Prometheus reads them from a file."""
+    """Returns the rules as the content of a Prometheus rules file."""
     return {"groups": [{"name": "allm", "rules": [alert.as_rule() for alert in ALERTS]}]}

@@ -1,4 +1,4 @@
-"""The dashboard: rows of panels, each a question that an operator has."""
+"""The dashboard: rows of panels, each of which answers an operator's question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana reads it, from a file or by its API."""
+    """Returns the dashboard in Grafana's JSON format, for a file or its API."""
     placed: list[dict[str, Any]] = []
     y = 0
     for row, panels in ROWS.items():

@@ -1,4 +1,4 @@
-"""The metrics that allm's processes tell, as they declare them."""
+"""The metrics that allm's processes export, read from their declarations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
-# The modules that declare metrics, and which processes tell them.
+# The modules that declare metrics, and the processes that export them.
 MODULES = {
     "services.telemetry.metrics": "text, audio, image; catalog and authorizer export those of every process",
     "services.catalog.metrics": "catalog",
@@ -20,31 +20,31 @@ _CELLS = "allm_kv_cells"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric, as Prometheus sees it."""
+    """A metric, as Prometheus sees it."""
 
-    name: str  # of the family, with `_total` where it is a counter
+    name: str  # of the family, with `_total` for a counter
     kind: str  # counter, gauge or histogram
     labels: tuple[str, ...]
     meaning: str
-    module: str  # that declares it
+    module: str  # the module that declares it
 
     @property
     def unit(self) -> str:
-        """What it counts, or measures in."""
+        """The unit of its values."""
         if self.name.startswith(_CELLS):
             return "cells"
         return _UNITS.get(self.name.removesuffix("_total").rpartition("_")[2], "count")
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names that its samples have."""
+        """The names of its samples."""
         if self.kind == "histogram":
             return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
         return (self.name,)
 
 
 def all_metrics() -> list[Metric]:
-    """Every metric, in the order in which it is declared."""
+    """Returns every metric, in order of declaration."""
     return [metric for module in MODULES for metric in _declared(module)]
 
 

@@ -1,4 +1,4 @@
-"""Which files are made from code, and what is in them."""
+"""The generated files and their contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMENT = "# Made by `python -m monitoring` from monitoring/alerts.py; a test ho
 
 
 def outputs() -> dict[str, str]:
-    """Path below ROOT -> content."""
+    """Returns the content of each file, by its path below ROOT."""
     return {
         DASHBOARD: json.dumps(dashboard(), indent=2) + "\n",
         RULES: COMMENT + yaml.safe_dump(rules(), sort_keys=False, width=110, allow_unicode=True),

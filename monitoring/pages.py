@@ -1,4 +1,4 @@
-"""The pages of the documentation that are made from code: every metric, and what to do about every alert."""
+"""The generated documentation pages: every metric, and the response to every alert."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ day.
 
 
 def metrics_page() -> str:
-    """docs/metrics.md."""
+    """Returns the content of docs/metrics.md."""
     metrics = all_metrics()
     used = {label for metric in metrics for label in metric.labels}
     return _METRICS.format(
@@ -117,7 +117,7 @@ def metrics_page() -> str:
 
 
 def alerts_page() -> str:
-    """docs/alerts.md."""
+    """Returns the content of docs/alerts.md."""
     return _ALERTS.format(
         note=NOTE,
         alerts="\n".join(

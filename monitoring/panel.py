@@ -1,4 +1,4 @@
-"""Panels of the dashboard: what they show, and how Grafana is told."""
+"""Panels of the dashboard, and their conversion to Grafana's format."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 
 WIDTH = 24  # columns of Grafana's grid
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-THRESHOLD = "threshold"  # a query of this legend is drawn as a line to stay below of
+THRESHOLD = "threshold"  # a query with this legend is drawn as a limit line
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression of PromQL. `$model` is what the viewer has chosen, `$__rate_interval` a few scrapes."""
+    """A PromQL expression. `$model` is the viewer's choice, `$__rate_interval` a few scrapes."""
 
     expression: str
     legend: str
-    must_have_data: bool = True  # whether a stack that has served text, sound and a picture has something to show
+    must_have_data: bool = True  # whether a stack that has served text, audio and an image must have data for it
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel."""
+    """A dashboard panel."""
 
     title: str
-    unit: str  # as Grafana calls it
+    unit: str  # Grafana's name of the unit
     queries: tuple[Query, ...]
-    says: str  # a sentence for whoever does not know what it shows
+    says: str  # one sentence that explains the panel
     kind: str = "timeseries"
     width: int = 8
     height: int = 8
 
     def as_grafana(self, number: int, x: int, y: int) -> dict[str, Any]:
-        """The panel at a place of the grid."""
+        """Returns the panel at a position of the grid."""
         custom = {"fillOpacity": 10, "showPoints": "never", "lineWidth": 1} if self.kind == "timeseries" else {}
         return {
             "id": number,
@@ -70,7 +70,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _line() -> dict[str, Any]:
-    """A dashed red line without anything below it."""
+    """Draws a dashed red line without a filled area."""
     properties = {
         "color": {"mode": "fixed", "fixedColor": "red"},
         "custom.fillOpacity": 0,

@@ -1,4 +1,4 @@
-"""Expressions of PromQL that many panels are made of."""
+"""PromQL expressions that many panels share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ SHARES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 
 
 def rate(counter: str, by: str, where: str = MODEL, legend: str = "", needed: bool = True) -> Query:
-    """How fast a counter grows, a second."""
+    """Returns a counter's rate per second."""
     return Query(f"sum by ({by}) (rate({counter}{{{where}}}[{WINDOW}]))", legend or f"{{{{{by}}}}}", needed)
 
 
 def quantiles(histogram: str, where: str = MODEL, needed: bool = True) -> tuple[Query, ...]:
-    """What half, 95% and 99% of what was measured stay below, by model."""
+    """Returns the 50%, 95% and 99% quantiles of a histogram, by model."""
     return tuple(
         Query(
             f"histogram_quantile({share}, sum by (le, model) (rate({histogram}_bucket{{{where}}}[{WINDOW}])))",
@@ -27,12 +27,12 @@ def quantiles(histogram: str, where: str = MODEL, needed: bool = True) -> tuple[
 
 
 def mean(histogram: str) -> Query:
-    """The mean of what was measured, by model."""
+    """Returns the mean of a histogram's values, by model."""
     above = f"sum by (model) (rate({histogram}_sum{{{MODEL}}}[{WINDOW}]))"
     below = f"sum by (model) (rate({histogram}_count{{{MODEL}}}[{WINDOW}]))"
     return Query(f"{above} / ({below} > 0)", "{{model}}")
 
 
 def total(gauge: str, legend: str = "{{model}}", by: str = "model", where: str = MODEL, needed: bool = True) -> Query:
-    """A gauge, summed over processes."""
+    """Returns a gauge, summed over processes."""
     return Query(f"sum by ({by}) ({gauge}{{{where}}})", legend, needed)

@@ -1,4 +1,4 @@
-"""Panels of what the services do: all of them, and text, audio and image each."""
+"""Panels of the services: all of them together, then text, audio and image."""
 
 from __future__ import annotations
 

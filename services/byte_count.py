@@ -1,4 +1,4 @@
-"""Bytes as people read them."""
+"""Byte counts in human-readable units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def bytes_word(count: float) -> str:
-    """`144810464` as `138 MiB`: three digits at most before a point, one after it below ten."""
+    """Formats `144810464` as `138 MiB`: at most three digits before a point, and one after it below ten."""
     if count < 1024:
         return f"{count:.0f} B"
     for unit in _UNITS:

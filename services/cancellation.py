@@ -1,4 +1,4 @@
-"""Who a CancelledError is meant for: the task that gets it, or something else that it only waited for."""
+"""The target of a CancelledError: the task that receives it, or only something that it awaits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import asyncio
 
 
 def is_cancelled() -> bool:
-    """Whether the running task itself was told to stop. Raises RuntimeError where no event loop runs."""
+    """Returns whether the running task itself was cancelled. Raises RuntimeError without an event loop."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -14,14 +14,14 @@
     ├── Cancelled         CANCELLED            499
     └── Internal          INTERNAL             500  server_error / internal
 
-A model that a key may not use is a Forbidden told as model_not_allowed (`ModelNotAllowed`); a key that has used up its
-rate gets an Overloaded told as rate_limit_exceeded (`RateLimited`).
-A duplicate registration is an InvalidRequest told as ALREADY_EXISTS, 409 and model_exists (`ModelExists`); a stored
-response that is not there, or another's, one told as NOT_FOUND, 404 and response_not_found (`ResponseNotFound`); a
-picture whose address has expired, or never was, one told as NOT_FOUND, 404 and image_not_found (`ImageNotFound`); an
-API key of an unknown id likewise, with key_not_found (`KeyNotFound`); a file over a limit one told as OUT_OF_RANGE, 413
-and request_too_large (`RequestTooLarge`). An Internal told as UNAVAILABLE, 503 and store_unavailable: the store of
-responses cannot be reached (`StoreUnavailable`); likewise with service_unavailable: nothing is known of keys yet
+A model that a key may not use is a Forbidden with model_not_allowed (`ModelNotAllowed`); a key that has used up its
+rate gets an Overloaded with rate_limit_exceeded (`RateLimited`).
+A duplicate registration is an InvalidRequest with ALREADY_EXISTS, 409 and model_exists (`ModelExists`); a missing
+stored response, or another caller's, one with NOT_FOUND, 404 and response_not_found (`ResponseNotFound`); a missing or
+expired image one with NOT_FOUND, 404 and image_not_found (`ImageNotFound`); an unknown API key id likewise, with
+key_not_found (`KeyNotFound`); a file over a limit one with OUT_OF_RANGE, 413 and request_too_large
+(`RequestTooLarge`). An unreachable store of responses is an Internal with UNAVAILABLE, 503 and store_unavailable
+(`StoreUnavailable`); an authorizer that does not know the keys yet likewise, with service_unavailable
 (`AuthorizerUnavailable`).
 
 A message names what the caller or the operator can act on: the parameter, the file, the bytes, the setting.
@@ -34,12 +34,12 @@ from typing import Any, ClassVar
 
 import grpc
 
-# Errors travel in headers, of which gRPC callers take 8 KiB; what a message quotes from a request may be of any length.
+# Errors travel in headers, of which gRPC callers accept 8 KiB; quotes from a request may have any length.
 MAX_MESSAGE_BYTES = 1000
 
 
 class AllmError(Exception):
-    """An error that callers see. `param` is the request's parameter at fault, if there is one."""
+    """An error that callers see. `param`: the request's parameter at fault, if any."""
 
     code: ClassVar[str]
     grpc_status: grpc.StatusCode
@@ -54,18 +54,18 @@ class AllmError(Exception):
         self.retry_after = retry_after
 
     def headers(self) -> dict[str, str]:
-        """Response headers that belong to the error, the same in both wire formats."""
+        """Returns the error's response headers, the same in both wire formats."""
         if self.retry_after is None:
             return {}
         return {"retry-after": str(max(1, round(self.retry_after)))}
 
     def openai_object(self) -> dict[str, Any]:
-        """The body of OpenAI's error: `{"message", "type", "param", "code"}`."""
+        """Returns the body of OpenAI's error: `{"message", "type", "param", "code"}`."""
         return {"message": self.message, "type": self.openai_type, "param": self.param, "code": self.openai_code}
 
 
 class InvalidRequest(AllmError):
-    """The request is wrong in itself: its message names the parameter and what is allowed."""
+    """The request is invalid: the message names the parameter and the allowed values."""
 
     code = "INVALID_REQUEST"
     grpc_status = grpc.StatusCode.INVALID_ARGUMENT
@@ -75,13 +75,13 @@ class InvalidRequest(AllmError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt is longer than the model's context; OpenAI's clients know this by a code of its own."""
+    """The prompt is longer than the model's context; OpenAI's clients expect a separate code for this."""
 
     openai_code = "context_length_exceeded"
 
 
 class ModelExists(InvalidRequest):
-    """The id or alias is taken; the message says by what. Nothing was changed."""
+    """The id or alias is taken; the message names the model. Nothing was changed."""
 
     grpc_status = grpc.StatusCode.ALREADY_EXISTS
     http_status = 409
@@ -89,7 +89,7 @@ class ModelExists(InvalidRequest):
 
 
 class ResponseNotFound(InvalidRequest):
-    """The caller has no stored response of that id."""
+    """The caller has no stored response with this id."""
 
     grpc_status = grpc.StatusCode.NOT_FOUND
     http_status = 404
@@ -97,7 +97,7 @@ class ResponseNotFound(InvalidRequest):
 
 
 class ImageNotFound(InvalidRequest):
-    """There is no picture of that name, or not any more."""
+    """No image has this name, or it has expired."""
 
     grpc_status = grpc.StatusCode.NOT_FOUND
     http_status = 404
@@ -105,7 +105,7 @@ class ImageNotFound(InvalidRequest):
 
 
 class KeyNotFound(InvalidRequest):
-    """There is no API key of that id."""
+    """No API key has this id."""
 
     grpc_status = grpc.StatusCode.NOT_FOUND
     http_status = 404
@@ -113,7 +113,7 @@ class KeyNotFound(InvalidRequest):
 
 
 class RequestTooLarge(InvalidRequest):
-    """What was sent is over a limit, which the message names."""
+    """The request is over a limit, which the message names."""
 
     grpc_status = grpc.StatusCode.OUT_OF_RANGE
     http_status = 413
@@ -121,7 +121,7 @@ class RequestTooLarge(InvalidRequest):
 
 
 class Unauthenticated(AllmError):
-    """Nobody knows who calls: a key, or a signed identity, is missing, wrong or over."""
+    """The caller is unknown: a key, or a signed identity, is missing, wrong or expired."""
 
     code = "UNAUTHENTICATED"
     grpc_status = grpc.StatusCode.UNAUTHENTICATED
@@ -131,7 +131,7 @@ class Unauthenticated(AllmError):
 
 
 class Forbidden(AllmError):
-    """The caller is known, and may not do this: its key lacks the scope, which the message names."""
+    """The caller is known, but not allowed: its key lacks the scope that the message names."""
 
     code = "FORBIDDEN"
     grpc_status = grpc.StatusCode.PERMISSION_DENIED
@@ -147,7 +147,7 @@ class ModelNotAllowed(Forbidden):
 
 
 class ModelNotFound(AllmError):
-    """No model of that id or alias."""
+    """No model has this id or alias."""
 
     code = "MODEL_NOT_FOUND"
     grpc_status = grpc.StatusCode.NOT_FOUND
@@ -167,7 +167,7 @@ class ModelInvalid(AllmError):
 
 
 class Unsupported(AllmError):
-    """No runtime, device or feature for this. With `param`, a parameter that cannot be honoured: then 400."""
+    """No runtime, device or feature supports this. With `param`, an unsupported parameter: then 400."""
 
     code = "UNSUPPORTED"
     openai_type = "invalid_request_error"
@@ -180,7 +180,7 @@ class Unsupported(AllmError):
 
 
 class ModelNotReady(AllmError):
-    """The model is on its way; asking again later helps."""
+    """The model is still being prepared; retrying later helps."""
 
     code = "MODEL_NOT_READY"
     grpc_status = grpc.StatusCode.UNAVAILABLE
@@ -193,7 +193,7 @@ class ModelNotReady(AllmError):
 
 
 class OutOfMemory(AllmError):
-    """Loading was refused, or failed, for want of memory: the message says needed and free."""
+    """Memory did not suffice for a load: the message names needed and free bytes."""
 
     code = "OUT_OF_MEMORY"
     grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -202,7 +202,7 @@ class OutOfMemory(AllmError):
     openai_code = "out_of_memory"
 
     def headers(self) -> dict[str, str]:
-        """Asks clients not to retry: more memory does not come by waiting."""
+        """Tells clients not to retry: waiting does not free memory."""
         return {"x-should-retry": "false"}
 
 
@@ -220,22 +220,22 @@ class Overloaded(AllmError):
 
 
 class RateLimited(Overloaded):
-    """The caller has used up what its key may use in a minute; the message says what of, and how much."""
+    """The caller has used up its key's rate for the minute; the message names the rate."""
 
     openai_code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after: float = 1.0, rates: Mapping[str, str] | None = None) -> None:
-        """`rates`: headers that tell of the limit in numbers, as OpenAI's `x-ratelimit-limit-tokens`."""
+        """`rates`: headers with the limit in numbers, such as OpenAI's `x-ratelimit-limit-tokens`."""
         super().__init__(message, retry_after=retry_after)
         self.rates = dict(rates or {})
 
     def headers(self) -> dict[str, str]:
-        """When to come again, and the limit in numbers."""
+        """Returns the time to retry, and the limit in numbers."""
         return super().headers() | self.rates
 
 
 class Timeout(AllmError):
-    """The deadline passed, or the watchdog ended the work."""
+    """The deadline passed, or the watchdog killed the worker."""
 
     code = "TIMEOUT"
     grpc_status = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -245,7 +245,7 @@ class Timeout(AllmError):
 
 
 class Cancelled(AllmError):
-    """The caller gave up."""
+    """The caller cancelled the request."""
 
     code = "CANCELLED"
     grpc_status = grpc.StatusCode.CANCELLED
@@ -255,7 +255,7 @@ class Cancelled(AllmError):
 
 
 class Internal(AllmError):
-    """A fault of allm's: a crashed worker, a bug. The cause is in the log under the request's id."""
+    """A fault of allm: a crashed worker, a bug. The log has the cause under the request's id."""
 
     code = "INTERNAL"
     grpc_status = grpc.StatusCode.INTERNAL
@@ -265,7 +265,7 @@ class Internal(AllmError):
 
 
 class StoreUnavailable(Internal):
-    """The store of responses cannot be reached; nothing was done, and asking again later helps."""
+    """The store of responses cannot be reached; nothing was done, and retrying later helps."""
 
     grpc_status = grpc.StatusCode.UNAVAILABLE
     http_status = 503
@@ -276,7 +276,7 @@ class StoreUnavailable(Internal):
 
 
 class AuthorizerUnavailable(Internal):
-    """Nobody can say at the moment which keys there are; asking again later helps."""
+    """The authorizer does not know the keys at the moment; retrying later helps."""
 
     grpc_status = grpc.StatusCode.UNAVAILABLE
     http_status = 503
@@ -313,7 +313,7 @@ BY_CODE: dict[str, type[AllmError]] = {
 
 
 def from_code(code: str, message: str, param: str | None = None) -> AllmError:
-    """The error for a code that came from a worker; an unknown code is Internal."""
+    """Returns the error for a worker's error code; an unknown code is Internal."""
     if code == "CONTEXT_LENGTH_EXCEEDED":
         return ContextLengthExceeded(message, param=param)
     if code == "REQUEST_TOO_LARGE":

@@ -26,7 +26,7 @@ from services.settings.settings import Settings
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
-    """Puts the service together: registry, manager and provision, decoders, core, and the two wire formats on top."""
+    """Builds the service: registry, manager and provision, decoders, core, and both wire formats on top."""
     audio = settings.audio
     device = resolve_device(audio.device)
     registry = EngineRegistry(device, forced=audio.device != "auto")

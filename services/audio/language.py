@@ -1,12 +1,12 @@
-"""What callers call a language: its code or its English name, as Whisper takes both."""
+"""Languages as callers name them: by code or English name, as Whisper accepts both."""
 
 from __future__ import annotations
 
 from services.audio.engine.languages import LANGUAGES
 from services.errors import InvalidRequest
 
-SHOWN = 40  # characters of what a caller sent
-# Other names that Whisper knows for some of them.
+SHOWN = 40  # characters of the caller's text
+# Other names that Whisper knows for some languages.
 ALIASES = {
     "burmese": "my",
     "castilian": "es",
@@ -25,7 +25,7 @@ _CODES = {name: code for code, name in LANGUAGES.items()} | ALIASES
 
 
 def language_code(language: str) -> str:
-    """The code of a language; an empty one stays empty. Raises InvalidRequest for one that Whisper does not know."""
+    """Returns the code of a language; empty stays empty. Raises InvalidRequest for one that Whisper does not know."""
     name = language.strip().lower()
     if not name or name in LANGUAGES:
         return name

@@ -1,4 +1,4 @@
-"""A loaded Whisper model, seen from the service: sound in, segments out."""
+"""A loaded Whisper model in the service: sound in, segments out."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ from services.telemetry.tracing import AUDIO_SECONDS, OUTPUT_TOKENS
 from services.worker.model_in_worker import ModelInWorker, Pending, RequestLimits
 from services.worker.process import WorkerProcess
 
-SOUND_AHEAD = 600 * SAMPLE_RATE  # samples that the worker may hold of a request; then its sound waits
-SOUND_OWED = 120 * SAMPLE_RATE  # samples, more than any window: a worker that holds them has something to compute
-UNREAD = 256  # messages that may wait for a slow reader; then the request's sound waits
+SOUND_AHEAD = 600 * SAMPLE_RATE  # samples that the worker may hold of a request; further sound waits
+SOUND_OWED = 120 * SAMPLE_RATE  # samples, more than any window: a worker that holds them owes a step
+UNREAD = 256  # messages that may wait for a slow reader; further sound waits
 BYTES_PER_SAMPLE = 2
 
 News = Detected | Transcribed | Partial | Finished
 
 
 class TranscriptionJob(Pending):
-    """One request: its sound goes in, and the news of it come out in order."""
+    """One request: its sound goes in, and its results come out in order."""
 
     def __init__(self, send: Callable[[object], None]) -> None:
         super().__init__()
-        self.owed = None  # until there is sound
-        self.queued_since = None  # likewise, where it comes as fast as it is taken
-        self.live = False  # whether somebody is speaking meanwhile
+        self.owed = None  # the worker owes nothing until it has sound
+        self.queued_since = None  # set by the first sound; never for live sound, which is taken as fast as it arrives
+        self.live = False  # whether the sound arrives as it is spoken
         self.number = 0
         self._send = send
         self._sent = 0  # samples
-        self._consumed = 0  # of these, what the worker no longer holds
-        self._all = False  # whether the sound is all there
-        self.told = False  # whether a segment has come
-        self._told_seconds = 0.0  # the end of the last one, or of what speech sounds like so far
+        self._consumed = 0  # of these, samples that the worker no longer holds
+        self._all = False  # whether all sound was sent
+        self.told = False  # whether a segment has arrived
+        self._told_seconds = 0.0  # end of the last segment or partial
         self._counts: dict[str, float] = {}
         self._unread: deque[News] = deque()
         self._room = asyncio.Event()
 
     @property
     def heard_seconds(self) -> float:
-        """Seconds of sound that the worker has dealt with so far, and whatever text has come of."""
+        """Seconds of sound that the worker has consumed or returned text for, so far."""
         return self._counts.get(AUDIO_SECONDS, max(self._consumed / SAMPLE_RATE, self._told_seconds))
 
     @property
@@ -71,11 +71,11 @@ class TranscriptionJob(Pending):
 
     @property
     def counts(self) -> Mapping[str, float]:
-        """Seconds of sound and tokens of text, once it is done."""
+        """Seconds of sound and tokens of text, once the request is done."""
         return self._counts
 
     async def feed(self, samples: bytes, *, last: bool = False) -> None:
-        """Sends sound; waits while the worker has enough, or nobody reads what it says.
+        """Sends sound; waits while the worker has enough, or while its messages are not read.
 
         Raises the error that ended the request.
         """
@@ -84,7 +84,7 @@ class TranscriptionJob(Pending):
             await self._room.wait()
         self._check()
         if self.finished:
-            return  # the worker had enough before the end
+            return  # the worker finished before the end of the sound
         if not self._sent and not self.live:
             self.queued_since = time.monotonic()
         self._sent += len(samples) // BYTES_PER_SAMPLE
@@ -93,7 +93,7 @@ class TranscriptionJob(Pending):
         self._reckon()
 
     async def next(self) -> News:
-        """Waits for the next news. Raises the error that ended the request, after what came before it."""
+        """Waits for the next message. Raises the error that ended the request, after the messages before it."""
         while not self._unread:
             await self._wait()
         news = self._unread.popleft()
@@ -101,7 +101,7 @@ class TranscriptionJob(Pending):
         return news
 
     def push(self, news: News) -> None:
-        """Takes news from the worker. Of partial texts that nobody has read only the newest counts."""
+        """Takes a message from the worker. It replaces a partial that was not read yet."""
         if self._unread and isinstance(self._unread[-1], Partial):
             self._unread.pop()
         self._unread.append(news)
@@ -116,20 +116,20 @@ class TranscriptionJob(Pending):
         self._tell()
 
     def consumed(self, samples: int) -> None:
-        """The worker no longer holds the first so many samples."""
+        """Records that the worker no longer holds the first `samples` samples."""
         self._consumed = samples
         self.begun = True
-        self.owed = None  # what it owes, it owes from now on
+        self.owed = None  # restarts the clock of the watchdog
         self._reckon()
         self._room.set()
 
     def fail(self, error: AllmError) -> None:
-        """Ends the request with an error, after what is there already; who feeds it is told as well."""
+        """Ends the request with an error, after the messages received so far; `feed` raises it as well."""
         super().fail(error)
         self._room.set()
 
     def _reckon(self) -> None:
-        """Whether the worker has something to do: a pause of a speaker is none of its faults."""
+        """Tracks whether the worker has something to compute: a speaker's pause is not a stall."""
         owes = self._all or self.held >= SOUND_OWED
         if not owes:
             self.owed = None
@@ -138,13 +138,13 @@ class TranscriptionJob(Pending):
 
 
 class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
-    """A Whisper model in a worker process of its own."""
+    """A Whisper model in its own worker process."""
 
-    # What cuts the sound runs beside the loop that decodes it: it is a sign of life for its own request alone.
+    # The preparation runs in parallel with the batch loop: it is a sign of life for its own request alone.
     beside: ClassVar[tuple[type, ...]] = (Consumed,)
 
     def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: AudioSettings) -> None:
-        """Takes over a worker that said Ready."""
+        """Takes over a worker that has sent Ready."""
         self.ready = ready
         self.counters = Counters(0, 0, 0, 0)
         limits = RequestLimits(
@@ -159,7 +159,7 @@ class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
 
     @contextmanager
     def hear(self, client: str, decoding: Decoding) -> Iterator[TranscriptionJob]:
-        """Runs a request as long as the block runs; leaving it early cancels the request.
+        """Runs a request for the duration of the block; leaving it early cancels the request.
 
         Raises:
             Overloaded: the queue is full.

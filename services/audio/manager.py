@@ -1,4 +1,4 @@
-"""AudioManager: loads Whisper models into worker processes, each with the runtime that the registry names."""
+"""AudioManager: loads Whisper models into worker processes, each with the runtime that the registry chooses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CAPABILITIES: dict[Task, str] = {"transcribe": "transcription", "translate": "tr
 
 
 class AudioManager(ModelManager[LoadedWhisper]):
-    """The audio models of this process. `device` is where they run: cuda, mps or cpu."""
+    """The loaded audio models of this process, which run on `device`: cuda, mps or cpu."""
 
     def __init__(self, settings: AudioSettings, device: str) -> None:
         super().__init__(self._start)
@@ -49,7 +49,7 @@ class AudioManager(ModelManager[LoadedWhisper]):
         return await start.run(adopt)
 
     def options(self, descriptor: ModelDescriptor) -> EngineOptions:
-        """How a model is run here: what its worker is told, and what its memory is reckoned from."""
+        """Returns the options of a model, for its worker and for the memory estimate."""
         settings = self._settings
         return EngineOptions(
             model_id=descriptor.id,
@@ -64,14 +64,14 @@ class AudioManager(ModelManager[LoadedWhisper]):
 
 
 class AudioModels(RegisteredModels[LoadedWhisper]):
-    """The audio models that are registered, and what is loaded of them."""
+    """The registered audio models, and the loaded ones among them."""
 
     @asynccontextmanager
     async def loaded(self, stored: StoredModel, task: Task) -> AsyncIterator[LoadedWhisper]:
-        """Leases a model for a task; where it cannot be loaded here but others have it, the error says so.
+        """Leases a model for a task; if it cannot be loaded here but other replicas have it, the error says so.
 
         Raises:
-            Unsupported: the model is not for that, such as an English-only one for translations; `param` is `model`.
+            Unsupported: the model lacks the task, such as an English-only one for translations; `param` is `model`.
             ModelInvalid, ModelNotReady, Unsupported, OutOfMemory, Internal, Timeout: it cannot be served here.
         """
         require(stored, CAPABILITIES[task])

@@ -1,14 +1,14 @@
-"""How much memory a Whisper model takes: told before it is loaded, from its files' headers and the settings.
+"""Estimates the memory of a Whisper model before it is loaded, from its files' headers and the settings.
 
     weights + rows x (1500 x 2 x layers x width x b + 1500 x width x b) + rows x beams x 128 x 2 x layers x width x b
             + 400 x 51864 (tokenizer) + 16 MiB (voice activity detection)
             + (lanes - 1) x 1500 x 1500 x width / 64 x b (attention of the encoder)
 
 `rows` are the windows of a batch, which have at most 1500 positions; the terms are the keys and values of cross
-attention, the encoder's output, and the keys and values of each beam's text, of which 128 tokens are reckoned: most
-windows have fewer. Words are placed by a lane that does not decode then, for so few tokens at a time that it takes
+attention, the encoder's output, and the keys and values of each beam's text, estimated at 128 tokens: most windows
+have fewer. Words are aligned by a lane that does not decode then, with so few tokens at a time that alignment takes
 less than that. `b` is 4 on a CPU, 2 on a GPU. Fitted to the peak of whisper-tiny.en above a worker that has only
-imported its runtime; that one is `worker`. Sizes: Whisper's paper, table 1, for checkpoints whose header says none.
+imported its runtime; that base is `worker`. Sizes: Whisper's paper, table 1, for checkpoints whose header has none.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from services.settings.settings import MIB, AudioSettings
 WORKER_BYTES: Mapping[str, int] = {"faster_whisper": 62 * MIB, "whisper": 420 * MIB}
 GPU_CONTEXT = 500 * MIB  # of CTranslate2
 _MODEL = "model.bin"
-_NORM = re.compile(r"decoder/layer_\d+/self_attention/layer_norm/beta")  # one for each layer, as long as it is wide
+_NORM = re.compile(r"decoder/layer_\d+/self_attention/layer_norm/beta")  # one for each layer, as long as its width
 _POSITIONS = 1500
 _TEXT = 128
 _VOCABULARY = 51_864
 _VAD = 16 * MIB
-# Parameters up to which a checkpoint is tiny, base, small, medium, large: (layers, width)
+# Most parameters of a tiny, base, small, medium, large checkpoint: (layers, width)
 _SIZES = ((50e6, (4, 384)), (110e6, (6, 512)), (400e6, (12, 768)), (1000e6, (24, 1024)), (math.inf, (32, 1280)))
 
 
 class AudioMemoryEstimate:
-    """Reckons for one service. `options`: how the manager runs a model."""
+    """The memory estimate of one service. `options` returns the manager's options of a model."""
 
     def __init__(
         self, settings: AudioSettings, device: str, options: Callable[[ModelDescriptor], EngineOptions]
@@ -51,7 +51,7 @@ class AudioMemoryEstimate:
         self._options = options
 
     def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
-        """What a model takes at its peak. Reads headers only.
+        """Returns the peak memory of a model. Reads headers only.
 
         Raises:
             AllmError, OSError, LookupError, ValueError: a header cannot be read.
@@ -78,14 +78,14 @@ class AudioMemoryEstimate:
 
 
 def _lanes(descriptor: ModelDescriptor, runtime: Runtime, options: EngineOptions) -> int:
-    """Calls that are computed at the same time."""
+    """Returns the number of parallel calls."""
     if runtime.name != "faster_whisper":
         return 1
     return lane_count(descriptor.size, options.threads, gpu=options.gpu)
 
 
 def _weight_bytes(options: EngineOptions, runtime: Runtime) -> float:
-    """Bytes that a number takes in memory; of 8 bits a little more, for the scales."""
+    """Returns the bytes of one weight in memory; for 8 bits a little more, because of the scales."""
     if runtime.name != "faster_whisper":
         return 2.0 if options.gpu else 4.0
     wanted = options.compute_type
@@ -95,7 +95,7 @@ def _weight_bytes(options: EngineOptions, runtime: Runtime) -> float:
 
 
 def _sizes(descriptor: ModelDescriptor) -> tuple[int, int, int]:
-    """Numbers of the weights, layers of the decoder, and its width."""
+    """Returns the number of weights, the decoder's layers, and its width."""
     folder = descriptor.primary
     if (folder / _MODEL).is_file():
         shapes = read_shapes(folder / _MODEL)

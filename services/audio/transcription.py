@@ -1,4 +1,4 @@
-"""Transcription and translation: sound in, segments out. The core that both wire formats call."""
+"""Transcription and translation: sound in, segments out. The core of both wire formats."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from services.telemetry import tracing
 
 log = logging.getLogger(__name__)
 
-TOKENS_PER_SECOND = 10  # as which a second of sound counts where a key has a rate of tokens; its text counts nothing
-LANGUAGES_SHOWN = 5  # a message names so many at the most
-# Characters of a prompt's end that the worker gets, many more than the tokens that a model reads: others' sound waits
-# while it makes tokens of them, which takes seconds for the longest prompt that is allowed.
+TOKENS_PER_SECOND = 10  # that a second of sound costs where a key has a rate of tokens; its text costs nothing
+LANGUAGES_SHOWN = 5  # most languages that a message names
+# Characters of a prompt's end that the worker gets, many more than the tokens that a model reads: other requests' sound
+# waits while the worker makes tokens of them, which takes seconds for the longest prompt that is allowed.
 PROMPT_END = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionRequest:
-    """What is wanted of a sound."""
+    """A request for the text of a sound."""
 
     model: str  # id or alias
     task: Task = "transcribe"
-    language: str = ""  # code or English name of what is spoken; empty: it is detected
-    prompt: str = ""  # text that could stand before: the model reads its last 223 tokens
-    temperature: float | None = None  # 0 to 1, where decoding begins; it rises where a result looks wrong
-    beam_size: int | None = None  # None: as set for the service
+    language: str = ""  # code or English name of the spoken language; empty: it is detected
+    prompt: str = ""  # text that could precede the sound: the model reads its last 223 tokens
+    temperature: float | None = None  # 0 to 1, of the first attempt; it rises where a result looks wrong
+    beam_size: int | None = None  # None: the service's setting
     words: bool = False
     logprobs: bool = False
     vad: VadOptions | None = None  # None: every second is decoded
-    live: bool = False  # the sound comes as it is spoken: partial texts are told
+    live: bool = False  # the sound arrives as it is spoken: partial texts are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class LanguageFound:
-    """The language, once, before the first text. One that was given, or that the model only knows, has 1.0."""
+    """The language, once, before the first text. A given language, or a model's only one, has 1.0."""
 
     language: str
     probability: float
@@ -63,14 +63,14 @@ class LanguageFound:
 
 @dataclass(frozen=True, slots=True)
 class SegmentDone:
-    """The next phrase; it does not change any more."""
+    """The next phrase, which is final."""
 
     segment: Segment
 
 
 @dataclass(frozen=True, slots=True)
 class PartialText:
-    """Live only: what the speech that is not over sounds like so far. The next of these, or a segment, replaces it."""
+    """The text so far of live speech that is not over. The next partial or segment replaces it."""
 
     text: str
     start: float
@@ -79,11 +79,11 @@ class PartialText:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end, and what was used."""
+    """The end of a request, with its usage."""
 
     language: str  # empty when nothing was said
     seconds: float  # of sound
-    speech_seconds: float  # of these, what was decoded
+    speech_seconds: float  # of these, seconds that were decoded
     tokens: int  # of all segments' text
 
 
@@ -91,7 +91,7 @@ Event = Started | LanguageFound | SegmentDone | PartialText | Finished
 
 
 class Transcriptions:
-    """Transcribes and translates."""
+    """The core of transcription and translation."""
 
     def __init__(self, models: AudioModels, decoders: SoundDecoders, settings: AudioSettings) -> None:
         self._models = models
@@ -99,22 +99,22 @@ class Transcriptions:
         self._settings = settings
 
     async def model_id(self, name: str) -> str:
-        """The id behind an id or alias. Raises ModelNotFound."""
+        """Returns the id behind an id or alias. Raises ModelNotFound."""
         return (await self._models.find(name)).id
 
     @asynccontextmanager
     async def transcribe(
         self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None, client: str
     ) -> AsyncIterator[AsyncIterator[Event]]:
-        """Runs a request as long as the block runs; leaving it early ends the decoding and the model's work.
+        """Runs a request for the duration of the block; leaving it early ends the decoding and the model's work.
 
-        `raw` tells what a source without a header holds. The events end after Finished.
+        `raw` is the format of a source without a header. The events end after Finished.
 
         Raises, here or while events are read:
-            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do that.
+            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or lacks the task.
             InvalidRequest: the sound cannot be decoded or is too long, or a parameter is wrong; `param` names it.
             Overloaded: too many requests wait, or the caller's key has used up its tokens of the minute.
-            Timeout, Internal, OutOfMemory: it took too long, or went wrong.
+            Timeout, Internal, OutOfMemory: the request took too long or failed.
         """
         caller = current_caller()
         stored = await self._models.find(request.model)
@@ -131,7 +131,7 @@ class Transcriptions:
                     caller.spend(math.ceil(job.heard_seconds * TOKENS_PER_SECOND))
 
     async def _pump(self, source: SoundSource, raw: RawSound | None, job: TranscriptionJob) -> None:
-        """Brings the sound to the worker, as fast as that takes it. Whatever goes wrong ends the request."""
+        """Sends the sound to the worker, as fast as the worker takes it. Any error ends the request."""
         try:
             with tracing.part("decode sound"):
                 await self._feed(source, raw, job)
@@ -148,7 +148,7 @@ class Transcriptions:
                 await job.feed(samples)
 
     def _decoding(self, request: TranscriptionRequest, model_id: str, model: LoadedWhisper) -> Decoding:
-        """The request in the worker's words. Raises InvalidRequest."""
+        """Converts the request into the worker's options. Raises InvalidRequest."""
         return Decoding(
             task=request.task,
             language=_language(request.language, model_id, model.ready),
@@ -181,7 +181,7 @@ async def _events(model_id: str, job: TranscriptionJob) -> AsyncIterator[Event]:
 
 
 def _language(wanted: str, model_id: str, ready: messages.Ready) -> str:
-    """The code of the language that is asked for, if the model knows it. Raises InvalidRequest."""
+    """Returns the code of the requested language, if the model knows it. Raises InvalidRequest."""
     code = language_code(wanted)
     if code and code not in ready.languages:
         known = ", ".join(ready.languages[:LANGUAGES_SHOWN]) + (", ..." * (len(ready.languages) > LANGUAGES_SHOWN))
@@ -190,7 +190,7 @@ def _language(wanted: str, model_id: str, ready: messages.Ready) -> str:
 
 
 def _temperatures(first: float) -> tuple[float, ...]:
-    """The first, and those that follow in the reference's steps, up to 1. Raises InvalidRequest."""
+    """Returns the first temperature and those that follow in the reference's steps, up to 1. Raises InvalidRequest."""
     if not 0 <= first <= 1:
         raise InvalidRequest(f"'temperature' must be from 0 to 1, not {first:g}.", param="temperature")
     step = TEMPERATURES[1] - TEMPERATURES[0]

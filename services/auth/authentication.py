@@ -1,4 +1,4 @@
-"""Who is let in: with ALLM_AUTH=keys only those who show a signed identity, wherever they come from."""
+"""Authentication of calls: with ALLM_AUTH=keys every caller must send a signed identity, wherever it comes from."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from services.errors import Unauthenticated
 from services.settings.settings import Settings
 
 RATES_NAME = "token-rates.db"
-# What a stopping replica has not ended the gateway asks of another one, with the identity that was signed at first. So
-# one is taken for as long as a request may have run before (ALLM_REQUEST_SECONDS), beyond the minute it is made for.
+# The gateway retries on another replica what a stopping one has not finished, with the identity signed at first. So an
+# identity is accepted beyond its minute for as long as a request may have run before (ALLM_REQUEST_SECONDS).
 RETRY_SECONDS = 900.0
 
 
 class Authenticator:
-    """Looks at who calls, once a call. Without a secret everybody is let in, and may do everything."""
+    """The authentication of calls, once per call. Without a secret everybody is admitted with all scopes."""
 
     def __init__(
         self, secret: bytes | None = None, rates: TokenRates | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """`rates`: counts the tokens of callers that have a rate. `clock`: seconds since 1970."""
+        """`rates`: counts the tokens of callers that have a rate limit. `clock`: seconds since the epoch."""
         self._secret = secret
         self._rates = rates
         self._clock = clock
 
     @classmethod
     def of(cls, settings: Settings) -> Authenticator:
-        """That of a service. Raises SecretUnusable where keys are asked for and there is no secret."""
+        """Creates a service's authenticator. Raises SecretUnusable if keys are required and there is no secret."""
         if not settings.auth.keys:
             return cls()
 
@@ -42,17 +42,17 @@ class Authenticator:
         return cls(read_secret(settings.auth.secret_file), TokenRates(ledger))
 
     async def close(self) -> None:
-        """Tells the other replicas the rest of what was counted."""
+        """Shares the remaining token counts with the other replicas."""
         if self._rates:
             await self._rates.close()
 
     @property
     def asks(self) -> bool:
-        """Whether callers have to say who they are."""
+        """Whether callers must authenticate."""
         return self._secret is not None
 
     def look(self, metadata: Mapping[str, str | bytes]) -> Caller:
-        """Who calls, by a call's metadata. Raises Unauthenticated."""
+        """Returns the caller by a call's metadata. Raises Unauthenticated."""
         if self._secret is None:
             return Caller(ANONYMOUS)
         shown = metadata.get(HEADER)
@@ -65,7 +65,7 @@ class Authenticator:
 
 
 async def _ledger(settings: Settings) -> TokenLedger:
-    """Where all replicas count. Raises what keeps it from being used: ImportError, ValueError, OSError."""
+    """Opens the ledger that all replicas share. Raises ImportError, ValueError or OSError if it cannot be used."""
     if not settings.store.redis_url:
         return await TokenFile.open(settings.home / RATES_NAME)
     from services.auth.token_redis import TokenRedis  # noqa: PLC0415 (an extra of its own)

@@ -1,8 +1,8 @@
-"""Who a call is from: an identity that the gateway's authorizer, or one of our own processes, signed.
+"""The identity of a caller, signed by the gateway's authorizer or by one of our own processes.
 
-It travels as the metadata `x-allm-identity`: `v1.`, then base64url of the JSON `{"sub", "scopes", "models", "tpm",
-"exp"}`, a dot, and base64url of the HMAC-SHA256 of all before that dot. Nobody without the secret can make one, so that
-services need not ask who sits at the other end of a connection. It is looked at when a call starts, and never again.
+It travels in the metadata `x-allm-identity`: `v1.`, then base64url of the JSON `{"sub", "scopes", "models", "tpm",
+"exp"}`, a dot, and base64url of the HMAC-SHA256 of everything before that dot. Nobody can forge one without the secret,
+so services need not know the other end of a connection. It is verified once, when a call starts.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from services.errors import Unauthenticated
 HEADER = "x-allm-identity"
 VERSION = "v1"
 LIFETIME_SECONDS = 60
-INFERENCE = "inference"  # to ask models
+INFERENCE = "inference"  # to use models
 ADMIN = "admin"  # to register, remove, load and unload them, and to make keys
-SERVICE = "service"  # what only our own processes may: reporting, and watching keys
+SERVICE = "service"  # only for our own processes: reporting, and watching keys
 SCOPES = frozenset((INFERENCE, ADMIN, SERVICE))
-# gRPC takes 8 KiB of metadata a call, in which other headers have to find room. It bounds the list of models.
+# gRPC allows 8 KiB of metadata per call, including other headers. This bounds the list of models.
 MAX_CHARACTERS = 6144
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who calls, and what it may do."""
+    """A caller and its permissions."""
 
     subject: str  # the id of a key, or `service:<replica>`
-    scopes: frozenset[str]  # what is not in SCOPES grants nothing
-    models: tuple[str, ...] = ()  # ids, aliases or `prefix*` that it may use; none: all
+    scopes: frozenset[str]  # scopes outside SCOPES grant nothing
+    models: tuple[str, ...] = ()  # allowed ids, aliases or `prefix*`; empty: all
     tokens_per_minute: int = 0  # 0: no limit
-    expires: int = 0  # seconds since 1970; from then on it is refused
+    expires: int = 0  # seconds since the epoch; refused from then on
 
     def may_use(self, *names: str) -> bool:
-        """Whether one of a model's names, its id and its aliases, is on the list."""
+        """Returns whether one of a model's names, its id and its aliases, is allowed."""
         return not self.models or any(_matches(pattern, name) for pattern in self.models for name in names)
 
 
-# Whoever calls where no keys are asked for: ALLM_AUTH is `none` or `open`.
+# The caller if no keys are required: ALLM_AUTH is `none` or `open`.
 ANONYMOUS = Identity("anonymous", frozenset((INFERENCE, ADMIN, SERVICE)))
 
 
 def sign(identity: Identity, secret: bytes) -> str:
-    """The header's value. Raises ValueError for an identity whose list of models is too long for a header."""
+    """Returns the header's value. Raises ValueError if the list of models is too long for a header."""
     claims = {
         "sub": identity.subject,
         "scopes": sorted(identity.scopes),
@@ -65,11 +65,11 @@ def sign(identity: Identity, secret: bytes) -> str:
 
 
 def verify(text: str, secret: bytes, now: float) -> Identity:
-    """The identity behind a header's value at a time, in seconds since 1970.
+    """Returns the identity in a header's value. `now`: seconds since the epoch.
 
     Raises:
-        Unauthenticated: it is of another version, not signed with this secret, changed, or expired. The text is not
-            repeated: for as long as it is valid it opens doors.
+        Unauthenticated: it is of another version, not signed with this secret, changed, or expired. The message does
+            not repeat the text, which is a credential while it is valid.
     """
     if len(text) > MAX_CHARACTERS:
         raise Unauthenticated(f"{HEADER} is longer than {MAX_CHARACTERS} characters.")
@@ -89,7 +89,7 @@ def verify(text: str, secret: bytes, now: float) -> Identity:
 
 
 def _read(body: str) -> Identity:
-    """What was signed. It comes from our own processes, but possibly from those of another version."""
+    """Parses the signed claims. They come from our own processes, but possibly of another version."""
     try:
         claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     except (binascii.Error, ValueError, RecursionError):
@@ -100,7 +100,7 @@ def _read(body: str) -> Identity:
     scopes, models = claims.get("scopes"), claims.get("models", [])
     if not (isinstance(subject, str) and subject and _is_count(tokens) and _is_count(expires)):
         raise Unauthenticated(f"{HEADER} lacks 'sub' or 'exp', or has a 'tpm' that is no number.")
-    # A text is a sequence, too: taken for a list it would be one of single characters.
+    # A string is a sequence, too: taken for a list it would be one of single characters.
     if not (_is_names(scopes) and _is_names(models)):
         raise Unauthenticated(f"{HEADER} has 'scopes' or 'models' that are no lists of names.")
     return Identity(subject, frozenset(scopes), tuple(models), tokens, expires)

@@ -13,14 +13,14 @@ MAX_BYTES = 4096
 
 
 class SecretUnusable(OSError):
-    """There is no usable secret in the file; the message says what to do about it."""
+    """The file has no usable secret; the message names the remedy."""
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret in a file, without spaces around it.
+    """Returns the secret in a file, without surrounding spaces.
 
     Raises:
-        SecretUnusable: the file cannot be read, or holds too little.
+        SecretUnusable: the file cannot be read, or is too short or too long.
     """
     try:
         with path.open("rb") as file:
@@ -35,9 +35,9 @@ def read_secret(path: Path) -> bytes:
 
 
 def ensure_secret(path: Path) -> bytes:
-    """The secret in a file, which is made where there is none: 32 random bytes in hexadecimal, mode 0600.
+    """Returns the secret in a file; creates a missing file: 32 random bytes in hexadecimal, mode 0600.
 
-    Of several processes that start together one makes it, and the others read that. Raises SecretUnusable.
+    If several processes start together, one creates it, and the others read that. Raises SecretUnusable.
     """
     if not path.exists():
         try:
@@ -56,7 +56,7 @@ def _make(path: Path) -> None:
             file.write(secrets.token_hex(MIN_BYTES) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another process was faster: its secret holds
+        with contextlib.suppress(FileExistsError):  # another process was faster: its secret counts
             os.link(fresh, path)
     finally:
         fresh.unlink()

@@ -1,4 +1,4 @@
-"""What keys have used lately, in a SQLite file that the services of one host share."""
+"""Recent token usage per key, in a SQLite file that the services of one host share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from services.storage.shared_sqlite import SharedSqliteFile
 
 VERSION = 1
 SCHEMA = "CREATE TABLE used (subject TEXT PRIMARY KEY, tokens REAL NOT NULL, at REAL NOT NULL) WITHOUT ROWID"
-KEPT_SECONDS = 86_400.0  # keys that nobody has shown for so long are forgotten
+KEPT_SECONDS = 86_400.0  # keys without a request for so long are forgotten
 
 
 class TokenFile(SharedSqliteFile):
-    """See TokenLedger. Times are the host's, in seconds since 1970."""
+    """A TokenLedger in a file. Times are the host's, in seconds since the epoch."""
 
     application_id = 0x616C7472  # `altr`
     noun = "count of tokens"
@@ -26,13 +26,13 @@ class TokenFile(SharedSqliteFile):
 
     @classmethod
     async def open(cls, path: Path) -> TokenFile:
-        """Opens the file, or makes it. Raises DatabaseUnusable."""
+        """Opens or creates the file. Raises DatabaseUnusable."""
         file = cls(path, "token-rates", SCHEMA, VERSION)
         await file._opened()
         return file
 
     async def exchange(self, spent: Sequence[Spent]) -> list[float]:
-        """See TokenLedger. Raises Internal where the file cannot be used."""
+        """See TokenLedger. Raises Internal if the file cannot be used."""
         return await self.write(lambda connection: _exchange(connection, spent, self.clock()))
 
 

@@ -1,8 +1,8 @@
-"""Tokens per minute of each key: looked at before work begins, counted once it has ended, shared by all replicas.
+"""Tokens per minute of each key: checked before work begins, counted after it has ended, shared by all replicas.
 
-What a key has used drains away at its rate, all the time. While that is a minute's worth or more, nothing new begins;
-what runs goes on, so a key may come to owe more than a minute's worth, and waits the longer for it. A process keeps all
-it needs to know in memory; what it has counted and what others have is exchanged through a ledger beside the requests.
+A key's usage drains continuously at its rate. While it is a minute's worth or more, no new work begins; running work
+continues, so a key may owe more than a minute's worth and then waits longer. A process keeps its accounts in memory and
+exchanges counts with the other replicas through a ledger, outside of requests.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from services.errors import AllmError, RateLimited
 
 log = logging.getLogger(__name__)
 
-EXCHANGE_SECONDS = 0.25  # between two exchanges while anybody is busy
-ACTIVE_SECONDS = 10.0  # so long after its last request a key takes part in them
-STALE_SECONDS = 2.0  # older news of a key are not believed: its request waits for fresh ones
-PATIENCE = 0.1  # seconds that it waits for them at the most
+EXCHANGE_SECONDS = 0.25  # between two exchanges while keys are active
+ACTIVE_SECONDS = 10.0  # a key is exchanged for so long after its last request
+STALE_SECONDS = 2.0  # an older exchange is outdated: the key's next request waits for a fresh one
+PATIENCE = 0.1  # longest wait for an exchange, in seconds
 CLOSE_SECONDS = 2.0
 LONGEST_PAUSE = 10.0  # between two attempts while the ledger cannot be used
 
 
 class Spent(NamedTuple):
-    """What a key has used since it was last told of."""
+    """A key's usage since the last exchange."""
 
     subject: str
     per_minute: int
@@ -38,16 +38,16 @@ class Spent(NamedTuple):
 
 
 class TokenLedger(Protocol):
-    """What all replicas share."""
+    """The usage counts that all replicas share."""
 
     async def exchange(self, spent: Sequence[Spent]) -> list[float]:
-        """Adds what was used, and gives what each of these keys now has used, by all replicas.
+        """Adds usage; returns the current total of each of these keys over all replicas.
 
-        May raise anything where that is not possible.
+        May raise anything if that fails.
         """
 
     async def close(self) -> None:
-        """Lets go of it."""
+        """Closes the ledger."""
 
 
 Open = Callable[[], Awaitable[TokenLedger]]
@@ -55,38 +55,38 @@ Open = Callable[[], Awaitable[TokenLedger]]
 
 @dataclass(slots=True)
 class _Account:
-    """One key. Tokens are fractions where some have drained away."""
+    """The account of one key. Tokens are fractions because they drain."""
 
     per_minute: int
-    at: float  # when `used` was right
-    touched: float  # when it last had a request
+    at: float  # time of the last drain
+    touched: float  # time of its last request
     used: float = 0.0
-    untold: float = 0.0  # of these, what the ledger has not heard of
-    heard: float = -math.inf  # when the ledger last told of it
+    untold: float = 0.0  # part of `used` that the ledger does not know yet
+    heard: float = -math.inf  # time of the last exchange
 
     def drain(self, now: float) -> None:
         self.used = max(0.0, self.used - (now - self.at) * self.per_minute / 60)
-        self.untold = min(self.untold, self.used)  # what has drained while nobody could be told is over
+        self.untold = min(self.untold, self.used)  # tokens that drain before an exchange are not reported
         self.at = now
 
 
 class TokenRates:
-    """Counts for this process; without a ledger it is the only one."""
+    """The token counts of this process; without a ledger it is the only one."""
 
     def __init__(self, open_ledger: Open | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`open_ledger` is called when it is first needed, and again after it could not be used."""
+        """`open_ledger` is called at the first use, and again after a failure."""
         self._open = open_ledger
         self._ledger: TokenLedger | None = None
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
         self._turn = asyncio.Lock()
-        self._away = False  # whether the ledger could not be used when it was last tried
+        self._away = False  # whether the last exchange failed
         self._work = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._asking: set[asyncio.Task[None]] = set()
 
     async def admit(self, subject: str, per_minute: int) -> None:
-        """Raises RateLimited for a key that has used up its rate; says when it has not any more."""
+        """Raises RateLimited, with the time to wait, for a key that has used up its rate."""
         account = self._account(subject, per_minute)
         if self._open and not self._away and self._clock() - account.heard > STALE_SECONDS:
             await self._refresh(account)
@@ -95,13 +95,13 @@ class TokenRates:
             raise _limited(subject, account)
 
     def charge(self, subject: str, per_minute: int, tokens: int) -> None:
-        """Counts tokens of a key."""
+        """Adds tokens to a key's usage."""
         account = self._account(subject, per_minute)
         account.used += tokens
         account.untold += tokens
 
     async def close(self) -> None:
-        """Tells the ledger the rest, and lets go of it."""
+        """Exchanges the remaining counts and closes the ledger."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS), self._turn:
                 if self._loop:
@@ -126,13 +126,13 @@ class TokenRates:
         account.per_minute, account.touched = per_minute, now
         self._work.set()
         if self._open and self._loop is None:
-            # Of nobody's context: its log lines belong to no request.
+            # An empty context: its log lines belong to no request.
             self._loop = asyncio.get_running_loop().create_task(self._keep(), context=contextvars.Context())
         return account
 
     async def _refresh(self, account: _Account) -> None:
-        """Hears what others have used, if that does not take long."""
-        # A task of its own: an exchange that is given up half way might be counted twice.
+        """Exchanges counts, but waits only briefly."""
+        # A separate task: an exchange that is cancelled half way might be counted twice.
         asking = asyncio.get_running_loop().create_task(self._ask(account), context=contextvars.Context())
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
@@ -140,11 +140,11 @@ class TokenRates:
 
     async def _ask(self, account: _Account) -> None:
         async with self._turn:
-            if self._clock() - account.heard > STALE_SECONDS:  # nobody else has asked meanwhile
+            if self._clock() - account.heard > STALE_SECONDS:  # no other exchange has happened meanwhile
                 await self._tell()
 
     async def _keep(self) -> None:
-        """Exchanges for as long as anybody is busy, and rests otherwise."""
+        """Exchanges while keys are active, and sleeps otherwise."""
         pause = EXCHANGE_SECONDS
         while True:
             await self._work.wait()
@@ -159,7 +159,7 @@ class TokenRates:
             await self._tell()
 
     def _busy(self) -> list[str]:
-        """Keys with something to tell or to hear; forgets those that have been quiet, and owe nothing, for long."""
+        """Returns the keys to exchange; forgets those that are inactive and owe nothing."""
         now, busy = self._clock(), []
         for subject, account in list(self._accounts.items()):
             account.drain(now)
@@ -170,7 +170,7 @@ class TokenRates:
         return busy
 
     async def _tell(self) -> None:
-        """One exchange. Whatever goes wrong is logged once, and this process goes on by its own count."""
+        """Exchanges once. Logs failures once; then this process continues with its own counts."""
         busy = self._busy()
         if not (self._open and busy):
             return
@@ -199,7 +199,7 @@ class TokenRates:
 
     async def _lose(self, error: Exception) -> None:
         if not self._away:
-            # What Redis says might quote what it was sent.
+            # Redis errors may quote the data that was sent.
             details = str(error) if isinstance(error, OSError | AllmError | ImportError) else ""
             log.warning(
                 "tokens per minute cannot be shared between replicas now: each counts its own",

@@ -1,6 +1,6 @@
-"""What keys have used lately, in the Redis that the services of many hosts share.
+"""Recent token usage per key, in the Redis that the services of many hosts share.
 
-One hash a key, `allm:1:used:ID`, which expires by itself once all has drained away. Times are Redis' own.
+One hash per key, `allm:1:used:ID`, which expires once everything has drained. Times are Redis' own.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ return found
 
 
 class TokenRedis:
-    """See TokenLedger."""
+    """A TokenLedger in Redis."""
 
     def __init__(self, url: str) -> None:
-        """Connects when it is first needed. Raises ValueError or TypeError for a URL that redis-py does not know."""
+        """Connects at the first use. Raises ValueError or TypeError for a URL that redis-py does not know."""
         self._redis = Redis.from_url(
             url, socket_timeout=CALL_SECONDS, socket_connect_timeout=CALL_SECONDS, client_name="allm-rates"
         )
         self._script = self._redis.register_script(EXCHANGE)
 
     async def exchange(self, spent: Sequence[Spent]) -> list[float]:
-        """See TokenLedger. Raises RedisError, OSError or TimeoutError where Redis cannot be used."""
+        """See TokenLedger. Raises RedisError, OSError or TimeoutError if Redis cannot be used."""
         keys = [PREFIX + each.subject for each in spent]
         values = [value for each in spent for value in (each.per_minute, f"{each.tokens:.6f}")]
         async with asyncio.timeout(CALL_SECONDS):
@@ -54,5 +54,5 @@ class TokenRedis:
         return [float(value) for value in found]
 
     async def close(self) -> None:
-        """Gives up the connections."""
+        """Closes the connections."""
         await self._redis.aclose()

@@ -1,1 +1,1 @@
-"""The authorizer beside the gateway: who shows which key, and may do what. It knows all keys by their hashes."""
+"""The authorizer next to the gateway: checks the API key and scopes of every request. It stores keys as hashes only."""

@@ -20,12 +20,12 @@ from services.settings.setting_reader import SettingError
 from services.settings.settings import Settings
 
 SNAPSHOT = "authorizer-keys.json"  # in ALLM_HOME
-# How long a start waits for the catalog where no keys are known from before: until then every call would be refused.
+# How long a start without a key snapshot waits for the catalog: until then every call would be refused.
 CATALOG_SECONDS = 5.0
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
-    """Puts the service together: the table of keys, who fills it, and who asks it."""
+    """Builds the service: the key table, the follower that fills it, and the servicer that reads it."""
     if not settings.auth.keys:
         raise SettingError("ALLM_AUTH", settings.auth.mode, "'keys': without keys the gateway asks no authorizer")
     secret = read_secret(settings.auth.secret_file)

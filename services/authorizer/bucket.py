@@ -1,4 +1,4 @@
-"""How many requests of a key are let through: a bucket that fills up evenly, and holds a minute's worth."""
+"""Rate limit of a key's requests: a token bucket that refills evenly and holds one minute's worth."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """A rate at one moment, in OpenAI's words."""
+    """The state of a rate limit at one moment, in OpenAI's terms."""
 
-    limit: int  # requests in a minute
-    remaining: int  # that may come at once
+    limit: int  # requests per minute
+    remaining: int  # requests that may come immediately
     reset_seconds: int  # until the bucket is full again, rounded up
 
     def headers(self) -> dict[str, str]:
-        """As HTTP headers."""
+        """Returns the state as HTTP headers."""
         return {
             "x-ratelimit-limit-requests": str(self.limit),
             "x-ratelimit-remaining-requests": str(self.remaining),
@@ -24,9 +24,9 @@ class RateState:
 
 
 class Bucket:
-    """Of one key. Whoever was silent for a minute may come `per_minute` times at once, and at that rate from then on.
+    """The token bucket of one key: after an idle minute it allows a burst of `per_minute` requests, then that rate.
 
-    `now`: seconds of a clock that only grows.
+    `now`: seconds of a monotonic clock.
     """
 
     def __init__(self, per_minute: int, now: float) -> None:
@@ -35,7 +35,7 @@ class Bucket:
         self._at = now
 
     def take(self, now: float) -> int:
-        """Takes one request out. Gives 0, or, where there is none, the whole seconds until there will be one."""
+        """Takes one request. Returns 0 if it is allowed, or the whole seconds until the next one will be."""
         self._fill(now)
         if self._content >= 1:
             self._content -= 1
@@ -43,7 +43,7 @@ class Bucket:
         return max(1, math.ceil((1 - self._content) * 60 / self._per_minute))
 
     def state(self, now: float) -> RateState:
-        """How full it is."""
+        """Returns how full the bucket is."""
         self._fill(now)
         missing = self._per_minute - self._content
         return RateState(self._per_minute, int(self._content), math.ceil(missing * 60 / self._per_minute))

@@ -1,6 +1,6 @@
-"""Whether a request may pass: its key, what that may do, and how often it comes.
+"""Decides whether a request is admitted: by its key, the key's scopes and the key's rate.
 
-Everything is looked up in memory: this stands in the way of every request.
+All lookups are in memory, because every request waits for them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from services.authorizer.known_key import KnownKey
 from services.authorizer.scopes import needed_scope
 from services.errors import AuthorizerUnavailable, Forbidden, RateLimited, Unauthenticated
 
-# A signed identity serves for all calls of a key until it is valid for no longer than this.
+# A signed identity is reused for all calls of a key while it is valid for at least this long.
 LEAST_SECONDS = 40
 SHOWN = f"Authorization: Bearer {PREFIX}..."
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request tells about itself."""
+    """The parts of a request that the decision depends on."""
 
     method: str
     path: str  # with its query
@@ -33,15 +33,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that may pass, and what it carries from here on."""
+    """An admitted request, with the identity that it carries from here on."""
 
     client: str  # the key's id
     identity: str  # signed
-    rate: RateState | None = None  # None: the key has no limit of requests
+    rate: RateState | None = None  # None: the key has no request limit
 
 
 class Gatekeeper:
-    """Decides by what a table knows. `clock`: seconds since the epoch; `ticks`: seconds that only grow."""
+    """Decides from the key table. `clock`: seconds since the epoch; `ticks`: monotonic seconds."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class Gatekeeper:
         self._secret = secret
         self._clock = clock
         self._ticks = ticks
-        self._signed: dict[str, tuple[str, int]] = {}  # by key id: the identity, and when it expires
-        self._buckets: dict[str, Bucket] = {}  # by key id, of those that have a rate
+        self._signed: dict[str, tuple[str, int]] = {}  # by key id: the identity and its expiry
+        self._buckets: dict[str, Bucket] = {}  # by key id, for keys with a rate limit
         table.on_removal = self._forget
 
     def check(self, asked: Asked) -> Admitted:
-        """Lets a request pass.
+        """Admits a request.
 
         Raises:
-            Unauthenticated: it shows no key, or none that is valid.
-            Forbidden: the key may not do this.
-            RateLimited: the key has made as many requests as it may.
-            AuthorizerUnavailable: nothing is known of any key yet.
+            Unauthenticated: it has no key, or an invalid one.
+            Forbidden: the key lacks the scope.
+            RateLimited: the key has reached its request limit.
+            AuthorizerUnavailable: no keys are known yet.
         """
         key = self._key(asked.authorization)
         scope = needed_scope(asked.method, asked.path)

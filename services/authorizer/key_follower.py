@@ -1,4 +1,4 @@
-"""Follows the catalog: all keys, and whenever one is made or revoked. While it is away, what is known holds on."""
+"""Follows the keys of the catalog: all of them, then every change. While the catalog is down, known keys stay valid."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 
 PAUSE = 0.2  # seconds before the catalog is tried again; doubled each time
 LONGEST_PAUSE = 1.0
-# A catalog that is gone without a word is noticed by pings that nobody answers, within 3 seconds: a key that is
-# revoked must be so within 5.
+# Unanswered pings detect a catalog that disappeared silently, within 3 seconds:
+# a revoked key must stop working within 5.
 OPTIONS = (
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.ping_timeout_ms", 2000),  # without it a ping has a minute, whatever the line above says
+    ("grpc.http2.ping_timeout_ms", 2000),  # without it a ping may take a minute, despite the line above
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),  # 0: any number; nothing else is said for hours
+    ("grpc.http2.max_pings_without_data", 0),  # 0: any number; no other data is sent for hours
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -33,16 +33,16 @@ OPTIONS = (
 
 
 class KeyFollower:
-    """Keeps a table in step with the catalog behind `channel`, which was opened with OPTIONS."""
+    """Keeps a table in sync with the catalog behind `channel`, which was opened with OPTIONS."""
 
     def __init__(self, channel: grpc.aio.Channel, table: KeyTable) -> None:
         self._catalog = keys_pb2_grpc.KeyServiceStub(channel)
         self._table = table
-        self._up = True  # whether it answered when it was last asked
-        self.synced = asyncio.Event()  # everything has been heard of, once
+        self._up = True  # whether the catalog answered the last attempt
+        self.synced = asyncio.Event()  # set once all keys were received
 
     async def follow(self) -> None:
-        """Follows until it is cancelled."""
+        """Follows the catalog until cancelled."""
         pause = PAUSE
         while True:
             try:
@@ -76,7 +76,7 @@ class KeyFollower:
                 log.info("the catalog tells of keys", extra={"keys": len(self._table)})
 
     def _down(self, code: str, details: str) -> None:
-        """Says so once, not at every attempt."""
+        """Logs the first failed attempt, not the following ones."""
         if self._up:
             what = "the catalog does not tell of keys: those that are known hold on"
             log.warning(what, extra={"code": code, "details": details})
@@ -84,7 +84,7 @@ class KeyFollower:
 
 
 def known_key(hashed: keys_pb2.HashedKey) -> KnownKey:
-    """A key as the catalog tells it."""
+    """Converts a key from the catalog's message."""
     key = hashed.key
     return KnownKey(
         id=key.id,

@@ -1,6 +1,6 @@
-"""What the table knew, in a file: so that a start while the catalog is away stops nobody.
+"""A snapshot of the key table in a file, so that a start while the catalog is down can still admit requests.
 
-The file holds hashes, of which no key can be computed. It is written a moment after a change, beside what goes on.
+The file holds hashes, from which no key can be computed. It is written in the background, shortly after a change.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from services.authorizer.known_key import KnownKey
 log = logging.getLogger(__name__)
 
 VERSION = 1
-PAUSE = 0.05  # seconds from a change until it is written, with all that came meanwhile
-RETRY_SECONDS = 10.0  # until a disk that took nothing is tried again
+PAUSE = 0.05  # seconds from a change to its write, which includes all changes meanwhile
+RETRY_SECONDS = 10.0  # seconds until a failed write is retried
 MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -37,7 +37,7 @@ _decode = msgspec.json.Decoder(Snapshot).decode
 
 
 class KeySnapshot:
-    """Keeps a file in step with a table, as long as `keep` runs."""
+    """Keeps a file in sync with a table, as long as `keep` runs."""
 
     def __init__(self, path: Path, table: KeyTable) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class KeySnapshot:
         table.on_change = self._changed.set
 
     def load(self) -> bool:
-        """Fills the table with what the file holds; False where there is none that can be used."""
+        """Fills the table from the file; returns False without a usable file."""
         try:
             found = _read(self._path)
         except FileNotFoundError:
@@ -59,7 +59,7 @@ class KeySnapshot:
         return True
 
     async def keep(self) -> None:
-        """Writes the file after changes, until it is cancelled."""
+        """Writes the file after changes, until cancelled."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(PAUSE)
@@ -67,7 +67,7 @@ class KeySnapshot:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def flush(self) -> bool:
-        """Writes what has changed. False where the disk takes nothing: that is said, and it stays to be written."""
+        """Writes pending changes. Returns False if the disk refuses; this is logged, and the changes stay pending."""
         if not self._changed.is_set():
             return True
         self._changed.clear()
@@ -94,7 +94,7 @@ class KeySnapshot:
 
 
 def _read(path: Path) -> Snapshot:
-    """Raises OSError, or ValueError for a file that cannot be understood."""
+    """Reads the file. Raises OSError, or ValueError for an invalid file."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError("it is too large")
     found = _decode(path.read_bytes())

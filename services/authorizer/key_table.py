@@ -1,4 +1,4 @@
-"""All keys that are not revoked, by their hashes."""
+"""All keys that are not revoked, by hash."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from services.authorizer.known_key import KnownKey
 
 
 class KeyTable:
-    """What is known at the moment. `on_change` is called whenever that changes; `on_removal` with the id of a key that
-    is no more."""
+    """The keys known at the moment. `on_change` is called after every change, `on_removal` with a removed key's id."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.on_removal: Callable[[str], None] = lambda _: None
-        self.loaded = False  # whether it is known which keys there are: no key at all is an answer, too
+        self.loaded = False  # whether the set of keys is known; it may be empty
         self._by_hash: dict[bytes, KnownKey] = {}
         self._by_id: dict[str, KnownKey] = {}
 
@@ -24,33 +23,33 @@ class KeyTable:
         return len(self._by_id)
 
     def find(self, key: str) -> KnownKey | None:
-        """What is known of a key as a caller shows it; None: nothing."""
+        """Returns the record of a key that a caller presents; None: the key is unknown."""
         return self._by_hash.get(key_hash(key))
 
     def all(self) -> list[KnownKey]:
-        """All keys."""
+        """Returns all keys."""
         return list(self._by_id.values())
 
     def fill(self, keys: Iterable[KnownKey]) -> None:
-        """Takes over what was known when this process last ran."""
+        """Loads the keys that this process knew in its last run."""
         for key in keys:
             self._put(key)
         self.loaded = True
 
     def put(self, key: KnownKey) -> None:
-        """A key is there."""
+        """Adds or replaces a key."""
         if self._by_id.get(key.id) != key:
             self._remove(key.id)
             self._put(key)
             self.on_change()
 
     def remove(self, key_id: str) -> None:
-        """A key is no more."""
+        """Removes a key."""
         if self._remove(key_id):
             self.on_change()
 
     def retain(self, key_ids: Collection[str]) -> None:
-        """These are all keys there are."""
+        """Removes all keys but these, which are then the complete set."""
         gone = [key_id for key_id in self._by_id if key_id not in key_ids]
         for key_id in gone:
             self._remove(key_id)

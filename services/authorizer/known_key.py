@@ -1,4 +1,4 @@
-"""A key as the authorizer knows it."""
+"""An API key in the authorizer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKey:
-    """A key that is not revoked, without the key itself."""
+    """A key that is not revoked: its hash and rights, without the key itself."""
 
     id: str
     sha256: bytes
     scopes: tuple[str, ...]
     models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
-    requests_per_minute: int = 0  # 0: no limit; so is the next
+    requests_per_minute: int = 0  # 0: no limit; same for the next field
     tokens_per_minute: int = 0
-    expires: int = 0  # seconds since the epoch, from when on it is refused; 0: never
+    expires: int = 0  # seconds since the epoch; refused from then on; 0: never

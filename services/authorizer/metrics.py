@@ -1,4 +1,4 @@
-"""What the authorizer counts, for Prometheus."""
+"""The authorizer's Prometheus metrics."""
 
 from __future__ import annotations
 

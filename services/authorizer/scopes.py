@@ -1,7 +1,7 @@
-"""Which scope a request needs, by its path. The services look at that again, by what they are really asked to do.
+"""The scope that a request needs, by its path. The services check again, by the method that is really called.
 
-What asks models needs `inference`, managing anything needs `admin`, and to read which models there are any key will do.
-A path that leads nowhere needs what inference does, so that its caller hears that there is nothing.
+Inference needs `inference`, management needs `admin`, and any key may list models. An unknown path needs `inference`,
+so that its caller gets a 404.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from services.auth.identity import ADMIN, INFERENCE
 
 OURS = "/allm."
 ANY = ""  # any key
-# Of our gRPC services what is not named here needs `admin`: a method that is new, too.
+# Our other gRPC methods need `admin`, including new ones.
 _INFERENCE_SERVICES = (
     "/allm.text.v1.ChatService/",
     "/allm.text.v1.EmbeddingService/",
@@ -40,8 +40,8 @@ _KEYS = re.compile("/v1/api_keys([/:].*)?", re.DOTALL)
 
 
 def needed_scope(method: str, path: str) -> str:
-    """The scope for an HTTP request, or ANY; `path` as it was sent, with its query. gRPC is HTTP, too."""
-    # However it is spelled: who decodes what on the way is not asked here.
+    """Returns the scope that an HTTP or gRPC request needs, or ANY; `path` as it was sent, with its query."""
+    # Normalized, because decoding may differ along the way.
     plain = _SLASHES.sub("/", unquote(path.partition("?")[0]))
     if plain.startswith(OURS):
         if plain in _READING:

@@ -20,11 +20,11 @@ from services.models.artifacts import check_publishers, load_supported
 from services.rpc.server import Application, run
 from services.settings.settings import Settings
 
-FILE_SECONDS = 5.0  # that the start waits for the models file: what is on this machine is registered by then
+FILE_SECONDS = 5.0  # how long the start waits for the models file; local models are registered by then
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
-    """Puts the service together: database, registrations, core, and the two wire formats on top."""
+    """Builds the service: database, registrations, core, and the two wire formats on top."""
     check_publishers(settings.model.publishers)
     supported = load_supported(settings.model.supported)
     database = await Database.open(settings.home / "catalog.db", MIGRATIONS)
@@ -48,7 +48,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         await database.close()
 
     async def leave() -> None:
-        # Watches never end by themselves, and would hold up the drain.
+        # Watches never end by themselves and would block the drain.
         catalog.end_watches()
         keys.watchers.close()
 

@@ -1,6 +1,6 @@
-"""The catalog: what is registered, what is ready where, and what operators may do about it.
+"""The catalog: the registered models, their state on each replica, and the operations on them.
 
-It speaks of registrations, reports and views; what they look like on the wire is for `api`.
+It uses registrations, reports and views; `api` converts them to the wire formats.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
-ROLL_CALL_SECONDS = REPORT_WITHIN / 4  # how often silent replicas are looked for
+ROLL_CALL_SECONDS = REPORT_WITHIN / 4  # how often silent replicas are dropped
 MAX_SECONDS = 1e9
 MAX_RATE = 1e12
 MAX_BYTES = 2**62
@@ -41,7 +41,7 @@ MAX_BYTES = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opinion:
-    """What one replica thinks of every runtime that it has."""
+    """One replica's verdicts on all its runtimes."""
 
     replica: str
     device: str
@@ -49,7 +49,7 @@ class Opinion:
 
 
 class Catalog:
-    """Everything that the two wire formats offer. It needs a running loop; close it."""
+    """The core behind the two wire formats. It needs a running loop; close it."""
 
     def __init__(
         self,
@@ -76,27 +76,28 @@ class Catalog:
         return self._view(await self._registrar.register(new))
 
     async def update(self, name: str, change: Change) -> ModelView:
-        """Changes what an operator may change of a model.
+        """Applies an operator's change to a model.
 
-        Raises what `Registrar.update` raises, and InvalidRequest where the models file has it.
+        Raises what `Registrar.update` raises, and InvalidRequest if the models file declares the model.
         """
         self.declarations.check_by_hand(self._registrations.get(name))
         return self._view(await self._registrar.update(name, change))
 
     async def delete(self, name: str) -> None:
-        """Forgets a model. Raises ModelNotFound, and InvalidRequest where the models file has it."""
+        """Deletes a model. Raises ModelNotFound, and InvalidRequest if the models file declares it."""
         found = self._registrations.get(name)
         self.declarations.check_by_hand(found)
         await self._registrations.remove(found)
         log.info("model deleted", extra={"model": found.id})
 
     async def load(self, name: str, runtime: str) -> ModelView:
-        """Wants a model in memory, under a runtime (empty: that of its registration, or else the registry's choice).
+        """Marks a model to be kept in memory, with `runtime` (empty: its registration's, or else the registry's
+        choice).
 
         Raises:
-            ModelNotFound: there is none of that name.
-            InvalidRequest: no live replica has that runtime, and the message lists those there are; or it is none that
-                could run the model as it is registered.
+            ModelNotFound: there is no such model.
+            InvalidRequest: no live replica has that runtime, and the message lists the available ones; or that runtime
+                cannot run the model as registered.
         """
         found = self._registrations.get(name)
         if runtime:
@@ -110,7 +111,7 @@ class Catalog:
         return self._view(await self._registrations.change(found, change))
 
     async def unload(self, name: str) -> ModelView:
-        """Gives a model's memory back, and no longer wants it there. Raises ModelNotFound."""
+        """Frees a model's memory and stops keeping it loaded. Raises ModelNotFound."""
 
         def change(old: Registration) -> Registration:
             return replace(old, desired=replace(old.desired, keep_loaded=False, unloads=old.desired.unloads + 1))
@@ -118,13 +119,13 @@ class Catalog:
         return self._view(await self._registrations.change(self._registrations.get(name), change))
 
     async def record(self, name: str, measurement: Measurement) -> None:
-        """Notes a measurement. Raises ModelNotFound, InvalidRequest."""
+        """Stores a measurement. Raises ModelNotFound, InvalidRequest."""
         found = self._registrations.get(name)
         check_measurement(measurement)
         await self._registrations.record(found, measurement)
 
     def explain(self, name: str) -> tuple[ModelView, list[Opinion]]:
-        """How every live replica resolves a model, by name. Raises ModelNotFound."""
+        """Explains how every live replica resolves a model, in order of replica name. Raises ModelNotFound."""
         view = self.views.get(name)
         return view, [
             Opinion(replica=one.name, device=one.registry.device, verdicts=explain(one, view.desired))
@@ -132,19 +133,19 @@ class Catalog:
         ]
 
     def report(self, report: Report) -> bool:
-        """Takes in what a replica says; gives whether the catalog now knows all of it. Raises Overloaded."""
+        """Takes in a replica's report; returns whether the catalog now knows its full state. Raises Overloaded."""
         heard = self._replica_status.report(report, lambda model_id: self.views.has(model_id, report.modality))
         for modality in heard.rosters:
             self.views.roster_changed(modality)
         self.views.changed(heard.models)
         if report.leaving:
             self._machine.drop(report.replica)
-        elif report.figures and heard.known:  # else its number would not be bounded
+        elif report.figures and heard.known:  # otherwise the number of replicas would be unbounded
             self._machine.take(report.replica, report.modality, report.figures)
         return heard.known
 
     def expire(self) -> None:
-        """Stops counting the replicas that have fallen silent."""
+        """Drops the replicas that have fallen silent."""
         gone = self._replica_status.expire()
         for replica in gone:
             log.warning("a replica has fallen silent", extra={"replica": replica.name})
@@ -153,12 +154,12 @@ class Catalog:
             self.views.roster_changed(modality)
 
     def end_watches(self) -> None:
-        """Ends all watches, and those to come: they never end by themselves."""
+        """Ends all watches, including later ones: they never end by themselves."""
         self.watchers.close()
         self.machine_watchers.end_watches()
 
     async def close(self) -> None:
-        """Ends all watches, and waits for what is being written."""
+        """Ends all watches and waits for pending writes."""
         self.end_watches()
         await self.machine_watchers.close()
         self._roll_call.cancel()
@@ -169,7 +170,7 @@ class Catalog:
         await self._registrations.close()
 
     def _check_offered(self, runtime: str, modality: Modality) -> None:
-        """Makes sure that a live replica has a runtime, installed. Raises InvalidRequest."""
+        """Checks that a live replica has a runtime installed. Raises InvalidRequest."""
         offers = [offer for one in self._replica_status.live(modality) for offer in one.registry.runtimes]
         missing = [offer.missing for offer in offers if offer.name == runtime]
         if missing and all(missing):
@@ -192,12 +193,12 @@ class Catalog:
             await asyncio.sleep(ROLL_CALL_SECONDS)
             try:
                 self.expire()
-            except Exception:  # a bug in one round must not make the dead count for ever
+            except Exception:  # a bug in one round must not keep dead replicas for ever
                 log.exception("unexpected error in the roll call")
 
 
 def check_measurement(measurement: Measurement) -> None:
-    """Makes sure that a measurement can be one. Raises InvalidRequest with its parameter."""
+    """Validates a measurement. Raises InvalidRequest with the parameter at fault."""
     for name, limit in (("runtime", 64), ("device", 16)):
         text = str(getattr(measurement, name))
         if not text or len(text) > limit:

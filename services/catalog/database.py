@@ -1,6 +1,6 @@
 """The catalog's SQLite file: opened by one process at a time, migrated, and written in whole transactions.
 
-It knows no tables. Once a write returns it is on disk (synchronous=FULL).
+It knows no tables. A write is on disk once it returns (synchronous=FULL).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from services.storage.sqlite_file import DatabaseUnusable, SqliteFile
 
 APPLICATION_ID = 0x616C6C6D  # `allm`, in the file's header
-BUSY_MILLISECONDS = 5000  # how long a reader of the file, such as a backup, may hold up a write
-PRIMARY = 0xFF  # what remains of an extended error code of SQLite
+BUSY_MILLISECONDS = 5000  # how long a reader of the file, such as a backup, may block a write
+PRIMARY = 0xFF  # mask from an extended SQLite error code to the primary one
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 class Database(SqliteFile):
-    """An open database. Close it, and others can have it."""
+    """An open database. Closing it lets another process open it."""
 
-    work_errors = (sqlite3.IntegrityError,)  # how a name that is taken is told
+    work_errors = (sqlite3.IntegrityError,)  # raised for a name that is taken
 
     def __init__(self, path: Path, migrations: Sequence[str]) -> None:
         super().__init__(path, "catalog-database")
@@ -31,7 +31,7 @@ class Database(SqliteFile):
 
     @classmethod
     async def open(cls, path: Path, migrations: Sequence[str]) -> Database:
-        """Opens or makes the file and brings it up to date.
+        """Opens or creates the file and migrates it to the current schema.
 
         Raises:
             DatabaseUnusable: another process has it, it is damaged, it is not the catalog's, or a newer allm wrote it.
@@ -40,7 +40,7 @@ class Database(SqliteFile):
         await database._opened()
         return database
 
-    # --- in the thread, at the start and at the end
+    # --- in the thread, on open and close
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,13 +55,13 @@ class Database(SqliteFile):
             connection.execute("PRAGMA foreign_keys = ON")
             self._migrate(connection)
         except sqlite3.Error as error:
-            # Without one of these codes the file may be as good as ever: a full disk is no reason to move it away.
+            # With other codes the file may be intact: a full disk is no reason to move it away.
             if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & PRIMARY not in DAMAGED:
                 raise DatabaseUnusable(f"{self._path} cannot be used: {error}; nothing in it was changed") from error
             raise DatabaseUnusable(self._advice(f"cannot be read ({error})")) from error
 
     def _take_lock(self) -> None:
-        """The lock goes with the process, however that ends."""
+        """Takes the lock, which ends with the process in any case."""
         path = self._path.with_name(f"{self._path.name}.lock")
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -72,7 +72,7 @@ class Database(SqliteFile):
             ) from error
 
     def _recognise(self, connection: sqlite3.Connection) -> None:
-        """Refuses what is damaged, not ours, or newer than this code, before anything is changed."""
+        """Rejects a file that is damaged, not ours, or newer than this code, before any change."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (owner,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -92,7 +92,7 @@ class Database(SqliteFile):
             )
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        """Each step in a transaction of its own, with the number that says that it is done."""
+        """Runs each step in its own transaction, together with the version number that marks it as done."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         for number, script in enumerate(self._migrations[version:], version + 1):
             marks = f"PRAGMA user_version = {number}; PRAGMA application_id = {APPLICATION_ID};"

@@ -1,4 +1,4 @@
-"""What the catalog counts, for Prometheus."""
+"""The catalog's Prometheus metrics."""
 
 from __future__ import annotations
 

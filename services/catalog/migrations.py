@@ -1,4 +1,4 @@
-"""The steps from an empty database to the present one. One that was ever released is never changed, only followed."""
+"""The migrations from an empty database to the current schema. A released one never changes: only new ones follow."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MIGRATIONS: tuple[str, ...] = (
         revoked INTEGER NOT NULL                   -- 0: it was not
     ) STRICT;
     """,
-    # Beside the runtime that was asked for last, what the registration says: until now only the models file could.
+    # Stores the registration's runtime next to the last one asked for: so far only the models file could set it.
     """
     ALTER TABLE models ADD COLUMN registered_runtime TEXT NOT NULL DEFAULT ''; -- asked for at registration, or empty
     ALTER TABLE models ADD COLUMN engine TEXT NOT NULL DEFAULT '{}'; -- JSON, see registration.py

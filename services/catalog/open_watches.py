@@ -1,4 +1,4 @@
-"""All watches of one kind that are open: not too many, told of what changes, and ended when the catalog stops."""
+"""All open watches of one kind: limited in number, notified of changes, and ended when the catalog stops."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from services.errors import Overloaded
 
 
 class Closable(Protocol):
-    """A watch, as far as it is looked at here."""
+    """A watch that can be closed."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the watch."""
 
 
 W = TypeVar("W", bound=Closable)
 
 
 class OpenWatches(Generic[W]):
-    """At most so many. `of`: what they watch, for errors; `count`: is told how many there are."""
+    """Up to `most` open watches. `of`: the thing watched, for errors; `count`: receives the number of open watches."""
 
     def __init__(self, most: int, of: str, count: Callable[[int], None] = lambda number: None) -> None:
         self._most = most
@@ -31,7 +31,7 @@ class OpenWatches(Generic[W]):
 
     @contextmanager
     def watch(self, make: Callable[[], W]) -> Iterator[W]:
-        """A watch for as long as the block runs. Raises Overloaded when there are too many."""
+        """Opens a watch for the duration of the block. Raises Overloaded when there are too many."""
         if len(self._watches) >= self._most:
             raise Overloaded(f"{self._most} watches of {self._of} are open, which is the limit", retry_after=5)
         watch = make()
@@ -46,11 +46,11 @@ class OpenWatches(Generic[W]):
             self._count(len(self._watches))
 
     def __iter__(self) -> Iterator[W]:
-        """Those that are open."""
+        """Iterates over the open watches."""
         return iter(self._watches)
 
     def close(self) -> None:
-        """Ends all of them, and those to come."""
+        """Ends all watches, including any opened later."""
         self._closed = True
         for watch in self._watches:
             watch.close()

@@ -1,4 +1,4 @@
-"""Changes of disk and memory, one at a time and each to its end: a caller who gives up must not leave the two apart."""
+"""Runs changes of disk and memory one by one, each to its end: a cancelled caller must not leave the two different."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ T = TypeVar("T")
 
 
 class WholeChanges:
-    """Runs changes in the order in which they come."""
+    """Runs changes in order of arrival."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Does `work` once those before it are done, also where whoever waits for it is cancelled. Raises what it
-        raises."""
+        """Runs `work` after all earlier changes, even if the caller is cancelled. Raises what it raises."""
 
         async def alone() -> T:
             async with self._turn:
@@ -30,5 +29,5 @@ class WholeChanges:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Waits for what is under way."""
+        """Waits for running changes."""
         await asyncio.gather(*self._tasks, return_exceptions=True)

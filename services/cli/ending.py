@@ -1,4 +1,4 @@
-"""How commands end when something is wrong: with a sentence on the standard error, and a status."""
+"""Error endings of commands: a sentence on the standard error, and an exit status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_INTERRUPTED = 130
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Ends the command with a sentence and a status when what happens inside of it raises a Problem."""
+    """Turns a Problem raised in the block into a sentence and an exit status."""
     try:
         yield
     except SettingError as error:

@@ -1,4 +1,4 @@
-"""What the machine does, as people read it: one sample."""
+"""A sample of the machine as tables for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVENTS = ("TIME", "EVENT", "REPLICA", "MODEL")
 def show_machine(
     page: Page, sample: machine_service_pb2.MachineSample, events: Sequence[figures_pb2.MachineEvent]
 ) -> None:
-    """Memory, what each service does, and what has happened lately."""
+    """Shows memory, each service's load, and the latest events."""
     rows = [row for host in sample.hosts for row in _memory(host)]
     if rows:
         page.table(MEMORY, rows, right=frozenset(MEMORY[1:]))

@@ -29,7 +29,7 @@ app.add_typer(keys_app, name="keys")
 
 
 def run() -> None:
-    """The entry point of the command `allm`."""
+    """Runs the command `allm`."""
     app()
 
 
@@ -42,7 +42,7 @@ def _version(wanted: bool) -> None:
 def _installed_version() -> str:
     try:
         return metadata.version("allm")
-    except metadata.PackageNotFoundError:  # run from a source tree
+    except metadata.PackageNotFoundError:  # running from a source tree
         return "(not installed)"
 
 

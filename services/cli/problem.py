@@ -1,5 +1,5 @@
-"""What ends the `allm` command with a plain sentence."""
+"""The exception that ends the `allm` command with a plain sentence."""
 
 
 class Problem(Exception):
-    """`allm` cannot go on; the message says why and what can be done, and needs no stack trace."""
+    """An error that ends the command; the message gives the cause and a remedy, without a stack trace."""

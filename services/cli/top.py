@@ -1,4 +1,4 @@
-"""`allm top`: what the machine does, now and until Ctrl-C."""
+"""`allm top`: shows the machine's state until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from services.cli.models.document import document, print_document
 from services.cli.models.page import Page
 from services.cli.models.session import session
 
-SILENT_SECONDS = 6.0  # three of its intervals
-PAST_SECONDS = 900  # whose events are shown
+SILENT_SECONDS = 6.0  # three intervals of samples
+PAST_SECONDS = 900  # age of the oldest events shown
 MAX_EVENTS = 10
 
 Shown = tuple[machine_service_pb2.MachineSample, list[figures_pb2.MachineEvent]]
 
 
 def show_once(address: str, as_json: bool) -> None:
-    """One sample, and the latest events. Ends the command with a sentence where something is wrong."""
+    """Shows one sample and the latest events. An error ends the command with a sentence."""
     with session(address) as at, closing(_samples(at.connection)) as samples:
         sample, events = next(samples)
         if as_json:
@@ -38,7 +38,7 @@ def show_once(address: str, as_json: bool) -> None:
 
 
 def show_on(address: str, console: Console) -> None:
-    """One sample after the other, on a terminal, until Ctrl-C. Ends as `show_once` does."""
+    """Shows each new sample on a terminal until Ctrl-C. Ends as `show_once` does."""
     with session(address) as at, suppress(KeyboardInterrupt), Live(console=console, screen=True) as live:
         for sample, events in _samples(at.connection):
             drawn = Console(file=io.StringIO(), force_terminal=True, width=console.width, highlight=False)
@@ -48,9 +48,9 @@ def show_on(address: str, console: Console) -> None:
 
 
 def _samples(connection: Connection) -> Generator[Shown, None, None]:
-    """The last sample of the past, and each from then on, with the latest events; without end.
+    """Yields the last past sample and all later ones, each with the latest events, without end.
 
-    Raises Refused, Lost or Late, also where nothing comes any more.
+    Raises Refused, Lost or Late, also if the samples stop.
     """
     request = machine_service_pb2.WatchMachineRequest(history=duration_pb2.Duration(seconds=PAST_SECONDS))
     events: deque[figures_pb2.MachineEvent] = deque(maxlen=MAX_EVENTS)
@@ -69,7 +69,7 @@ def _samples(connection: Connection) -> Generator[Shown, None, None]:
 def _heard(
     connection: Connection, request: machine_service_pb2.WatchMachineRequest
 ) -> Iterator[machine_service_pb2.WatchMachineResponse]:
-    """What a watch tells; a sample comes at each interval, so silence means that nobody is there any more."""
+    """Yields a watch's events. A sample comes at each interval, so silence means that the connection is dead."""
     call = connection.machine.WatchMachine(request)
     silent = threading.Event()
 

@@ -28,7 +28,7 @@ from services.settings.settings import Settings
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
-    """Puts the service together: registry, manager and provision, codecs, core, and the two wire formats on top."""
+    """Builds the service: registry, manager, provision, codecs, core, and the two wire formats on top."""
     image = settings.image
     device = resolve_device(image.device)
     registry = EngineRegistry(device, forced=image.device != "auto")

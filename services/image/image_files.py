@@ -1,4 +1,4 @@
-"""Pictures that answers name by a `url`: kept for an hour behind unguessable names, in a folder that replicas share."""
+"""Storage for pictures that answers link by `url`: unguessable names, kept for an hour, in a folder replicas share."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ SWEEP_SECONDS = 60.0
 NAME_BYTES = 24  # random ones
 _NAME = re.compile(r"[A-Za-z0-9_-]{32}\.(png|jpeg|webp)")
 _PARTIAL = ".part"  # of a file that is being written
-PATH = "/v1/images/files/"  # where the gateway serves them
+PATH = "/v1/images/files/"  # the gateway serves them under this path
 
 
 class ImageFiles:
-    """The folder. Whoever starts it removes what has expired, also of replicas that are gone."""
+    """The shared folder. Every replica removes expired pictures, including those of replicas that are gone."""
 
     def __init__(self, folder: Path, limit_bytes: int, public_url: str, kept_seconds: float = KEPT_SECONDS) -> None:
         self._folder = folder
         self._limit = limit_bytes
         self._address = public_url + PATH
         self._kept_seconds = kept_seconds
-        self._size = 0  # bytes in the folder as the last sweep found it, and what was added here since
+        self._size = 0  # bytes in the folder at the last sweep, plus what was added here since
         self._sweeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Makes the folder and begins to sweep it. Raises Internal where it cannot be used."""
+        """Creates the folder and starts sweeping it. Raises Internal if the folder cannot be used."""
         try:
             await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
             await asyncio.to_thread(self._sweep)
@@ -46,17 +46,17 @@ class ImageFiles:
         self._sweeping = asyncio.create_task(self._sweep_on())
 
     async def close(self) -> None:
-        """Stops sweeping; the pictures stay for the other replicas."""
+        """Stops sweeping. The pictures stay for the other replicas."""
         if self._sweeping:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
 
     async def keep(self, data: bytes, kind: FileKind) -> str:
-        """Writes a picture and gives its address.
+        """Writes a picture and returns its URL.
 
         Raises:
             Overloaded: the folder is full.
-            Internal: the disk takes no more.
+            Internal: the picture cannot be written.
         """
         if self._size + len(data) > self._limit:
             raise Overloaded(
@@ -73,7 +73,7 @@ class ImageFiles:
         return self._address + name
 
     async def read(self, name: str) -> tuple[str, bytes]:
-        """Content type and bytes of a picture. Raises ImageNotFound where there is none of that name, or no longer."""
+        """Returns a picture's content type and bytes. Raises ImageNotFound if it does not exist or has expired."""
         found = _NAME.fullmatch(name)
         if not found:
             raise ImageNotFound("There is no such picture.", param="name")
@@ -86,7 +86,7 @@ class ImageFiles:
             raise Internal(f"a picture cannot be read: {error.strerror}") from error
 
     def _write(self, name: str, data: bytes) -> None:
-        """Under its name it is whole: other replicas read it as soon as it is there."""
+        """Renames the file only when it is complete, because other replicas read it as soon as it exists."""
         path = self._folder / f"{name}{_PARTIAL}"
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -112,7 +112,7 @@ class ImageFiles:
                 log.exception("the folder of pictures cannot be swept")
 
     def _sweep(self) -> None:
-        """Removes what has expired; nothing that is not ours is touched."""
+        """Removes expired pictures. Files that are not ours stay untouched."""
         oldest = time.time() - self._kept_seconds
         size = 0
         for path in self._ours():

@@ -1,4 +1,4 @@
-"""Pictures: a request in, news of its pictures out. The core that both wire formats call."""
+"""The core of the image service: a request in, a stream of events out. Both wire formats call it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.telemetry import tracing
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A loaded model has taken the request."""
+    """A loaded model has accepted the request."""
 
     model_id: str
     parameters: Parameters
@@ -29,10 +29,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the request is; never falls."""
+    """The request's progress; `step` never decreases."""
 
     step: int  # mean of the pictures
-    steps: int  # that each of them takes
+    steps: int  # per picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What a picture looks like so far."""
+    """A preview of a picture."""
 
     number: int  # of its previews, from 0
     drawn: Drawn
@@ -57,25 +57,25 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A picture that does not change any more. They need not come in order."""
+    """A finished picture. Pictures need not arrive in order."""
 
     drawn: Drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end, and what was used."""
+    """The end of the request, with its usage."""
 
     prompt_tokens: int
-    steps: int  # that were computed, of all pictures
-    seconds: float  # from the first of them on
+    steps: int  # computed, over all pictures
+    seconds: float  # since the first step
 
 
 Event = Started | Progress | Partial | Done | Finished
 
 
 class Images:
-    """Draws."""
+    """Draws pictures."""
 
     def __init__(self, models: ImageModels, pictures: Pictures, settings: ImageSettings) -> None:
         self._models = models
@@ -83,20 +83,20 @@ class Images:
         self._metadata = settings.metadata
 
     async def model_id(self, name: str) -> str:
-        """The id behind an id or alias. Raises ModelNotFound."""
+        """Resolves an id or alias to the model's id. Raises ModelNotFound."""
         return (await self._models.find(name)).id
 
     @asynccontextmanager
     async def generate(self, request: ImageRequest, client: str) -> AsyncIterator[AsyncIterator[Event]]:
-        """Runs a request as long as the block runs; leaving it early ends the model's work.
+        """Runs a request for the duration of the block; leaving the block early stops the model's work.
 
         The events end after Finished.
 
         Raises, here or while events are read:
-            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do that.
+            ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or cannot do this.
             InvalidRequest: a picture cannot be read, or a value is wrong; `param` is a field of ImageRequest.
             Overloaded: too many requests wait, or the caller's key has used up its tokens of the minute.
-            Timeout, Internal, OutOfMemory: it took too long, or went wrong.
+            Timeout, Internal, OutOfMemory: the request took too long or failed.
         """
         caller = current_caller()
         stored = await self._models.find(request.model)
@@ -167,7 +167,7 @@ class Images:
 
 
 def _texts(model_id: str, parameters: Parameters, seed: int) -> dict[str, str]:
-    """What a picture tells of how it was made. Not its prompt: pictures are passed on more freely than words."""
+    """Returns a picture's metadata. The prompt is left out, because pictures are shared more freely than prompts."""
     texts = {
         "Software": "allm",
         "Model": model_id,

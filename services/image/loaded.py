@@ -1,4 +1,4 @@
-"""A loaded image model, seen from the service: prompts and pixels in, pixels out."""
+"""The service's view of a loaded image model: prompts and pixels in, pixels out."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ from services.telemetry.tracing import IMAGES, INPUT_TOKENS, STEPS
 from services.worker.model_in_worker import ModelInWorker, Pending, RequestLimits
 from services.worker.process import WorkerProcess
 
-TILE = 16  # pixels: the side of what counts as an image token
+TILE = 16  # pixels: the side of an image token
 
 News = Accepted | Progress | Picture | Finished
 
 
 class GenerationJob(Pending):
-    """One request, and the news of it in order."""
+    """One request and its events, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.queued_since = None  # until its prompt is read
-        self.told = False  # whether a picture has come
-        self.share = 0.0  # of its steps, that is computed
+        self.told = False  # a picture has arrived
+        self.share = 0.0  # computed share of its steps
         self._counts: dict[str, float] = {}
         self._unread: deque[News] = deque()
 
     @property
     def counts(self) -> Mapping[str, float]:
-        """Tokens of the prompt, pictures, and, once they are done, steps of them all."""
+        """Prompt tokens, pictures, and, once all pictures are done, their steps."""
         return self._counts
 
     def tokens(self, pixels: int) -> int:
-        """What it counts for so far where a key has a rate of tokens, with so many pixels of all its pictures."""
+        """Tokens to charge to the key's token rate so far; `pixels` is the total of all its pictures."""
         return int(self._counts.get(INPUT_TOKENS, 0)) + math.ceil(self.share * pixels / TILE**2)
 
     async def next(self) -> News:
-        """Waits for the next news. Raises the error that ended the request, after what came before it."""
+        """Waits for the next event. Raises the error that ended the request, after all earlier events."""
         while not self._unread:
             await self._wait()
         return self._unread.popleft()
 
     def push(self, news: News) -> None:
-        """Takes news from the worker. Of progress that nobody has read only the newest counts, so that what waits for a
-        slow reader is never more than the pictures that were asked for.
+        """Queues an event from the worker. Unread progress is replaced by newer progress, so that the queue of a slow
+        reader never holds more than the requested pictures.
         """
         if self._unread and isinstance(news, Progress) and isinstance(self._unread[-1], Progress):
             self._unread.pop()
@@ -80,13 +80,13 @@ class GenerationJob(Pending):
 
 
 class LoadedPipeline(ModelInWorker[GenerationJob, FromWorker]):
-    """A pipeline of diffusers in a worker process of its own."""
+    """A diffusers pipeline in its own worker process."""
 
-    # Requests are accepted beside the loop that draws, also when that hangs.
+    # The worker's reader thread accepts requests even when the batch loop hangs.
     beside: ClassVar[tuple[type, ...]] = (Accepted,)
 
     def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: ImageSettings) -> None:
-        """Takes over a worker that said Ready."""
+        """Takes over a worker that sent Ready."""
         self.ready = ready
         self.counters = Counters(0, 0, 0, 0)
         limits = RequestLimits(
@@ -101,9 +101,9 @@ class LoadedPipeline(ModelInWorker[GenerationJob, FromWorker]):
 
     @contextmanager
     def draw(self, generate: Callable[[int], Generate]) -> Iterator[GenerationJob]:
-        """Runs a request as long as the block runs; leaving it early cancels the request.
+        """Runs a request for the duration of the block; leaving the block early cancels the request.
 
-        `generate` makes the worker's message for a request's number.
+        `generate` builds the worker's message from the request's number.
 
         Raises:
             Overloaded: the queue is full.

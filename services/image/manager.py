@@ -1,4 +1,4 @@
-"""ImageManager: loads diffusers pipelines into worker processes, each with the runtime that the registry names."""
+"""The image models of a service: loads diffusers pipelines into worker processes, with the registry's runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CAPABILITY = "image"
 
 
 class ImageManager(ModelManager[LoadedPipeline]):
-    """The image models of this process. `device` is where they run: cuda, mps or cpu."""
+    """Loads the image models of this process. `device` is the device they run on: cuda, mps or cpu."""
 
     def __init__(self, settings: ImageSettings, device: str) -> None:
         super().__init__(self._start)
@@ -49,7 +49,7 @@ class ImageManager(ModelManager[LoadedPipeline]):
         return await start.run(adopt)
 
     def options(self, descriptor: ModelDescriptor) -> EngineOptions:
-        """How a model is run here: what its worker is told, and what its memory is reckoned from."""
+        """Returns the engine options of a model. Its worker and its memory estimate both use them."""
         settings = self._settings
         return EngineOptions(
             model_id=descriptor.id,
@@ -64,14 +64,14 @@ class ImageManager(ModelManager[LoadedPipeline]):
 
 
 class ImageModels(RegisteredModels[LoadedPipeline]):
-    """The image models that are registered, and what is loaded of them."""
+    """The registered image models and their loaded pipelines."""
 
     @asynccontextmanager
     async def loaded(self, stored: StoredModel) -> AsyncIterator[LoadedPipeline]:
-        """Leases a model; where it cannot be loaded here but others have it, the error says so.
+        """Leases a model. If it cannot be loaded here but other replicas have it, the error says so.
 
         Raises:
-            Unsupported: the model is for something else; `param` is `model`.
+            Unsupported: the model is not an image model; `param` is `model`.
             ModelInvalid, ModelNotReady, Unsupported, OutOfMemory, Internal, Timeout: it cannot be served here.
         """
         require(stored, CAPABILITY, called="images")

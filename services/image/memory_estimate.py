@@ -1,13 +1,13 @@
-"""How much memory an image model takes: told before it is loaded, from its files' headers and the settings.
+"""The memory estimate of an image model before it is loaded, from its files' headers and the settings.
 
     numbers x bytes of the dtype + the largest file as mapped + images x pixels x channels x 32 x bytes / 4 + 119 MiB
 
-`numbers` are those of all components' weights; `images` are those of a batch, `channels` the first of
-`block_out_channels` of the VAE, whose decoding at full size is the peak (128 for Stable Diffusion: see _BYTES_PER_PIXEL
-in services/image/engine/runtimes/diffusers/placement.py); the rest is what torch's kernels keep, and gaps of the heap,
-which grow until a few batches are done. Fitted to the peak of shapes-sd above a worker that has only imported its
-pipelines; that one is `worker`. On a GPU that has too little for all of it, parts of the model stay on the host, and
-the component that runs is what the device holds.
+`numbers` counts the weights of all components, `images` the images of a batch; `channels` is the first of the VAE's
+`block_out_channels`. The peak is the VAE's decoding at full size (128 channels for Stable Diffusion: see
+_BYTES_PER_PIXEL in services/image/engine/runtimes/diffusers/placement.py). The constant covers torch's kernels and heap
+fragmentation, which grows during the first few batches. It is fitted to the peak of shapes-sd above `worker`, a worker
+that has only imported its pipelines. If a GPU is too small for the whole model, parts of it stay on the host, and the
+device holds only the component that runs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from services.settings.settings import MIB
 WORKER_BYTES = 463 * MIB  # a worker that has imported torch, transformers and the pipelines
 _WEIGHTS = ".safetensors"
 _KERNELS = 119 * MIB
-_CHANNELS, _SIDE = 128, 512  # where a model does not say
+_CHANNELS, _SIDE = 128, 512  # defaults for models that do not say
 _BYTES_PER_CHANNEL = 32  # of a pixel, in 32 bits
 
 
 class ImageMemoryEstimate:
-    """Reckons for one service. `options`: how the manager runs a model."""
+    """Estimates memory for one service. `options` returns the manager's engine options for a model."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ImageMemoryEstimate:
         self._devices = devices
 
     def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
-        """What a model takes at its peak. Reads headers only.
+        """Estimates a model's peak memory. Reads headers only.
 
         Raises:
             AllmError, OSError, ValueError: a header cannot be read.
@@ -66,11 +66,11 @@ class ImageMemoryEstimate:
             parts["weights"] += max((path.stat().st_size for path in files), default=0)
             return MemoryEstimate.of(parts, {"worker": WORKER_BYTES}, gpu=False)
         parts["compute"] += TORCH_CONTEXT
-        host = WORKER_BYTES + parts["weights"]  # they are read there before they move
+        host = WORKER_BYTES + parts["weights"]  # weights are read into host memory before they move to the device
         return MemoryEstimate({HOST: host, DEVICE: self._on_device(parts, weights)}, {**parts, "worker": WORKER_BYTES})
 
     def _on_device(self, parts: Mapping[str, int], weights: Mapping[Path, int]) -> int:
-        """Everything; where the GPU is too small for that, the component that runs (see choose_offload)."""
+        """Returns the whole estimate, or, if the GPU is too small, the running component's (see choose_offload)."""
         whole = sum(parts.values())
         total = next((each.total for each in self._devices() if each.name == DEVICE), whole)
         if whole <= total * SPARE:
@@ -87,7 +87,7 @@ def _numbers(path: Path) -> int:
 
 
 def _decoder(folder: Path) -> tuple[int, int]:
-    """The VAE's channels at full size, and the side of the model's usual picture in pixels."""
+    """Returns the VAE's channels at full size, and the side of the model's default picture in pixels."""
     vae = _config(folder / "vae" / "config.json")
     blocks = vae.get("block_out_channels") or [_CHANNELS] * 4
     denoiser = _config(folder / "unet" / "config.json") or _config(folder / "transformer" / "config.json")

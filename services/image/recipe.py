@@ -1,6 +1,6 @@
-"""What exactly is drawn: the wishes of a request, and what the model has where it wishes nothing.
+"""Resolves a request to exact drawing parameters: its own values, else the model's defaults.
 
-Whatever the model cannot do is refused here by name, before anything is decoded or computed.
+Parameters that the model cannot honour are refused here by name, before anything is decoded or computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.image.image_request import ImageRequest, Quality
 from services.image.pictures.coding.messages import Fit
 from services.models.desired import ImageDefaults
 
-# Shares of the model's own steps; what comes out is held within its limits.
+# Multiples of the model's default steps; the result is clamped to the model's limits.
 SHARES: Mapping[Quality, float] = {"low": 0.5, "auto": 1.0, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
 RANDOM_SEEDS = 2**32
 _PIPELINES_OWN = ImageDefaults()
@@ -23,7 +23,7 @@ _PIPELINES_OWN = ImageDefaults()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What is drawn with."""
+    """The parameters that pictures are drawn with."""
 
     width: int
     height: int
@@ -31,21 +31,21 @@ class Parameters:
     steps: int
     guidance: float
     scheduler: str
-    strength: float | None = None  # None: nothing is drawn over
+    strength: float | None = None  # None: no input image
 
 
 class Recipe:
-    """A request that fits its model.
+    """A request that was checked against its model.
 
     Raises:
-        InvalidRequest: a value outside of the model's limits; `param` is a field of ImageRequest.
-        Unsupported: the model cannot do that.
+        InvalidRequest: a value is outside the model's limits; `param` is a field of ImageRequest.
+        Unsupported: the model cannot do this.
     """
 
     def __init__(
         self, request: ImageRequest, model_id: str, ready: Ready, defaults: ImageDefaults = _PIPELINES_OWN
     ) -> None:
-        """`defaults` are those that the model was registered with."""
+        """`defaults` come from the model's registration."""
         self._defaults = defaults
         self._request = request
         self._model_id = model_id
@@ -60,7 +60,7 @@ class Recipe:
         self._check_negative()
 
     def fit(self) -> Fit:
-        """Which size an image that is drawn over shall have."""
+        """Returns the size constraints for an input image."""
         sizes = self._ready.sizes
         width, height = self._request.size or (sizes.width, sizes.height)
         return Fit(
@@ -74,13 +74,13 @@ class Recipe:
         )
 
     def plain(self) -> Parameters:
-        """What a picture without an image to draw over is drawn with."""
+        """Returns the parameters for a picture without an input image."""
         sizes = self._ready.sizes
         width, height = self._request.size or (sizes.width, sizes.height)
         return self._parameters(width, height, None)
 
     def over(self, width: int, height: int, *, masked: bool) -> Parameters:
-        """What an image that now has that size is drawn over with."""
+        """Returns the parameters for drawing over an image of this (fitted) size."""
         self._check_size(width, height)
         ready, wanted = self._ready, self._request.strength
         if masked and "inpainting" not in ready.modes:
@@ -98,7 +98,7 @@ class Recipe:
     def generate(
         self, number: int, client: str, drawn: Parameters, image: bytes | None, mask: bytes | None
     ) -> Generate:
-        """The request in the worker's words."""
+        """Builds the worker's message for the request."""
         request = self._request
         return Generate(
             request=number,
@@ -176,7 +176,7 @@ class Recipe:
         return wanted or ready.default_scheduler
 
     def _check_task(self) -> None:
-        """What a mask is, is known once it has been read."""
+        """Checks the mode. Masks are checked later, in `over`, once the image has been read."""
         modes: Sequence[str] = self._ready.modes
         task = self._request.task
         if task == "generate" and "text_to_image" not in modes:
@@ -196,7 +196,7 @@ class Recipe:
 
 
 def limits_of(sizes: Sizes) -> str:
-    """Which sizes a model makes, in words."""
+    """Describes a model's size limits in words."""
     sides = f"width and height are {sizes.min_side} to {sizes.max_side}"
     steps = f", multiples of {sizes.multiple_of}" if sizes.multiple_of > 1 else ""
     return f"{sides}{steps}, and together at most {sizes.max_pixels} pixels"

@@ -1,6 +1,6 @@
-"""Which execution caches official publishers offer for which models (`supported_models.json`), and the allow-list.
+"""The execution caches that official publishers offer for models (`supported_models.json`), and their allow-list.
 
-Nothing here asks the hub: it says what may be looked at, and who may be trusted with it.
+This module sends no requests to the hub; it defines which repositories may be used and which publishers are trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATTERN = re.compile(rf"{_NAME}/(?:\*|{_NAME})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownArtifact:
-    """An execution cache of the data file: where it lies, and where it may be used."""
+    """An execution cache from the data file: its source, and the runtime and devices that may use it."""
 
     source: HubSource
     format: Format
@@ -54,21 +54,21 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SupportedModels:
-    """The data file, read."""
+    """The parsed data file."""
 
     def __init__(self, artifacts: Mapping[str, Sequence[KnownArtifact]]) -> None:
         self._artifacts = {repository: tuple(known) for repository, known in artifacts.items()}
 
     def artifacts_of(self, repository: str) -> tuple[KnownArtifact, ...]:
-        """The execution caches for the model of this repository, in the order of the file; none if it is not there."""
+        """Returns the execution caches for a repository's model, in file order; empty if it is not listed."""
         return self._artifacts.get(repository, ())
 
 
 def load_supported(path: Path | None) -> SupportedModels:
-    """Reads the data file; None: the one that comes along.
+    """Reads the data file; None: the shipped one.
 
     Raises:
-        ModelInvalid: it cannot be read, or says what cannot be; the message names the file and the place.
+        ModelInvalid: it cannot be read or is invalid; the message names the file and the position.
     """
     path = path or SHIPPED
     where = f"ALLM_SUPPORTED_MODELS: {path}"
@@ -92,9 +92,9 @@ def load_supported(path: Path | None) -> SupportedModels:
 
 
 def allowed(repository: str, publishers: Iterable[str]) -> bool:
-    """Whether the allow-list has a repository. Patterns are `org/*` or `org/name`, to the letter; there are no others.
+    """True if the allow-list contains a repository. The only patterns are `org/*` and `org/name`, matched exactly.
 
-    An organisation counts only as a whole: `openai/*` does not let `openai-mirror/x` in.
+    The organisation must match as a whole: `openai/*` does not allow `openai-mirror/x`.
     """
     organisation, slash, name = repository.partition("/")
     if not slash or not organisation or not name or "/" in name:
@@ -107,7 +107,7 @@ def allowed(repository: str, publishers: Iterable[str]) -> bool:
 
 
 def check_publishers(publishers: Iterable[str]) -> None:
-    """Makes sure that an allow-list says what its author means. Raises SettingError."""
+    """Checks the patterns of an allow-list. Raises SettingError."""
     for pattern in publishers:
         if _PATTERN.fullmatch(pattern) is None:
             raise SettingError("ALLM_ARTIFACT_PUBLISHERS", pattern, "a comma-separated list of `org/*` or `org/name`")
@@ -123,7 +123,7 @@ def _known(where: str, artifact: _Artifact) -> KnownArtifact:
 
 
 def _hub_source(where: str, repository: str, revision: str | None, file: str | None) -> HubSource:
-    """A source that an operator could have written too: whatever that would refuse is refused here."""
+    """Builds a source with the same checks as one that an operator writes."""
     wanted = HubSource(repository, revision or "", file or "")
     text = f"hf://{repository}" + (f"@{revision}" if revision else "") + (f"#{file}" if file else "")
     try:

@@ -1,4 +1,4 @@
-"""What a model is, told only from its registration and its own metadata."""
+"""The description of a model, from its registration and its own metadata only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Everything that decides who can run a model."""
+    """Everything that decides which runtime can run a model."""
 
     id: str
     modality: Modality
@@ -24,14 +24,14 @@ class ModelFacts:
     architecture: str  # from the model's own metadata
     capabilities: frozenset[str]
     size: int  # bytes of all files
-    context_tokens: int  # what the model was trained for; 0: it does not say
-    quantization: str = ""  # how safetensors are quantised; empty: not, or as its format always is (GGUF)
-    unpacked_size: int = 0  # bytes of quantised weights where they must be dequantised to be used; 0: the same as size
+    context_tokens: int  # trained context length; 0: unknown
+    quantization: str = ""  # of safetensors; empty: none, or inherent in the format (GGUF)
+    unpacked_size: int = 0  # bytes after dequantising, if the weights must be dequantised to be used; 0: same as size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraFile:
-    """A LoRA on this machine that belongs to a model."""
+    """A local LoRA file of a model."""
 
     path: Path
     scale: float
@@ -39,13 +39,13 @@ class LoraFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How a text model is run, where it is to be run in another way than others. Zero, empty: as the service does."""
+    """Per-model engine settings of a text model. Zero or empty: the service's own setting."""
 
-    tensor_parallel: int = 0  # GPUs of a machine that share every layer
-    pipeline_parallel: int = 0  # machines, or groups of GPUs, of which each has some of the layers
-    context_tokens: int = 0  # the most of prompt and answer together
+    tensor_parallel: int = 0  # GPUs of one machine that share every layer
+    pipeline_parallel: int = 0  # stages (machines or groups of GPUs) that hold some of the layers each
+    context_tokens: int = 0  # most tokens of prompt and answer together
     max_sequences: int = 0  # requests that decode at the same time
-    kv_tokens: int = 0  # of the key-value cache that all requests share
+    kv_tokens: int = 0  # size of the key-value cache that all requests share
     dtype: str = ""  # precision of safetensors: auto, bfloat16, float16 or float32
 
 
@@ -54,12 +54,12 @@ AS_THE_SERVICE_DOES = EngineSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescriptor(ModelFacts):
-    """A model whose files are on this machine, whole."""
+    """A model whose files are complete on this machine."""
 
-    generation: int  # counts the model's sources; a resident of an older one is replaced
+    generation: int  # counts the model's sources; a loaded older generation is replaced
     files: tuple[Path, ...]
     primary: Path  # the file or folder that a runtime opens
-    base: Path | None = None  # the folder with what a checkpoint of one file does not hold
+    base: Path | None = None  # folder with the configuration and tokenizers of a single-file checkpoint
     loras: tuple[LoraFile, ...] = ()
     engine: EngineSettings = AS_THE_SERVICE_DOES
 
@@ -74,7 +74,7 @@ def describe(
     loras: tuple[LoraFile, ...] = (),
     engine: EngineSettings = AS_THE_SERVICE_DOES,
 ) -> ModelDescriptor:
-    """The descriptor of a model whose files lie in `folder` as the manifest has them."""
+    """Builds the descriptor of a model whose files are in `folder`, as listed in the manifest."""
     return ModelDescriptor(
         id=facts.id,
         modality=facts.modality,

@@ -1,4 +1,4 @@
-"""A model as the catalog wants it: everything that a service needs to prepare it."""
+"""The desired state of a model in the catalog: everything that a service needs to prepare it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from services.models.registry import Measurement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """An execution cache from another repository of an official publisher.
+    """An execution cache from another repository, by an official publisher.
 
-    `facts` are its own: the format and architecture that its runtime reads. The model it belongs to keeps its format.
+    `facts` describe the cache: the format and architecture that its runtime reads. The model itself keeps its format.
     """
 
     runtime: str
@@ -24,7 +24,7 @@ class Artifact:
 
     @property
     def name(self) -> str:
-        """As statuses show it."""
+        """The name that statuses show."""
         return f"{self.manifest.repository}@{self.manifest.revision}"
 
 
@@ -33,21 +33,21 @@ PartKind = Literal["base", "lora"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Files of another source that a model is made of, beside its own, pinned in the same way.
+    """Additional files of a model from another source, pinned like its own.
 
-    `base`: configuration and tokenizers for an image checkpoint of one file, which holds only weights. `lora`: what is
-    added to the weights of an image model.
+    `base`: configuration and tokenizers for a single-file image checkpoint, which holds only weights. `lora`: a LoRA
+    that is added to the weights of an image model.
     """
 
     kind: PartKind
-    source: str  # as registered; empty: the repository that is usual for such a checkpoint
+    source: str  # as registered; empty: the default repository for such a checkpoint
     manifest: Manifest
-    scale: float = 1.0  # of a `lora`: how much of it is added
+    scale: float = 1.0  # of a `lora`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageDefaults:
-    """What an image model is drawn with where a request says nothing. None: what its pipeline says."""
+    """Default request parameters of an image model. None: the pipeline's default."""
 
     steps: int | None = None
     guidance: float | None = None
@@ -69,13 +69,13 @@ class DesiredModel:
     artifacts: tuple[Artifact, ...] = ()
     measured: tuple[Measurement, ...] = ()
     keep_loaded: bool = False
-    runtime: str = ""  # asked for last, by LoadModel or the registration; empty: the registry's choice
-    registered_runtime: str = ""  # what the registration says of it: what counts where LoadModel says nothing
+    runtime: str = ""  # requested last, by LoadModel or the registration; empty: the registry's choice
+    registered_runtime: str = ""  # requested by the registration; applies if LoadModel requests none
     engine: EngineSettings = AS_THE_SERVICE_DOES
     unloads: int = 0  # counts UnloadModel calls
     ready_replicas: frozenset[str] = frozenset()
 
     @property
     def id(self) -> str:
-        """What requests name."""
+        """The id that requests name."""
         return self.facts.id

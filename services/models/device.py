@@ -1,4 +1,4 @@
-"""Where models run on this machine, found out without loading any native library into the service."""
+"""Detects the device that models run on, without loading native libraries into the service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def detect_device() -> str:
-    """`cuda` where the NVIDIA driver runs, `mps` on Apple silicon, else `cpu`."""
+    """Returns `cuda` if the NVIDIA driver is loaded, `mps` on Apple silicon, else `cpu`."""
     if NVIDIA_DRIVER.exists():
         return "cuda"
     if sys.platform == "darwin" and platform.machine() == "arm64":
@@ -19,5 +19,5 @@ def detect_device() -> str:
 
 
 def resolve_device(setting: str) -> str:
-    """The device for a setting of ALLM_DEVICE."""
+    """Resolves a value of ALLM_DEVICE to a device."""
     return detect_device() if setting == "auto" else setting

@@ -1,4 +1,4 @@
-"""Figures of replicas as protobuf and back: services write them, the catalog reads them."""
+"""Converts the figures of replicas to and from protobuf: services write them, the catalog reads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NANOS = 1_000_000_000
 
 
 def figures_message(figures: Figures) -> figures_pb2.ReplicaFigures:
-    """What a replica reports."""
+    """Encodes the figures that a replica reports."""
     message = figures_pb2.ReplicaFigures(running=figures.running, waiting=figures.waiting)
     message.start_time.FromNanoseconds(figures.began)
     message.uptime.FromNanoseconds(round(figures.uptime * _NANOS))
@@ -51,7 +51,7 @@ def figures_message(figures: Figures) -> figures_pb2.ReplicaFigures:
 
 
 def event_message(event: Event) -> figures_pb2.MachineEvent:
-    """An event."""
+    """Encodes an event."""
     message = figures_pb2.MachineEvent(
         kind=EVENT_KINDS[event.kind], model_id=event.model, replica=event.replica, reason=event.reason
     )
@@ -60,10 +60,10 @@ def event_message(event: Event) -> figures_pb2.MachineEvent:
 
 
 def read_figures(message: figures_pb2.ReplicaFigures) -> Figures:
-    """What a replica has reported; texts are cut to what anybody would read.
+    """Decodes the figures of a replica; long texts are cut.
 
-    Raises InvalidRequest, also where it is larger than a replica's can be. Events of kinds that are not known here are
-    left out: a service may be newer than the catalog.
+    Raises InvalidRequest, also for reports larger than any replica's. Skips events of unknown kinds, because a service
+    may be newer than the catalog.
     """
     if len(message.events) > MAX_EVENTS:
         raise InvalidRequest(f"a report may have {MAX_EVENTS} events", param="figures.events")

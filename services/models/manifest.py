@@ -1,4 +1,4 @@
-"""The exact files of a model, fixed when it is registered: what a service fetches, verifies and serves, and no more."""
+"""The manifest of a model: its exact files, fixed at registration. Services fetch, verify and serve only these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.errors import ModelInvalid
 
 MAX_FILES = 20_000
 MAX_PATH = 1000  # characters
-MAX_BYTES = 2**60  # of all files: what a hub says is sent on as numbers of 64 bits
+MAX_BYTES = 2**60  # of all files: sizes from a hub are sent on as 64-bit integers
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\:]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -46,15 +46,15 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything in it: the same for the same files, whatever their order was."""
+        """SHA-256 over its source and files, independent of the order of the files."""
         files = sorted((file.path, file.size, file.sha256) for file in self.files)
         return hashlib.sha256(json.dumps([self.repository, self.revision, self.folder, files]).encode()).hexdigest()
 
     def check(self) -> None:
-        """Makes sure that no path can leave the model's folder, and that nothing is there twice.
+        """Checks that no path leaves the model's folder, and that no file is listed twice.
 
         Raises:
-            ModelInvalid: it can, or is; or the manifest is empty or over a limit.
+            ModelInvalid: a check fails, or the manifest is empty or over a limit.
         """
         if not self.files:
             raise ModelInvalid("the model has no files")
@@ -65,7 +65,7 @@ class Manifest:
         seen: set[str] = set()
         for file in self.files:
             _check_file(file)
-            if file.path.casefold() in seen:  # some filesystems do not tell them apart
+            if file.path.casefold() in seen:  # some filesystems ignore case
                 raise ModelInvalid(f"the file {file.path!r} is listed twice")
             seen.add(file.path.casefold())
         if self.size > MAX_BYTES:

@@ -1,6 +1,6 @@
-"""Which runtime can run a model: a static table, looked through when a model is registered or loaded.
+"""The runtime registry: a static table that says which runtimes can run a model.
 
-There is no discovery of any kind: a runtime is one entry here and one module in its service's `engine/runtimes`.
+Runtimes are not discovered: each is one entry here and one module in its service's `engine/runtimes`.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Mode
 from services.models.vllm_models import VLLM_DECODERS, VLLM_MISSING, VLLM_QUANTIZATIONS
 
 GIB = 1024**3
-CPU_LIMIT_BYTES = 4 * GIB  # weights that `ALLM_DEVICE=auto` accepts without a GPU
+CPU_LIMIT_BYTES = 4 * GIB  # most weights that `ALLM_DEVICE=auto` accepts without a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """A way to run models."""
+    """A runtime and the models that it supports."""
 
     name: str
     modality: str
     formats: frozenset[str]
-    architectures: Mapping[str, frozenset[str]]  # for each of its capabilities, those that it knows
+    architectures: Mapping[str, frozenset[str]]  # capability -> supported architectures
     devices: frozenset[str]
-    quantizations: frozenset[str] = frozenset()  # `architecture:quantization` of quantised safetensors that it reads
-    pipelines: bool = False  # whether it divides a model's layers into stages, which may be on several machines
-    missing: str = ""  # why it runs nothing here, where it is not installed, and what to do about it
+    quantizations: frozenset[str] = frozenset()  # supported `architecture:quantization` of quantised safetensors
+    pipelines: bool = False  # can divide a model's layers into stages, also on several machines
+    missing: str = ""  # if it is not installed here: the reason and the remedy; empty: it is installed
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What it can do with one architecture or another."""
+        """Its capabilities, over all architectures."""
         return frozenset(self.architectures)
 
     def offers(self, model: ModelFacts) -> bool:
-        """Whether it can do what the model is for. Of some models nothing is known that they would be for."""
+        """True if it has all capabilities of the model. Some models have none that are known."""
         return bool(model.capabilities) and model.capabilities <= self.capabilities
 
     def knows(self, model: ModelFacts) -> bool:
-        """Whether it knows the model's architecture, for everything that the model is to do."""
+        """True if it supports the model's architecture for all of the model's capabilities."""
         return all(model.architecture in self.architectures.get(one, ()) for one in model.capabilities)
 
     def reads(self, model: ModelFacts) -> bool:
-        """Whether it can compute with the model's weights as they are quantised."""
+        """True if it can compute with the model's quantised weights."""
         return not model.quantization or f"{model.architecture}:{model.quantization}" in self.quantizations
 
 
-# The decoder architectures of the pinned llama.cpp (src/llama-arch.cpp); a test holds the list against the library.
-# Left out: encoders, vision and audio parts, draft and diffusion models, which do not chat.
+# The decoder architectures of the pinned llama.cpp (src/llama-arch.cpp); a test compares the list with the library.
+# Left out: encoders, vision and audio parts, draft and diffusion models, which cannot chat.
 _LLAMA_CPP_DECODERS = frozenset(
     """
     llama llama4 deci falcon grok gpt2 gptj gptneox mpt baichuan starcoder refact bloom stablelm qwen qwen2 qwen2moe
@@ -61,14 +61,14 @@ _LLAMA_CPP_DECODERS = frozenset(
     """.split()  # noqa: SIM905 (a hundred quoted words are harder to read)
 )
 
-# Those that only embed. A decoder embeds where its header says how to pool; whole families have none that does.
+# Encoder architectures, which only embed. A decoder embeds if its header names a pooling type; many families never do.
 _LLAMA_CPP_ENCODERS = frozenset(
     """
     bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding
     """.split()  # noqa: SIM905
 )
 
-# model_type of config.json, as transformers' own definitions have it (no code of a model's own is ever run).
+# model_type of config.json, as transformers itself defines it (a model's own code is never run).
 _TORCH_DECODERS = frozenset("llama qwen2 qwen3 qwen3_moe glm glm4 glm4_moe gpt_oss nemotron_h".split())  # noqa: SIM905
 _TORCH_ENCODERS = frozenset(
     """
@@ -78,12 +78,12 @@ _TORCH_ENCODERS = frozenset(
 )
 _TORCH_EMBEDDING_DECODERS = frozenset("gemma gemma2 gemma3_text llama mistral phi3 qwen2 qwen3".split())  # noqa: SIM905
 
-# OpenAI's checkpoints and transformers' safetensors, and the folders that CTranslate2 converts them to.
+# `whisper`: OpenAI's checkpoints and transformers' safetensors; `whisper_ctranslate2`: folders that CTranslate2 wrote.
 _WHISPER = frozenset({"whisper"})
 _WHISPER_ANY = frozenset({"whisper", "whisper_ctranslate2"})
 
-# Classes of diffusers' pipelines, as model_index.json names them: those that draw of one prompt, or over one
-# image, in latents. Left out: ControlNet and its like, cascades of pipelines, pixel space, and video.
+# Classes of diffusers' latent pipelines that take one prompt or one image, as model_index.json names them.
+# Left out: ControlNet and similar, cascades of pipelines, pixel space, and video.
 _DIFFUSERS = frozenset(
     """
     StableDiffusionPipeline StableDiffusionImg2ImgPipeline StableDiffusionInpaintPipeline StableDiffusionXLPipeline
@@ -110,8 +110,8 @@ RUNTIMES = (
         devices=frozenset({"cpu", "cuda", "mps"}),
         quantizations=frozenset({"gpt_oss:mxfp4"}),
     ),
-    # After the others: without a measurement it is taken for what they do not know. Whether it is here, its service
-    # finds out (services/text/vllm_availability.py); until then it is not.
+    # The last text runtime: without measurements it is chosen only for models that the others do not support. It counts
+    # as missing until its service has detected it (services/text/vllm_availability.py).
     Runtime(
         name="vllm",
         modality="text",
@@ -122,7 +122,7 @@ RUNTIMES = (
         pipelines=True,
         missing=VLLM_MISSING,
     ),
-    # Neither computes on mps: there they use the CPU.
+    # The two Whisper runtimes do not compute on mps: there they use the CPU.
     Runtime(
         name="whisper",
         modality="audio",
@@ -149,18 +149,18 @@ RUNTIMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What was measured of a model under one runtime on one device."""
+    """The measured performance of a model with one runtime on one device."""
 
     runtime: str
     device: str
     tokens_per_second: float  # of one request
     first_token_seconds: float
-    peak_memory: int  # bytes; 0: not known
+    peak_memory: int  # bytes; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the registry says of one runtime for one model."""
+    """The registry's verdict on one runtime for one model."""
 
     runtime: Runtime
     able: bool
@@ -169,7 +169,7 @@ class Verdict:
 
 
 class EngineRegistry:
-    """Resolves models to runtimes. `device` is where models run here; `forced` whether an operator chose it."""
+    """Resolves models to runtimes. `device` is the device of this service; `forced`: an operator chose it."""
 
     def __init__(self, device: str, *, forced: bool, runtimes: tuple[Runtime, ...] = RUNTIMES) -> None:
         self._device = device
@@ -183,7 +183,7 @@ class EngineRegistry:
 
     @property
     def forced(self) -> bool:
-        """Whether an operator chose the device."""
+        """True if an operator chose the device."""
         return self._forced
 
     @property
@@ -198,10 +198,10 @@ class EngineRegistry:
         asked: str = "",
         engine: EngineSettings = AS_THE_SERVICE_DOES,
     ) -> Runtime:
-        """The runtime for a model: the one asked for, else the best measured, else the first registered that can.
+        """Chooses the runtime for a model: the requested one, else the best measured, else the first that can run it.
 
         Raises:
-            Unsupported: none can; the message says which filter failed last.
+            Unsupported: no runtime can; the message names the filter that failed last.
         """
         objections = {runtime.name: self._objection(runtime, model, engine) for runtime in self._runtimes}
         able = [runtime for runtime in self._runtimes if not objections[runtime.name]]
@@ -219,7 +219,7 @@ class EngineRegistry:
         asked: str = "",
         engine: EngineSettings = AS_THE_SERVICE_DOES,
     ) -> list[Verdict]:
-        """What `resolve` thinks of every runtime, best first."""
+        """Returns the verdict on every runtime, best first."""
         figures = self._figures(measured)
         objections = {runtime.name: self._objection(runtime, model, engine) for runtime in self._runtimes}
         able = self._ranked([runtime for runtime in self._runtimes if not objections[runtime.name]], figures.values())
@@ -240,11 +240,11 @@ class EngineRegistry:
         ]
 
     def _objection(self, runtime: Runtime, model: ModelFacts, engine: EngineSettings) -> str:
-        """Why a runtime cannot run a model; empty if it can. That it is missing counts where it could otherwise."""
+        """Returns why a runtime cannot run a model; empty if it can. `missing` applies only if all else fits."""
         return self._inability(runtime, model, engine) or runtime.missing
 
     def _inability(self, runtime: Runtime, model: ModelFacts, engine: EngineSettings) -> str:
-        """Why a runtime could not run a model even if it were installed; empty if it could."""
+        """Returns why a runtime could not run a model even if it were installed; empty if it could."""
         if runtime.modality != model.modality or model.format not in runtime.formats:
             return f"it does not read {model.modality} models in {model.format}"
         if not runtime.offers(model):
@@ -258,7 +258,7 @@ class EngineRegistry:
         return self._inability_here(runtime, model)
 
     def _inability_here(self, runtime: Runtime, model: ModelFacts) -> str:
-        """Why a runtime that knows the model could not run it on this machine; empty if it could."""
+        """Returns why a runtime that supports the model cannot run it on this machine; empty if it can."""
         if self._device not in runtime.devices:
             return f"it does not run on {self._device}"
         if self._device == "cpu" and not self._forced and _memory(model) > CPU_LIMIT_BYTES:
@@ -266,8 +266,8 @@ class EngineRegistry:
         return ""
 
     def _refusal(self, model: ModelFacts, engine: EngineSettings) -> str:
-        """Why no runtime can run a model: what the last filter that any runtime reached says, of those that are here;
-        then which others could.
+        """Explains why no runtime can run a model: the last filter that any installed runtime reached, then the missing
+        runtimes that could run it.
         """
         here = self._refusal_here(model, engine)
         others = [runtime for runtime in self._runtimes if runtime.missing]
@@ -294,7 +294,7 @@ class EngineRegistry:
         return self._refusal_of_place(model, engine, left, names)
 
     def _refusal_of_place(self, model: ModelFacts, engine: EngineSettings, left: list[Runtime], names: str) -> str:
-        """The same of runtimes that can read the model: `left`, of those with `names`."""
+        """Explains why the runtimes in `left`, which can read the model, cannot run it on this machine."""
         if engine.pipeline_parallel > 1:
             left = [runtime for runtime in left if runtime.pipelines]
             if not left:
@@ -314,7 +314,7 @@ class EngineRegistry:
         return {figure.runtime: figure for figure in measured if figure.device == self._device}
 
     def _ranked(self, able: list[Runtime], measured: Iterable[Measurement]) -> list[Runtime]:
-        """Measured ones first, by tokens/s, then first token, then memory; the others as they are registered."""
+        """Sorts runtimes: measured ones by tokens/s, first token and memory, then the others in table order."""
         figures = self._figures(measured)
 
         def rank(runtime: Runtime) -> tuple[float, float, float]:
@@ -334,7 +334,7 @@ class EngineRegistry:
 
 
 def _memory(model: ModelFacts) -> int:
-    """Bytes of the weights on a CPU, which computes with plain numbers only."""
+    """Returns the bytes of the weights on a CPU, which computes only with dequantised numbers."""
     return max(model.size, model.unpacked_size)
 
 
@@ -347,6 +347,6 @@ def _purpose(capabilities: frozenset[str]) -> str:
 
 
 def _for(model: ModelFacts, runtimes: Iterable[Runtime]) -> str:
-    """What an architecture is not known for, where it is known for something else."""
+    """Names the model's capabilities if a runtime supports its architecture for other ones; else empty."""
     known = any(model.architecture in names for runtime in runtimes for names in runtime.architectures.values())
     return f" for {', '.join(sorted(model.capabilities))}" if known else ""

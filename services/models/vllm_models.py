@@ -1,13 +1,13 @@
-"""Which models vLLM runs: told from its pinned release, without having it here.
+"""The models that vLLM supports: a list from its pinned release, used without importing vLLM.
 
-A test holds the names against an installed vLLM (`make vllm`).
+A test compares the names with an installed vLLM (`make vllm`).
 """
 
 from __future__ import annotations
 
-# model_type of config.json. In the list is what transformers itself defines and vLLM has a decoder of its own for.
-# Left out: what vLLM would run with transformers' code, what needs code of its repository, which is never run, and
-# models that also see or hear.
+# model_type of config.json: models that transformers defines and vLLM implements a decoder for.
+# Left out: models that vLLM runs with transformers' code, models that need code from their repository, which is never
+# run, and multimodal models.
 VLLM_DECODERS = frozenset(
     """
     afmoe apertus axk1 bloom cohere cohere2 cohere2_moe dbrx deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 ernie4_5
@@ -20,8 +20,8 @@ VLLM_DECODERS = frozenset(
     """.split()  # noqa: SIM905 (as many quoted words are harder to read)
 )
 
-# Not without CUDA: what has kernels for GPUs alone, such as sparse attention, or cannot be imported without
-# torchvision, which the environment for CPUs does not have.
+# Left out without CUDA: models with GPU-only kernels, such as sparse attention, and models that need torchvision, which
+# the CPU environment does not have.
 VLLM_CPU_DECODERS = VLLM_DECODERS - {
     "deepseek_v32",
     "glm_moe_dsa",
@@ -33,13 +33,13 @@ VLLM_CPU_DECODERS = VLLM_DECODERS - {
     "qwen4_exp_text",
 }
 
-# Quantised weights, as vLLM's tables of methods and hardware have them. What config.json calls compressed-tensors may
-# be of many kinds; on CUDA all have kernels.
+# Quantised weights, from vLLM's tables of methods and hardware. compressed-tensors in config.json covers many schemes;
+# on CUDA all of them have kernels.
 _DENSE = frozenset("gemma2 gemma3_text glm4 granite llama mistral phi3 qwen2 qwen3".split())  # noqa: SIM905
 _EXPERTS = frozenset("glm4_moe mixtral qwen2_moe qwen3_moe qwen3_next".split())  # noqa: SIM905
 _METHODS = ("awq", "compressed-tensors", "fp8", "gptq")
 _CPU_METHODS = ("awq", "gptq")
-_PUBLISHED = frozenset({"deepseek_v3:fp8", "gpt_oss:mxfp4", "minimax_m2:fp8"})  # as their makers publish them
+_PUBLISHED = frozenset({"deepseek_v3:fp8", "gpt_oss:mxfp4", "minimax_m2:fp8"})  # as their publishers release them
 
 VLLM_QUANTIZATIONS = _PUBLISHED | {f"{name}:{method}" for name in _DENSE | _EXPERTS for method in _METHODS}
 VLLM_CPU_QUANTIZATIONS = frozenset(f"{name}:{method}" for name in _DENSE for method in _CPU_METHODS)

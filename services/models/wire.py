@@ -1,4 +1,4 @@
-"""Models as protobuf (allm.models.v1), in both directions: what the catalog and the services tell each other."""
+"""Converts models to and from protobuf (allm.models.v1), for the messages between the catalog and the services."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PART_KINDS: dict[PartKind, manifest_pb2.PartKind.ValueType] = {
 
 
 def word(table: dict[K, V], value: V) -> K:
-    """The word behind an enum's value. Raises Internal when this version does not know it."""
+    """Returns the name of an enum's value. Raises Internal if this version does not know it."""
     for key, known in table.items():
         if known == value:
             return key
@@ -54,7 +54,7 @@ def word(table: dict[K, V], value: V) -> K:
 
 
 def manifest_message(manifest: Manifest) -> manifest_pb2.Manifest:
-    """A manifest, to send."""
+    """Encodes a manifest."""
     return manifest_pb2.Manifest(
         repository=manifest.repository,
         revision=manifest.revision,
@@ -68,7 +68,7 @@ def manifest_message(manifest: Manifest) -> manifest_pb2.Manifest:
 
 
 def read_manifest(message: manifest_pb2.Manifest) -> Manifest:
-    """A manifest as it came; checked, because its paths are opened. Raises ModelInvalid."""
+    """Decodes a manifest and checks it, because its paths are opened. Raises ModelInvalid."""
     manifest = Manifest(
         repository=message.repository,
         revision=message.revision,
@@ -81,7 +81,7 @@ def read_manifest(message: manifest_pb2.Manifest) -> Manifest:
 
 
 def model_message(desired: DesiredModel) -> model_pb2.Model:
-    """A model without what its replicas say of it: state, reason, runtime and replicas are for the caller to fill."""
+    """Encodes a model without its replicas' reports: the caller fills in state, reason, runtime and replicas."""
     facts = desired.facts
     message = model_pb2.Model(
         id=facts.id,
@@ -116,19 +116,19 @@ def model_message(desired: DesiredModel) -> model_pb2.Model:
 
 
 def part_message(part: Part) -> manifest_pb2.Part:
-    """What a model is made of beside its own files, to send."""
+    """Encodes a part of a model."""
     return manifest_pb2.Part(
         kind=PART_KINDS[part.kind], source=part.source, manifest=manifest_message(part.manifest), scale=part.scale
     )
 
 
 def image_defaults_message(defaults: ImageDefaults) -> model_pb2.ImageDefaults:
-    """What a model is drawn with, to send."""
+    """Encodes the defaults of an image model."""
     return model_pb2.ImageDefaults(steps=defaults.steps, guidance=defaults.guidance)
 
 
 def read_image_defaults(message: model_pb2.ImageDefaults) -> ImageDefaults:
-    """What a model is drawn with, as it came."""
+    """Decodes the defaults of an image model."""
     return ImageDefaults(
         steps=message.steps if message.HasField("steps") else None,
         guidance=message.guidance if message.HasField("guidance") else None,
@@ -136,7 +136,7 @@ def read_image_defaults(message: model_pb2.ImageDefaults) -> ImageDefaults:
 
 
 def engine_message(engine: EngineSettings) -> model_pb2.EngineSettings:
-    """How a model is run, to send."""
+    """Encodes engine settings."""
     return model_pb2.EngineSettings(
         tensor_parallel=engine.tensor_parallel,
         pipeline_parallel=engine.pipeline_parallel,
@@ -148,7 +148,7 @@ def engine_message(engine: EngineSettings) -> model_pb2.EngineSettings:
 
 
 def read_engine(message: model_pb2.EngineSettings) -> EngineSettings:
-    """How a model is run, as it came."""
+    """Decodes engine settings."""
     return EngineSettings(
         tensor_parallel=message.tensor_parallel,
         pipeline_parallel=message.pipeline_parallel,
@@ -160,7 +160,7 @@ def read_engine(message: model_pb2.EngineSettings) -> EngineSettings:
 
 
 def desired_message(desired: DesiredModel, model: model_pb2.Model) -> manifest_pb2.DesiredModel:
-    """A desired model, to send; `model` is its `model_message`, filled."""
+    """Encodes a desired model; `model` is its completed `model_message`."""
     return manifest_pb2.DesiredModel(
         model=model,
         manifest=manifest_message(desired.manifest),
@@ -173,7 +173,7 @@ def desired_message(desired: DesiredModel, model: model_pb2.Model) -> manifest_p
 
 
 def read_desired(message: manifest_pb2.DesiredModel) -> DesiredModel:
-    """A desired model as it came. Raises ModelInvalid, Internal."""
+    """Decodes a desired model. Raises ModelInvalid, Internal."""
     model = message.model
     facts = ModelFacts(
         id=model.id,
@@ -207,7 +207,7 @@ def read_desired(message: manifest_pb2.DesiredModel) -> DesiredModel:
 
 
 def status_message(replica: str, status: Status) -> model_pb2.ReplicaStatus:
-    """What a replica says of a model, to send."""
+    """Encodes a replica's status of a model."""
     message = model_pb2.ReplicaStatus(
         replica=replica,
         state=STATES[status.state],
@@ -230,7 +230,7 @@ def status_message(replica: str, status: Status) -> model_pb2.ReplicaStatus:
 
 
 def read_status(message: model_pb2.ReplicaStatus) -> Status:
-    """What a replica says of a model. Raises Internal."""
+    """Decodes a replica's status of a model. Raises Internal."""
     following = None
     if message.HasField("next"):
         following = NextStatus(
@@ -254,7 +254,7 @@ def read_status(message: model_pb2.ReplicaStatus) -> Status:
 
 
 def measurement_message(measured: Measurement) -> model_pb2.Benchmark:
-    """A measurement, to send; without the time of its recording."""
+    """Encodes a measurement, without the time of its recording."""
     return model_pb2.Benchmark(
         runtime=measured.runtime,
         device=measured.device,
@@ -265,7 +265,7 @@ def measurement_message(measured: Measurement) -> model_pb2.Benchmark:
 
 
 def read_measurements(messages: Iterable[model_pb2.Benchmark]) -> tuple[Measurement, ...]:
-    """Measurements as they came."""
+    """Decodes measurements."""
     return tuple(
         Measurement(
             runtime=message.runtime,

@@ -1,1 +1,1 @@
-"""What a service does to have its models on disk and known: follows the catalog, fetches, verifies, reports."""
+"""Model provisioning of a service: follows the catalog, fetches and verifies files, and reports status."""

@@ -1,4 +1,4 @@
-"""Brings the files of a manifest to this machine: whole, verified, and visible all at once or not at all."""
+"""The fetch of a manifest's files to this machine: verified, and published all together or not at all."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = ["FetchProblem", "Progress", "fetch"]
 log = logging.getLogger(__name__)
 
 FILES_AT_ONCE = 4
-MODELS_AT_ONCE = 8  # in this process; the others wait
+MODELS_AT_ONCE = 8  # in this process; others wait
 MARGIN = 256 * 1024 * 1024  # bytes that a fetch leaves free
-LOCK_SECONDS = 0.5  # between two looks whether another process is done
-DISK_SECONDS = 60.0  # until space may have been made
-WAIT_SECONDS = 10.0  # until a hub or a disk that failed may work again
+LOCK_SECONDS = 0.5  # between two checks whether another process has finished
+DISK_SECONDS = 60.0  # until the next check for free disk space
+WAIT_SECONDS = 10.0  # until the next attempt after a failure of the hub or the disk
 
 
 _fetching = threading.BoundedSemaphore(MODELS_AT_ONCE)
 
 
 class FetchProblem(Exception):
-    """The files could not be had. `permanent`: trying again does not help; else after `retry_after` seconds it may."""
+    """The fetch failed. `permanent`: retrying does not help; otherwise it may after `retry_after` seconds."""
 
     def __init__(self, message: str, *, permanent: bool, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -48,15 +48,15 @@ class FetchProblem(Exception):
 async def fetch(
     model_cache: ModelCache, model_id: str, manifest: Manifest, progress: Callable[[Progress], None]
 ) -> Path:
-    """Returns the folder with all files of a manifest, which it fetches unless they are there.
+    """Returns the folder with all files of a manifest; fetches them if necessary.
 
-    Of several processes that share the volume one fetches, the others wait for it. What was fetched before an error,
-    a cancellation or the end of the process is gone on with the next time. `progress` is called in the event loop.
+    Of several processes that share the volume one fetches, and the others wait for it. After an error, a cancellation
+    or the end of the process, the next fetch resumes. `progress` is called on the event loop.
 
-    Cancelling returns once the threads have let go of the files: within the read timeout of `hub/repository.py`.
+    A cancelled call returns once the threads have closed the files: within the read timeout of `hub/repository.py`.
 
     Raises:
-        FetchProblem: the hub, the disk or the files are not as they must be.
+        FetchProblem: the hub or the disk failed, or the files are not as the manifest describes them.
     """
     loop = asyncio.get_running_loop()
     stop = threading.Event()
@@ -64,7 +64,7 @@ async def fetch(
     def tell(news: Progress) -> None:
         loop.call_soon_threadsafe(progress, news)
 
-    # A thread of its own: a fetch takes hours, and those of the loop are few and for short work.
+    # A separate thread: a fetch takes hours, and the event loop's few threads are for short work.
     executor = ThreadPoolExecutor(1, thread_name_prefix="fetch")
     work = loop.run_in_executor(executor, _Fetch(model_cache, model_id, manifest, tell, stop).run)
     try:
@@ -72,7 +72,7 @@ async def fetch(
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([work])
-        work.exception()  # was seen
+        work.exception()  # marks the exception as retrieved
         raise
     finally:
         stop.set()
@@ -80,7 +80,7 @@ async def fetch(
 
 
 class _Fetch:
-    """One fetch, blocking; its threads end when `stop` is set."""
+    """A blocking fetch; its threads end when `stop` is set."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Fetch:
                 publish(self._manifest, self._staging, self._place)
 
     def _may_begin(self, stack: contextlib.ExitStack) -> bool:
-        """Whether it is this fetch's turn, and no other process fetches the same; if so, until the stack ends."""
+        """Takes a fetch slot and the fetch lock until the stack ends; returns whether both were free."""
         with contextlib.ExitStack() as turn:
             if not _fetching.acquire(blocking=False):
                 return False
@@ -147,7 +147,7 @@ class _Fetch:
         return True
 
     def _make_staging(self, problems: list[str]) -> None:
-        """What is there: from an earlier attempt, or from a published folder that lost something since."""
+        """Prepares the staging folder: from an earlier attempt, or from a published folder that is damaged."""
         staging = self._staging
         if staging.is_symlink():
             staging.unlink()
@@ -157,7 +157,7 @@ class _Fetch:
                 shutil.rmtree(staging)
             staging.parent.mkdir(parents=True, exist_ok=True)
             self._place.rename(staging)
-            for file in self._manifest.files:  # others may have them open: they get new files, not changed ones
+            for file in self._manifest.files:  # unlinked, not changed: other processes may have them open
                 path = staging / file.path
                 if path.is_file() and path.lstat().st_size != file.size:
                     path.unlink()
@@ -187,7 +187,7 @@ class _Fetch:
                 raise next((error for error in errors if not isinstance(error, Cancelled)), errors[0])
 
     def _fetch_one(self, file: ManifestFile) -> None:
-        """Fetches and verifies a file; a damaged one is fetched once more, from zero."""
+        """Fetches and verifies a file; fetches a damaged one once more, from zero."""
         manifest, path = self._manifest, self._staging / file.path
         for _ in range(2):
             try:
@@ -215,6 +215,6 @@ class _Fetch:
 
 
 def _sentences(problems: list[str]) -> str:
-    """The first few of them."""
+    """Joins the first three sentences."""
     more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
     return "; ".join(problems[:3]) + more

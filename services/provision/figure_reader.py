@@ -1,4 +1,4 @@
-"""What this replica tells of its work and its memory: read from its own metrics and from what its monitor last saw."""
+"""A replica's work and memory figures, read from its own metrics and its monitor's last snapshot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FIRST: dict[Modality, Histogram] = {
 
 
 class FigureReader:
-    """Reads the figures of a service of `modality`."""
+    """The reader of a service's figures. `modality`: the service's modality."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class FigureReader:
         events: ModelEvents = EVENTS,
         boot: Path = _BOOT,
     ) -> None:
-        """`snapshot`: memory as it was last seen; `threshold`: ResidencySettings.threshold; `boot`: a file that is the
-        same for all containers of a machine, and another on every machine.
+        """`snapshot`: returns the last reading of memory; `threshold`: ResidencySettings.threshold; `boot`: a file that
+        is the same in all containers of a machine, and different on every machine.
         """
         self._first = _FIRST[modality]
         self._snapshot = snapshot
@@ -54,7 +54,7 @@ class FigureReader:
         self._machine = boot.read_text().strip() if boot.exists() else self._name
 
     def read(self, after: int = 0) -> Figures:
-        """Everything as it is now, and what has happened after the event number `after`."""
+        """Returns all current figures, and the events after number `after`."""
         counters = {name: value for name, metric in _COUNTERS.items() if (value := total(metric)) is not None}
         times: dict[figures.Times, tuple[tuple[float, ...], tuple[int, ...]] | None] = {
             "first_output": buckets(self._first),

@@ -1,6 +1,6 @@
-"""Follows the catalog: what it wants of this modality, and everything that changes, for as long as the service runs.
+"""The follower of the catalog: applies registrations of this modality for as long as the service runs.
 
-While the catalog is away, the service goes on with what it knows.
+While the catalog is away, the service continues with what it knows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from services.settings.model_groups import GroupShare
 
 log = logging.getLogger(__name__)
 
-PAUSE = 0.2  # seconds before the catalog is tried again; doubled each time
+PAUSE = 0.2  # seconds before the next connection to the catalog; doubled each time
 LONGEST_PAUSE = 2.0
-ASK_SECONDS = 1.0  # how long a request for an unknown model may wait for the catalog's word
+ASK_SECONDS = 1.0  # how long a request for an unknown model may wait for the catalog
 MAX_ASKING = 64
-SETTLE_SECONDS = 6.0  # what replicas have to report to a catalog that has started anew
+SETTLE_SECONDS = 6.0  # how long replicas have to report to a restarted catalog
 
 
 class Follower:
-    """Keeps a supply in step with the catalog behind `channel`."""
+    """The follower of the catalog behind `channel`: keeps a model set in sync with it."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class Follower:
         store: ModelStore,
         share: GroupShare | None = None,
     ) -> None:
-        """`share`: which of the models are served here; None: all."""
+        """`share`: the models that this service serves; None: all."""
         self._catalog = model_service_pb2_grpc.ModelServiceStub(channel)
         self._modality = modality
         self._model_set = model_set
         self._store = store
         self._share = share or GroupShare()
         self._asking = 0
-        self._unsettled: dict[str, DesiredModel] | None = None  # as they came, while a catalog may be new
-        self.synced = asyncio.Event()  # everything that is registered has been heard of, once
-        self.heard = asyncio.Event()  # set at every message; whoever waits clears it
+        self._unsettled: dict[str, DesiredModel] | None = None  # registrations as received, while a catalog may be new
+        self.synced = asyncio.Event()  # set once all registrations have been received
+        self.heard = asyncio.Event()  # set at every message; the waiter clears it
 
     async def follow(self) -> None:
         """Follows until it is cancelled."""
@@ -66,11 +66,11 @@ class Follower:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def ask(self, name: str) -> None:
-        """Whether the catalog knows a model that is not known here; waits a moment for it to arrive if so.
+        """Asks the catalog for a model that is unknown here; waits a moment for its registration to arrive.
 
         Raises:
-            ModelNotReady: the catalog cannot be asked, or what it says has not arrived here.
-            ModelNotFound, Unsupported: there is no such model, or it is of another modality.
+            ModelNotReady: the catalog does not answer, or the registration has not arrived.
+            ModelNotFound, Unsupported: the model does not exist, or has another modality.
         """
         if self._asking >= MAX_ASKING:
             raise ModelNotReady(f"The model `{name}` is not known here, and the catalog is busy.")
@@ -136,16 +136,16 @@ class Follower:
         try:
             desired = wire.read_desired(message)
             if desired.id in self._store and self._unsettled is not None:
-                # A catalog that has just started has not heard of the other replicas yet: they are there all the same.
+                # A restarted catalog does not know the other replicas yet, though they still serve.
                 self._unsettled[desired.id] = desired
                 known = self._store.get(desired.id).desired.ready_replicas
                 desired = dataclasses.replace(desired, ready_replicas=desired.ready_replicas | known)
             self._model_set.apply(desired)
-        except AllmError as error:  # a catalog of another version; the other models are fine
+        except AllmError as error:  # a catalog of another version; other models are unaffected
             log.warning("a registration cannot be read", extra={"model": message.model.id, "reason": error.message})
 
     def _settle(self) -> None:
-        """Who has not reported to the catalog by now is gone."""
+        """Applies registrations as received: replicas that have not reported to the catalog by now are gone."""
         unsettled, self._unsettled = self._unsettled or {}, None
         for desired in unsettled.values():
             self._model_set.apply(desired)

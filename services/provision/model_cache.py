@@ -1,12 +1,12 @@
-"""ALLM_MODELS_DIR: where the files of each manifest lie, whether they are whole, and who uses them.
+"""The model cache, ALLM_MODELS_DIR: each manifest's files, their completeness, and locks on their use.
 
-    <id>/<digest>/...                 published: whole and verified when it appeared
+    <id>/<digest>/...                 published: complete and verified on publication
     .partial/<id>--<digest>/...       being fetched
-    .locks/<id>--<digest>.fetch       held alone by the replica that fetches
-    .locks/<id>--<digest>.serve       held together by the replicas that serve
-    .discarded/...                    on its way out
+    .locks/<id>--<digest>.fetch       held exclusively by the replica that fetches
+    .locks/<id>--<digest>.serve       held in common by the replicas that serve
+    .discarded/...                    being deleted
 
-Names that begin with a dot never are those of models. Local models stay where they are: none of this concerns them.
+No model's name begins with a dot. Local models stay where they are; the cache does not touch them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from services.provision.verify import problem, size_problem
 from services.provision.volume_lock import VolumeLock
 
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-LONGEST_NAME = 150  # characters; filesystems take 255, of which locks need some
+LONGEST_NAME = 150  # characters; filesystems allow 255, and lock names need some
 
 
 class Hold:
-    """Says that this replica serves some files, until released. A killed process releases all of its holds."""
+    """A hold on files that this replica serves, until released. A killed process releases all its holds."""
 
     def __init__(self, *locks: VolumeLock) -> None:
         self._locks = list(locks)
 
     def release(self) -> None:
-        """Ends it; a second time does nothing."""
+        """Ends the hold; repeated calls do nothing."""
         while self._locks:
             self._locks.pop().release()
 
@@ -51,27 +51,27 @@ class Hold:
 
 
 class ModelCache:
-    """The folder that models are fetched to, possibly shared by replicas."""
+    """The folder for fetched models, possibly shared by replicas."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def place(self, model_id: str, manifest: Manifest) -> Path:
-        """The folder that the files of a manifest lie in, there or not; for a local one its own."""
+        """Returns the folder of a manifest's files, existing or not; for a local model its own."""
         if not manifest.repository:
             return Path(manifest.folder)
         return self.folder / safe_name(model_id) / manifest.digest[:16]
 
     def staging(self, model_id: str, manifest: Manifest) -> Path:
-        """The folder that they are fetched to; it outlives the process, so that the next one goes on from there."""
+        """Returns the folder that files are fetched to; it outlives the process, so that the next one resumes."""
         return self.folder / ".partial" / f"{safe_name(model_id)}--{manifest.digest[:16]}"
 
     def fetch_lock(self, model_id: str, manifest: Manifest) -> VolumeLock:
-        """Whoever holds it alone may write to the staging folder and publish."""
+        """Returns the lock whose exclusive holder may write to the staging folder and publish."""
         return self._lock(safe_name(model_id), manifest.digest[:16], "fetch")
 
     def whole(self, manifest: Manifest, folder: Path) -> list[str]:
-        """What is missing in `folder`, or has the wrong size; quick, reads no file.
+        """Returns what is missing in `folder` or has the wrong size; quick, because it reads no file.
 
         Raises:
             ModelInvalid: a path of the manifest leads out of its folder.
@@ -83,9 +83,9 @@ class ModelCache:
     def verify(
         self, manifest: Manifest, folder: Path, progress: Callable[[int], None], stop: threading.Event
     ) -> list[str]:
-        """What is wrong in `folder`, hashes included. Blocks for as long as reading everything takes.
+        """Returns what is wrong in `folder`, including hashes. Blocks while it reads everything.
 
-        `progress` is called with the bytes verified so far, of `manifest.size`.
+        `progress` is called with the verified bytes so far, of `manifest.size`.
 
         Raises:
             Cancelled: `stop` was set.
@@ -104,9 +104,9 @@ class ModelCache:
         return found
 
     def hold(self, model_id: str, *manifests: Manifest) -> Hold:
-        """Says that this replica serves these files, there already or not: nobody discards them meanwhile.
+        """Holds these files, existing or not, for this replica: nobody discards them meanwhile.
 
-        Waits while somebody is just discarding them, which takes two renames: look with `whole` after, not before.
+        Waits while another process discards them, which takes two renames: call `whole` after this, not before.
 
         Raises:
             OSError: the volume cannot be written to.
@@ -123,9 +123,9 @@ class ModelCache:
         return Hold(*locks)
 
     def discard(self, model_id: str, manifest: Manifest) -> bool:
-        """Removes the files, fetched wholly or in part, unless a replica serves or fetches them; says whether.
+        """Removes the files, complete or partial, unless a replica serves or fetches them; returns whether it did.
 
-        They disappear at once. Local models are never touched; for them the answer is no.
+        They disappear at once. Never touches local models; returns False for them.
 
         Raises:
             OSError: the volume cannot be written to.
@@ -135,7 +135,7 @@ class ModelCache:
         return self._discard(safe_name(model_id), manifest.digest[:16])
 
     def sweep(self, model_id: str, keep: Collection[Manifest]) -> None:
-        """Discards all of a model but these: generations that were given up, or replaced while no service ran.
+        """Discards all files of a model but these: those of removed generations, and of ones replaced during downtime.
 
         Raises:
             OSError: the volume cannot be written to.
@@ -147,7 +147,7 @@ class ModelCache:
             if owner == name:
                 found.add(digest)
         for digest in sorted(found - kept):
-            # Operators may keep folders of their own here: those have no lock.
+            # Skips operators' own folders: they have no lock.
             if _DIGEST.fullmatch(digest) and self._lock(name, digest, "serve").exists:
                 self._discard(name, digest)
 
@@ -165,7 +165,7 @@ class ModelCache:
                     folder.rename(bin_ / uuid.uuid4().hex)
         with contextlib.suppress(OSError):  # another generation is in it
             place.parent.rmdir()
-        for left in list(bin_.iterdir()):  # also what a killed process left
+        for left in list(bin_.iterdir()):  # including remains of a killed process
             shutil.rmtree(left, ignore_errors=True)
         return True
 
@@ -180,7 +180,7 @@ class ModelCache:
 
 
 def safe_name(model_id: str) -> str:
-    """A file name for an id: no two ids have the same, none is hidden, leads elsewhere or is too long."""
+    """Returns a file name for an id: unique per id, never hidden, too long or outside the folder."""
     name = quote(model_id, safe="@+", errors="surrogatepass")
     if not name:
         return "%"

@@ -1,4 +1,4 @@
-"""All models of this replica: what the catalog wants, each on its own way to where it serves."""
+"""The models of this replica: one preparation for each model that the catalog assigns to it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ log = logging.getLogger(__name__)
 
 
 class ModelSet:
-    """Follows what is desired. Every change may come twice, late, or after a pause in which others were missed."""
+    """A model set in sync with the catalog. Every change may come twice, late, or after missed ones."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
         self._models: dict[str, Preparation] = {}
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        self.upheavals = 0  # grows whenever what was reported of a model may be of an earlier one of its id
+        self.upheavals = 0  # grows whenever a reported status may belong to an earlier model of the same id
 
     def apply(self, desired: DesiredModel) -> None:
-        """Takes a registration, new or changed."""
+        """Applies a new or changed registration."""
         known = self._models.get(desired.id)
         if known and not _anew(known.desired, desired):
             if known.desired != desired:
                 known.update(desired)
             return
-        self.remove(desired.id)  # if it is there, it was removed and registered anew, unseen
+        self.remove(desired.id)  # an existing model was removed and registered anew while this replica did not watch
         self._models[desired.id] = Preparation(desired, self._means, after=self._leaving.get(desired.id))
 
     def remove(self, model_id: str) -> None:
-        """Forgets a model; running requests end first, then its memory and files go."""
+        """Removes a model; its running requests end first, then its memory and files go."""
         if known := self._models.pop(model_id, None):
             known.leave()
             self.upheavals += 1
@@ -45,28 +45,28 @@ class ModelSet:
             self._means.changed()
 
     def retain(self, model_ids: Collection[str]) -> None:
-        """Forgets every model but these, which may have been removed and registered again unseen."""
+        """Removes every model but these. The remaining ones may have been registered anew unnoticed."""
         self.upheavals += 1
         self._means.changed()
         for model_id in self._models.keys() - set(model_ids):
             self.remove(model_id)
 
     def is_warming(self) -> bool:
-        """Whether a model is to be in memory that is not, and may be soon."""
+        """Returns whether a model that belongs in memory is not loaded yet, but may be soon."""
         wanted = (model for model in self._models.values() if model.preload or model.desired.keep_loaded)
         return any(_is_coming(model.status()) for model in wanted)
 
     def keep(self) -> None:
-        """Loads what is to be in memory and is not."""
+        """Loads the models that belong in memory and are not loaded."""
         for model in self._models.values():
             model.keep()
 
     def statuses(self) -> dict[str, Status]:
-        """How far every model is, by id."""
+        """Returns the status of every model, by id."""
         return {model_id: model.status() for model_id, model in self._models.items()}
 
     async def close(self) -> None:
-        """Ends everything that goes on; files and registrations stay."""
+        """Stops all tasks; files and registrations stay."""
         leaving = list(self._leaving.values())
         for task in leaving:
             task.cancel()
@@ -86,11 +86,11 @@ class ModelSet:
 
 
 def _is_coming(status: Status) -> bool:
-    """Whether a model is not in memory, and nothing is known to be in the way."""
+    """Returns whether a model is not in memory yet, with no known obstacle."""
     return status.state in COMING or (status.state == "ready" and not status.reason)
 
 
 def _anew(old: DesiredModel, new: DesiredModel) -> bool:
-    """Whether the model was removed and registered again, possibly within the second that `created` counts."""
+    """Returns whether the model was removed and registered again, possibly within the one-second unit of `created`."""
     same_number = new.generation == old.generation and (new.manifest, new.parts) != (old.manifest, old.parts)
     return new.created != old.created or new.generation < old.generation or same_number

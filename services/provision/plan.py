@@ -1,4 +1,4 @@
-"""How a model would be served here: with which files, under which runtime. Nothing is fetched to find that out."""
+"""The plan to serve a model here: its files and its runtime. Making one fetches nothing."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from services.settings.settings import ModelSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Files and a runtime that reads them. `facts` are those of the files."""
+    """Files, and a runtime that reads them. `facts` are those of the files."""
 
     facts: ModelFacts
     manifest: Manifest
     runtime: Runtime
-    parts: tuple[Part, ...] = ()  # what is needed beside these files
+    parts: tuple[Part, ...] = ()  # base model and LoRAs that these files need
     artifact: str = ""  # name of the execution cache; empty: the model's own files
     engine: EngineSettings = AS_THE_SERVICE_DOES
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
-        """Everything that must be here; the model itself comes last."""
+        """The manifests of all files that the plan needs; the model itself comes last."""
         return (*(part.manifest for part in self.parts), self.manifest)
 
     def descriptor(self, generation: int, folders: Sequence[Path]) -> ModelDescriptor:
-        """The model once everything is here; `folders` are where the `manifests` lie."""
+        """Describes the model once all files are here; `folders` hold the files of the `manifests`."""
         *beside, folder = folders
         parts = list(zip(self.parts, beside, strict=True))
         return describe(
@@ -58,10 +58,10 @@ class Plan:
 
 
 def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelSettings) -> list[Plan]:
-    """All ways to serve a model here, best first: official execution caches that fit, then its own files.
+    """Returns all ways to serve a model here, best first: matching official execution caches, then its own files.
 
     Raises:
-        Unsupported: there is none; the message says why its own files cannot be run.
+        Unsupported: none exists; the message says why its own files cannot be run.
     """
     plans = [
         plan
@@ -88,7 +88,7 @@ def make_plans(desired: DesiredModel, registry: EngineRegistry, settings: ModelS
 def _artifact_plan(
     artifact: Artifact, desired: DesiredModel, registry: EngineRegistry, publishers: tuple[str, ...]
 ) -> Plan | None:
-    """A plan with an execution cache; None where publisher, device or runtime do not match."""
+    """Makes a plan with an execution cache; None if publisher, device or runtime does not match."""
     if not allowed(artifact.manifest.repository, publishers) or registry.device not in artifact.devices:
         return None
     if desired.runtime not in ("", artifact.runtime):

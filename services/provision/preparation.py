@@ -1,7 +1,7 @@
-"""One model on this replica: from its registration to files that are whole and a runtime that serves them.
+"""The preparation of one model on this replica: from its registration to verified files and a runtime that serves them.
 
-A new generation is prepared while the old one serves, and takes over only when it can: where the old one was in memory,
-not before the new one is.
+A new generation is prepared while the old one serves, and takes over when it is ready: if the old one was in memory,
+only once the new one is loaded.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE = 2.0  # seconds before a failed fetch is tried again; doubled each time
+FIRST_PAUSE = 2.0  # seconds before a failed fetch is retried; doubled each time
 LONGEST_PAUSE = 60.0
-LOOK_AGAIN = 15.0  # seconds between looks at a disk or at local files that are not as they must be
-LOAD_AGAIN = 15.0  # seconds between attempts to load what is to be in memory
+LOOK_AGAIN = 15.0  # seconds between checks of a disk or of local files after a problem
+LOAD_AGAIN = 15.0  # seconds between attempts to load a model that belongs in memory
 MAX_REASONS = 5
 PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What every preparation of a service uses."""
+    """The dependencies that all preparations of a service share."""
 
     settings: ModelSettings
     registry: EngineRegistry
@@ -49,7 +49,7 @@ class Means:
     store: ModelStore
     model_cache: ModelCache
     changed: Callable[[], None]  # called whenever a status may have changed
-    preload: frozenset[str] = frozenset()  # ids and aliases of what is loaded once when it is ready
+    preload: frozenset[str] = frozenset()  # ids and aliases of models that are loaded once when they are ready
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class _Coming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stand:
-    """What serves now."""
+    """The generation that serves now."""
 
     serving: Serving
     plan: Plan
@@ -81,7 +81,7 @@ class _Stand:
 
 
 class Preparation:
-    """Brings a model to where it serves, and keeps it there. `after`: what must have ended before it begins."""
+    """The preparation of a model, which then keeps it serving. `after`: a task that must end before it begins."""
 
     def __init__(self, desired: DesiredModel, means: Means, after: asyncio.Task[None] | None = None) -> None:
         self.desired = desired
@@ -93,13 +93,13 @@ class Preparation:
         self._loading: asyncio.Task[None] | None = None
         self._load_again = 0.0
         self._gone = False
-        self.preload = bool(means.preload & {desired.id, *desired.aliases})  # not in memory for the first time yet
+        self.preload = bool(means.preload & {desired.id, *desired.aliases})  # until the first load
         means.manager.pin(desired.id, wanted=desired.keep_loaded)
-        self._examined: AllmError | None = None  # why loading last failed, when the files were looked at for it
+        self._examined: AllmError | None = None  # the last load failure after which the files were checked
         self._prepare()
 
     def update(self, desired: DesiredModel) -> None:
-        """Takes what has changed of the registration."""
+        """Applies a changed registration."""
         old, self.desired = self.desired, desired
         unload, load = desired.unloads > old.unloads, desired.keep_loaded and not old.keep_loaded
         self._means.manager.pin(desired.id, wanted=desired.keep_loaded)
@@ -110,7 +110,7 @@ class Preparation:
             self._load_again = 0.0  # now, not when the next attempt would be due
             self._means.manager.forgive(desired.id)
         anew = (desired.generation, desired.manifest, desired.parts) != (old.generation, old.manifest, old.parts)
-        # An operator who loads or unloads a model that could not be had wants it tried again.
+        # An operator who loads or unloads a failed model asks for another attempt.
         anew |= (unload or load) and self._coming is not None and self._task is not None and self._task.done()
         if anew or (desired.runtime, desired.artifacts) != (old.runtime, old.artifacts):
             self._prepare()
@@ -118,7 +118,7 @@ class Preparation:
             self._tell()
 
     def status(self) -> Status:
-        """How far it is."""
+        """Returns the model's status."""
         coming, stand = self._coming, self._stand
         done, total = (coming.done, coming.total) if coming else (0, 0)
         if stand is None:
@@ -147,7 +147,7 @@ class Preparation:
         )
 
     def keep(self) -> None:
-        """Loads the model if it is to be in memory and is not. Called now and then; failures are shown as its state."""
+        """Loads the model if it belongs in memory. Called periodically; failures show in its status."""
         stand, now = self._stand, time.monotonic()
         if self._gone or stand is None:
             return
@@ -164,13 +164,13 @@ class Preparation:
             self._loading = asyncio.create_task(self._guarded(self._load(stand.serving)))
 
     def leave(self) -> None:
-        """From now on requests find nothing here, whatever still goes on; close it then."""
+        """Removes the model from the store, so that new requests do not find it. Call `close` afterwards."""
         self._gone = True
         self._means.manager.pin(self.desired.id, wanted=False)
         self._means.store.remove(self.desired.id)
 
     async def close(self, *, forget: bool) -> None:
-        """Ends what goes on here. `forget`: the registration is gone, and with it what was fetched for it."""
+        """Stops all tasks. `forget`: the registration is gone; also unloads the model and deletes its files."""
         for task in (self._task, self._loading):
             if task:
                 task.cancel()
@@ -180,13 +180,13 @@ class Preparation:
         else:
             for task in self._side_tasks:
                 task.cancel()
-        await asyncio.gather(*self._side_tasks, return_exceptions=True)  # requests on what served earlier end too
+        await asyncio.gather(*self._side_tasks, return_exceptions=True)  # waits for requests on earlier generations
         if self._stand:
             self._stand.hold.release()
         if forget:
             await asyncio.to_thread(self._means.model_cache.sweep, self.desired.id, ())
 
-    # --- the way to a new stand
+    # --- preparation of a generation
 
     def _prepare(self) -> None:
         before = self._task
@@ -220,7 +220,7 @@ class Preparation:
             self._coming = None
             self._tell()
             return
-        # Before the files are there: else another replica that has done with them could remove them in between.
+        # First, because another replica that no longer needs the files could otherwise remove them in between.
         hold = await self._hold(desired.id, plan.manifests, coming)
         try:
             folders = [await self._bring(desired, manifest, coming) for manifest in plan.manifests]
@@ -230,7 +230,7 @@ class Preparation:
             raise
 
     async def _hold(self, model_id: str, manifests: Sequence[Manifest], coming: _Coming) -> Hold:
-        """Takes hold of files, once the disk lets it."""
+        """Holds files; retries while the disk fails."""
         while True:
             try:
                 return await self._try_to_hold(model_id, manifests)
@@ -240,7 +240,7 @@ class Preparation:
             await asyncio.sleep(LOOK_AGAIN)
 
     async def _try_to_hold(self, model_id: str, manifests: Sequence[Manifest]) -> Hold:
-        """One that is cancelled meanwhile leaves nothing held."""
+        """Holds files; a cancelled call leaves nothing held."""
         taking = asyncio.create_task(asyncio.to_thread(self._means.model_cache.hold, model_id, *manifests))
         try:
             return await asyncio.shield(taking)
@@ -252,7 +252,7 @@ class Preparation:
             raise
 
     def _serves(self, plan: Plan, generation: int) -> bool:
-        """Whether the plan is what serves already."""
+        """Returns whether the plan already serves."""
         if self._stand is None:
             return False
         stand = self._stand
@@ -260,7 +260,7 @@ class Preparation:
         return now == (plan.manifest.digest, plan.runtime, generation)
 
     async def _bring(self, desired: DesiredModel, manifest: Manifest, coming: _Coming) -> Path:
-        """The folder with all files, verified; waits as long as that is a matter of time."""
+        """Returns the folder with all files, verified; retries failures that may pass."""
         if manifest.folder:
             return await self._look(desired, manifest, coming)
         model_cache, pause = self._means.model_cache, FIRST_PAUSE
@@ -278,7 +278,7 @@ class Preparation:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _look(self, desired: DesiredModel, manifest: Manifest, coming: _Coming) -> Path:
-        """Local files are used where they are. While they are not as they were registered, the model has failed."""
+        """Returns the folder of local files. The model is failed while they differ from the registration."""
         folder = self._means.model_cache.place(desired.id, manifest)
         while wrong := await asyncio.to_thread(self._means.model_cache.whole, manifest, folder):
             self._come(coming, "failed", ModelInvalid("; ".join(wrong[:MAX_REASONS])))
@@ -298,7 +298,7 @@ class Preparation:
         self._beside(self._tidy(old, new))
 
     async def _load_beside(self, old: _Stand, new: _Stand) -> None:
-        """In memory, before the old one goes, where there is room for both. If it cannot be had, the old one serves."""
+        """Loads the new generation before the old one goes, if memory suffices. On failure the old one serves on."""
 
         def step_down(why: str) -> None:
             self._stand = None
@@ -313,7 +313,7 @@ class Preparation:
             raise
 
     async def _tidy(self, old: _Stand | None, new: _Stand) -> None:
-        """Gives up what served before, once nobody uses it, and the files of all that is no longer wanted."""
+        """Retires the generation that served before, once idle, and deletes all files that are no longer wanted."""
         if old:
             await self._means.manager.retire(self.desired.id, keep=new.key)
             old.hold.release()
@@ -324,7 +324,7 @@ class Preparation:
         await asyncio.to_thread(self._means.model_cache.sweep, self.desired.id, wanted)
 
     async def _examine(self, stand: _Stand) -> None:
-        """After a load that failed: files that are no longer there, or not as they were, are brought anew."""
+        """Checks the files after a failed load: prepares the model again if any are missing or changed."""
         model_cache, wrong = self._means.model_cache, []
         for manifest in stand.plan.manifests:
             wrong += await asyncio.to_thread(model_cache.whole, manifest, model_cache.place(self.desired.id, manifest))
@@ -336,11 +336,11 @@ class Preparation:
             stand.hold.release()
 
     async def _load(self, serving: Serving) -> None:
-        with contextlib.suppress(AllmError):  # the manager remembers it, and it is shown as the model's state
+        with contextlib.suppress(AllmError):  # the manager keeps it, and the status shows it
             await self._means.manager.load(serving.descriptor, serving.runtime)
             self.preload = False
 
-    # --- what others see of it
+    # --- status
 
     def _progress(self, coming: _Coming, progress: Progress) -> None:
         coming.done, coming.total = progress.done, progress.total
@@ -351,12 +351,12 @@ class Preparation:
         self._come(coming, progress.stage, ModelNotReady(how))
 
     def _come(self, coming: _Coming, state: State, problem: AllmError) -> None:
-        if coming is self._coming:  # else a later one has taken its place, and its last words do not count
+        if coming is self._coming:  # otherwise a later generation has replaced it
             coming.state, coming.problem = state, problem
             self._tell()
 
     def _tell(self) -> None:
-        """Puts what can be done with the model now where requests look."""
+        """Publishes the model's current state in the store, where requests find it."""
         if self._gone:
             return
         serving = self._stand.serving if self._stand else None
@@ -370,13 +370,13 @@ class Preparation:
     # --- tasks
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does something that may have to wait for running requests."""
+        """Starts a background task that may wait for running requests."""
         task = asyncio.create_task(self._guarded(work))
         self._side_tasks.add(task)
         task.add_done_callback(self._side_tasks.discard)
 
     async def _guarded(self, work: Coroutine[Any, Any, None], coming: _Coming | None = None) -> None:
-        """A mistake of ours in one model must not go unseen, nor harm the others."""
+        """Logs unexpected errors: they must neither go unnoticed nor harm other models."""
         try:
             await work
         except Exception:
@@ -386,7 +386,7 @@ class Preparation:
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:
-    """Waits until a task has ended, without cancelling it; one that is cancelled meanwhile waits all the same."""
+    """Waits for a task to end, without cancelling it. If cancelled meanwhile, raises that after the task's end."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

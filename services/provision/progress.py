@@ -1,4 +1,4 @@
-"""How far a fetch is."""
+"""The progress of a fetch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ INTERVAL = 0.2  # seconds between two reports
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes done of all that this stage has to do."""
+    """Bytes done in a stage, of the total."""
 
     stage: Literal["downloading", "verifying"]
     done: int
     total: int
-    waits: bool = False  # for another fetch, here or in another process
+    waits: bool = False  # for another fetch, in this or another process
 
 
 class Meter:
-    """Sums up what the threads of one fetch have done, and tells it a few times a second."""
+    """The progress meter of a fetch: sums its threads' work, and reports it a few times a second."""
 
     def __init__(self, total: int, tell: Callable[[Progress], None]) -> None:
         self._total = total
@@ -34,15 +34,15 @@ class Meter:
         self._lock = threading.Lock()
 
     def downloaded(self, path: str, done: int) -> None:
-        """So many bytes of a file are on disk."""
+        """Reports the bytes of a file that are on disk."""
         self._count(0, self._downloaded, path, done)
 
     def verified(self, path: str, done: int) -> None:
-        """So many bytes of a file have been verified."""
+        """Reports the bytes of a file that are verified."""
         self._count(1, self._verified, path, done)
 
     def elsewhere(self, done: int) -> None:
-        """It is not this fetch's turn; so many bytes are there."""
+        """Reports the bytes on disk while another fetch has its turn."""
         self._tell(Progress("downloading", done, self._total, waits=True))
 
     def _count(self, which: int, by_path: dict[str, int], path: str, done: int) -> None:
@@ -50,7 +50,7 @@ class Meter:
             self._sums[which] += done - by_path.get(path, 0)
             by_path[path] = done
             now = time.monotonic()
-            last = self._sums[which] == self._total  # the end of a stage is always told
+            last = self._sums[which] == self._total  # the end of a stage is always reported
             if now - self._last < INTERVAL and not last:
                 return
             self._last = now

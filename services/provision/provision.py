@@ -1,4 +1,4 @@
-"""What a service starts to have its models: the follower, the supply and the reporter, put together."""
+"""The model provisioning of a service: follower, model set and reporter, put together."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from services.settings.model_groups import GroupShare
 from services.settings.settings import ModelSettings
 
 EVERYTHING = GroupShare()
-WARMING_SECONDS = 0.2  # between looks at what is loaded at the start
-SYNC_SECONDS = 5.0  # how long a start waits for the catalog; after that it begins without models
-# A catalog that comes back is found soon. Its pings are ours to send: a watch may be silent for days.
+WARMING_SECONDS = 0.2  # between checks of the loaded models at the start
+SYNC_SECONDS = 5.0  # how long the start waits for the catalog; after that it continues without models
+# Reconnects quickly to a catalog that is back. Sends keepalive pings: a watch may be silent for days.
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -35,7 +35,7 @@ CHANNEL_OPTIONS = (
 
 
 class Provision:
-    """A running provision. `store` is what requests look models up in."""
+    """A running provision. Requests look models up in `store`."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Provision:
         share: GroupShare = EVERYTHING,
         figures: FigureReader | None = None,
     ) -> None:
-        """`preload`: ids or aliases of models that are loaded once, as soon as they are ready. `own`: what the catalog
-        is shown; None: nothing. `share`: which models are served here. `figures`: what the catalog is told of work and
-        memory; None: nothing.
+        """`preload`: ids or aliases of models that are loaded once, as soon as they are ready. `own`: the identity
+        presented to the catalog; None: none. `share`: the models served here. `figures`: the source of the work and
+        memory figures for the catalog; None: reports none.
         """
         changed = asyncio.Event()
         manager.on_change = changed.set
@@ -75,31 +75,31 @@ class Provision:
         self._reporting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begins; returns once everything that is registered is known, or after SYNC_SECONDS."""
+        """Starts following and reporting; returns once all registrations are known, or after SYNC_SECONDS."""
         self._following = asyncio.create_task(self._follower.follow())
         self._reporting = asyncio.create_task(self._reporter.report())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._follower.synced.wait(), SYNC_SECONDS)
 
     async def warm(self) -> None:
-        """Returns once the catalog was heard, and what is to be in memory by then is, or cannot be."""
+        """Waits for the catalog, and until every model that belongs in memory is loaded or cannot be."""
         await self._follower.synced.wait()
         while self._model_set.is_warming():  # noqa: ASYNC110 - workers load, and tell nobody but who asks
             await asyncio.sleep(WARMING_SECONDS)
 
     def models(self) -> set[str]:
-        """Ids of what is registered, or still in memory."""
+        """Returns the ids of all models that are registered or still in memory."""
         return {*(model.id for model in self.store), *(slot.key.model_id for slot in self._manager.slots())}
 
     async def leave(self) -> None:
-        """Tells the catalog that this replica takes no more requests."""
+        """Reports to the catalog that this replica takes no more requests."""
         if self._reporting:
             self._reporting.cancel()
             await asyncio.gather(self._reporting, return_exceptions=True)
             self._reporting = None
 
     async def close(self) -> None:
-        """Ends everything; files and registrations stay."""
+        """Stops everything; files and registrations stay."""
         await self.leave()
         if self._following:
             self._following.cancel()

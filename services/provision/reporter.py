@@ -1,4 +1,4 @@
-"""Reports to the catalog how far every model is here: at once when something changes, and regularly as a heartbeat."""
+"""Status reports to the catalog: immediately after every change, and regularly as a heartbeat."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
-REPORT_SECONDS = 2.0  # until the catalog says how often it wants to hear
+REPORT_SECONDS = 2.0  # until the catalog sets its own interval
 AWAY_SECONDS = 0.5  # between attempts while the catalog is away
 TIMEOUT = 5.0
-QUIET_SECONDS = 0.1  # changes that come so close together share one report
+QUIET_SECONDS = 0.1  # changes within this time share one report
 
 
 class Reporter:
-    """Tells the catalog behind `channel` about a supply."""
+    """The reporter of a model set's status to the catalog behind `channel`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Reporter:
         changed: asyncio.Event,
         figures: FigureReader | None = None,
     ) -> None:
-        """`changed`: is set when there is news; `figures`: what is told of work and memory, None: nothing."""
+        """`changed`: set at every change; `figures`: the source of work and memory figures, None: none."""
         self._catalog = model_service_pb2_grpc.ModelServiceStub(channel)
         self._modality = modality
         self._registry = registry
@@ -51,10 +51,10 @@ class Reporter:
         self._told: dict[str, Status] = {}
         self._upheavals = 0
         self._figures = figures
-        self._event = 0  # the number of the last one that the catalog has taken
+        self._event = 0  # number of the last event that the catalog has received
 
     async def report(self) -> None:
-        """Reports until it is cancelled, then says goodbye."""
+        """Reports until it is cancelled, then reports that the replica leaves."""
         try:
             while True:
                 self._changed.clear()
@@ -67,7 +67,7 @@ class Reporter:
             await self._leave()
 
     async def _try(self) -> bool:
-        """Loads what is to be in memory, and reports. A mistake of ours must not silence this replica for good."""
+        """Loads models that belong in memory, and reports. Catches everything: a bug must not silence this replica."""
         try:
             self._model_set.keep()
             return await self._tell()
@@ -77,8 +77,8 @@ class Reporter:
             return False
 
     async def _tell(self) -> bool:
-        """One report; tells whether the catalog has taken it."""
-        if self._upheavals != self._model_set.upheavals:  # the catalog has forgotten what was said of those models
+        """Sends one report; returns whether the catalog took it."""
+        if self._upheavals != self._model_set.upheavals:  # the catalog has forgotten these models' statuses
             self._upheavals, self._complete = self._model_set.upheavals, True
         statuses = self._model_set.statuses()
         news = statuses if self._complete else {k: v for k, v in statuses.items() if self._told.get(k) != v}
@@ -104,7 +104,7 @@ class Reporter:
             return False
         self._told = statuses
         self._event = max([self._event, *(one.number for one in request.figures.events)])
-        # What has been removed since was in no report: the catalog forgets it with the registration.
+        # Models removed since were in no report: the catalog forgets them with their registration.
         self._complete = reply.send_complete
         if seconds := reply.report_within.ToMilliseconds() / 1000:
             self._within = seconds
@@ -113,7 +113,7 @@ class Reporter:
         return True
 
     def _add_figures(self, request: model_service_pb2.ReportModelStatusRequest) -> None:
-        """Whatever is wrong with them, models are more important: then there are no figures any more."""
+        """Adds the figures. On any error stops sending them, because models are more important."""
         if self._figures is None:
             return
         try:
@@ -131,7 +131,7 @@ class Reporter:
 
 
 def _offers(runtime: Runtime) -> Iterator[model_service_pb2.RuntimeOffer]:
-    """One for each capability: it knows other architectures for each."""
+    """Yields one offer per capability, because the architectures differ."""
     for capability, architectures in runtime.architectures.items():
         yield model_service_pb2.RuntimeOffer(
             name=runtime.name,

@@ -1,4 +1,4 @@
-"""The folder that a model is fetched to before anybody sees it."""
+"""The staging folder: a model's files before their publication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL = 16 * 1024 * 1024  # bytes
 
 
 def on_disk(manifest: Manifest, staging: Path) -> int:
-    """Bytes of the manifest's files that are there."""
+    """Returns the bytes of the manifest's files that are on disk."""
     total = 0
     for file in manifest.files:
         with contextlib.suppress(OSError):
@@ -23,9 +23,9 @@ def on_disk(manifest: Manifest, staging: Path) -> int:
 
 
 def prune(manifest: Manifest, staging: Path) -> None:
-    """Removes what the manifest does not name, links, and what cannot be gone on with.
+    """Removes links, files that the manifest does not name, and files that cannot be resumed.
 
-    A small file without a hash is one of those: after a power cut it may have its size and not its content.
+    Those include small files without a hash: after a power cut such a file may have its size, but not its content.
 
     Raises:
         OSError: something cannot be removed.
@@ -34,10 +34,10 @@ def prune(manifest: Manifest, staging: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Makes sure that a file's content, or a folder's list of names, outlives a power cut.
+    """Flushes a file's content, or a folder's list of names, to disk, so that it survives a power cut.
 
     Raises:
-        OSError: the disk says that it does not.
+        OSError: the disk reports a failure.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -47,10 +47,10 @@ def sync(path: Path) -> None:
 
 
 def publish(manifest: Manifest, staging: Path, place: Path) -> None:
-    """Makes the folder appear at its place, with one rename. Its files are synced already.
+    """Publishes the staging folder as `place`, with one rename. Its files are synced already.
 
     Raises:
-        OSError: it does not; then nothing is at the place.
+        OSError: it failed; then `place` does not exist.
     """
     for folder in sorted(_folders(manifest), reverse=True):
         sync(staging / folder)
@@ -59,14 +59,14 @@ def publish(manifest: Manifest, staging: Path, place: Path) -> None:
         try:
             staging.rename(place)
             break
-        except FileNotFoundError:  # whoever discarded another generation just removed the empty parent
+        except FileNotFoundError:  # another process discarded a generation and removed the empty parent
             if attempt == 3:
                 raise
     sync(place.parent)
 
 
 def _folders(manifest: Manifest) -> set[str]:
-    """Every folder with a file of the manifest below it; "" is the top."""
+    """Returns every folder with a file of the manifest below it; "" is the top."""
     parts = [file.path.split("/")[:-1] for file in manifest.files]
     return {"/".join(names[:depth]) for names in parts for depth in range(len(names) + 1)}
 

@@ -1,4 +1,4 @@
-"""How a generation that is in memory makes room for the next one."""
+"""The swap of a model's generations in memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 async def load_beside(manager: ModelManager[Any], new: Serving, step_down: Callable[[str], None]) -> None:
-    """Loads a new generation while the old one serves; where both do not fit into memory, the old one goes first.
+    """Loads a new generation while the old one serves; if both do not fit into memory, unloads the old one first.
 
-    `step_down` is told why as soon as that is known: from then on nobody new may get the old one, for whose running
-    requests this waits.
+    `step_down` is called with the reason as soon as that is known: from then on the old one must get no new requests,
+    and this waits for its running ones.
 
     Raises what loading raises. After `step_down` the old one is no longer in memory, but could be loaded again.
     """
@@ -38,6 +38,6 @@ async def load_beside(manager: ModelManager[Any], new: Serving, step_down: Calla
         )
     else:
         return
-    # Shielded: should another update come meanwhile, requests that still run on the old one end in peace all the same.
+    # Shielded: even if another update comes meanwhile, running requests on the old generation end normally.
     await asyncio.shield(manager.retire(descriptor.id, keep=resident_key(descriptor, new.runtime)))
     await manager.load(descriptor, new.runtime)

@@ -1,4 +1,4 @@
-"""Whether a file on disk is the one that a manifest names."""
+"""Verification of a file on disk against its manifest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 1024 * 1024  # bytes
 
 
 def size_problem(file: ManifestFile, folder: Path, *, links: bool) -> str:
-    """What is wrong with a file's presence and size, in a sentence; empty: nothing. `links`: whether it may be one."""
+    """Checks a file's presence and size; returns a sentence, empty if it is fine. `links`: allows symbolic links."""
     path = folder / file.path
     try:
         found = path.stat() if links else path.lstat()
@@ -34,9 +34,9 @@ def size_problem(file: ManifestFile, folder: Path, *, links: bool) -> str:
 def problem(
     file: ManifestFile, folder: Path, progress: Callable[[int], None], stop: threading.Event, *, links: bool
 ) -> str:
-    """What is wrong with a file, its content included where the manifest has a hash; empty: nothing. Blocks.
+    """Checks a file, including its content if the manifest has a hash; returns a sentence, empty if fine. Blocks.
 
-    `progress` is called with the bytes of the file that are verified.
+    `progress` is called with the number of verified bytes of the file.
 
     Raises:
         Cancelled: `stop` was set.

@@ -1,4 +1,4 @@
-"""A lock between processes that share a volume. The kernel lets go of it when its holder dies."""
+"""A lock between processes that share a volume. The kernel releases it when its holder dies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class VolumeLock:
-    """An flock on a file of its own, which stays there: deleting it would let two processes lock different files."""
+    """An flock on a lock file that is never deleted: otherwise two processes could lock different files."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -16,27 +16,27 @@ class VolumeLock:
 
     @property
     def exists(self) -> bool:
-        """Whether anybody ever took it."""
+        """Whether the lock was ever taken."""
         return self._path.is_file()
 
     def take(self, *, shared: bool = False) -> bool:
-        """Takes the lock unless somebody holds it in a way that excludes this; says whether it did.
+        """Takes the lock unless another holder excludes this; returns whether it did.
 
         Raises:
-            OSError: the file cannot be made or opened.
+            OSError: the file cannot be created or opened.
         """
         return self._take(fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
 
     def wait_shared(self) -> None:
-        """Takes the lock together with others; blocks while somebody holds it alone.
+        """Takes a shared lock; blocks while another process holds it exclusively.
 
         Raises:
-            OSError: the file cannot be made or opened.
+            OSError: the file cannot be created or opened.
         """
         self._take(fcntl.LOCK_SH)
 
     def release(self) -> None:
-        """Lets go of it, if it is held."""
+        """Releases the lock, if it is held."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

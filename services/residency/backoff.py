@@ -1,7 +1,7 @@
-"""Models that fail again and again are left alone for a while: 1, 2, 4 ... 60 seconds.
+"""The back-off for models that keep failing: pauses of 1, 2, 4 ... 60 seconds between attempts.
 
-The first two failures cost nothing: the next request tries anew. A load that fails counts until one succeeds; a worker
-that dies counts until a request ends well, because a model may load every time and die of the first thing it computes.
+The first two failures cost nothing: the next request retries. Failed loads count until one succeeds. Worker deaths
+count until a request succeeds, because a model may load every time and die on its first computation.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from dataclasses import dataclass
 from services.errors import AllmError, ModelNotReady
 from services.residency.resident import ResidentKey
 
-FREE = 2  # failures in a row after which the next request still tries anew
+FREE = 2  # failures in a row after which the next request still retries
 FIRST_PAUSE = 1.0  # seconds
 LONGEST_PAUSE = 60.0
 
 
 @dataclass(slots=True)
 class _Trouble:
-    """What went wrong with one model, and for how long it is left alone."""
+    """The failures of one model, and the pause until it is retried."""
 
-    loads: int = 0  # failed in a row
-    deaths: int = 0  # of workers, without a request that ended well in between
-    until: float = 0.0  # by the clock
-    problem: AllmError | None = None  # shown as the model's state until it is loaded
+    loads: int = 0  # consecutive failed loads
+    deaths: int = 0  # consecutive worker deaths without a successful request in between
+    until: float = 0.0  # clock time at which the pause ends
+    problem: AllmError | None = None  # shown as the model's state until it loads
 
 
 class Backoff:
-    """What went wrong lately, by model. `clock`: seconds that only grow."""
+    """Recent failures per model. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._troubles: dict[ResidentKey, _Trouble] = {}
 
     def load_failed(self, key: ResidentKey, problem: AllmError) -> None:
-        """A load ended with `problem`."""
+        """Records a load that failed with `problem`."""
         trouble = self._troubles.setdefault(key, _Trouble())
         trouble.loads += 1
         trouble.problem = problem
         trouble.until = self._clock() + _pause(trouble.loads)
 
     def died(self, key: ResidentKey, how: str) -> None:
-        """A worker that had loaded the model ended by itself, or was ended by the watchdog."""
+        """Records that a worker with the model loaded has exited or was killed by the watchdog."""
         trouble = self._troubles.setdefault(key, _Trouble())
         trouble.deaths += 1
         if pause := _pause(trouble.deaths):
@@ -54,37 +54,37 @@ class Backoff:
             )
 
     def loaded(self, key: ResidentKey) -> None:
-        """A load succeeded."""
+        """Records a successful load."""
         if trouble := self._troubles.get(key):
             trouble.loads, trouble.problem = 0, None
             if not trouble.deaths:
                 del self._troubles[key]
 
     def served(self, key: ResidentKey) -> None:
-        """A request ended well."""
+        """Records a successful request."""
         if self._troubles:
             self._troubles.pop(key, None)
 
     def forget(self, key: ResidentKey) -> None:
-        """The model is given up."""
+        """Drops the record of a removed model."""
         self._troubles.pop(key, None)
 
     def __iter__(self) -> Iterator[ResidentKey]:
-        """Everything that is in trouble."""
+        """Iterates over the models with failures."""
         return iter(self._troubles)
 
     def problem(self, key: ResidentKey) -> AllmError | None:
-        """Why it is not loaded; None after a load that succeeded, and before the first that failed."""
+        """Returns why the model is not loaded; None before the first failure and after a successful load."""
         trouble = self._troubles.get(key)
         return trouble.problem if trouble else None
 
     def check(self, key: ResidentKey) -> None:
-        """Raises the problem of a model that is left alone now."""
+        """Raises the model's problem during its pause."""
         trouble = self._troubles.get(key)
         if trouble is None or trouble.problem is None:
             return
         if (left := trouble.until - self._clock()) > 0:
-            # A copy: an error that is raised again and again would keep what was on the stack each time.
+            # A copy: raising the same exception again and again would keep a traceback each time.
             problem = copy.copy(trouble.problem)
             if isinstance(problem, ModelNotReady):
                 problem.retry_after = left
@@ -92,7 +92,7 @@ class Backoff:
 
 
 def _pause(failures: int) -> float:
-    """Seconds until the next attempt after so many failures in a row."""
+    """Returns the pause in seconds after this many consecutive failures."""
     if failures <= FREE:
         return 0.0
     return float(min(FIRST_PAUSE * 2 ** min(failures - FREE - 1, 10), LONGEST_PAUSE))

@@ -1,9 +1,9 @@
-"""Which models are loaded, and who may use them: leases, loading once however many ask, and giving memory back.
+"""The loaded models of a service: leases, one shared load per model, and eviction.
 
-The manager knows neither what a model does nor how its worker talks; each service brings a `load`. Two generations of a
-model, or the same under two runtimes, are two residents: so a new one can be loaded before an old one goes. Whether
-there is room for one more is for a gate to say; nothing here waits for it but the load itself, and no lock is held
-meanwhile: what one load waits for, another may evict.
+The manager knows neither what a model does nor its worker's protocol: each service passes a `load`. Two generations of
+a model, or the same model under two runtimes, are two residents, so that a new one can load before the old one goes.
+The gate decides whether memory suffices. Only the load itself waits for the gate, and no lock is held meanwhile: a load
+may wait for memory that another call evicts.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from services.worker.process import started_pids
 
 log = logging.getLogger(__name__)
 
-LOAD_CODES = ("MODEL_INVALID", "OUT_OF_MEMORY", "TIMEOUT", "INTERNAL")  # what loads usually fail with
+LOAD_CODES = ("MODEL_INVALID", "OUT_OF_MEMORY", "TIMEOUT", "INTERNAL")  # the usual error codes of failed loads
 R = TypeVar("R", bound=Resident)
 Load = Callable[[ModelDescriptor, Runtime], Awaitable[R]]
 
 
 class Gate(Protocol):
-    """Lets models into memory."""
+    """The admission of models to memory."""
 
     async def enter(self, slot: Slot[Any]) -> None:
-        """Sets memory aside for a model, in `slot.reservation`. Raises OutOfMemory or ModelNotReady."""
+        """Reserves memory for a model, in `slot.reservation`. Raises OutOfMemory or ModelNotReady."""
 
     async def leave(self, slot: Slot[Any]) -> None:
-        """Gives it back, if there is any. Never raises."""
+        """Releases the reservation, if any. Never raises."""
 
 
 class ModelManager(Generic[R]):
-    """Leases loaded models; loads them on first use.
+    """The manager of loaded models: leases them, and loads them on first use.
 
-    `clock`: seconds since the epoch, for what was used last; `monotonic`: seconds that only grow, for the back-off.
+    `clock`: seconds since the epoch, for `last_used`; `monotonic`: monotonic seconds, for the back-off.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class ModelManager(Generic[R]):
         self._load = load
         self._clock = clock
         self._slots: dict[ResidentKey, Slot[R]] = {}
-        self._leaving: set[Slot[R]] = set()  # nobody new gets them; they end, or wait for their last lease
-        self._died: set[ResidentKey] = set()  # what is loaded of these next comes in place of a worker that died
+        self._leaving: set[Slot[R]] = set()  # they take no new leases; they are ending, or wait for their last lease
+        self._died: set[ResidentKey] = set()  # their next successful load counts as a worker restart
         self._backoff = Backoff(monotonic)
         self._refused: dict[ResidentKey, AllmError] = {}
         self._pinned: set[str] = set()
-        self.gate: Gate | None = None  # None: whatever is asked for is loaded
-        self.on_change: Callable[[], None] = lambda: None  # called after something was loaded, or could not be
+        self.gate: Gate | None = None  # None: every load is admitted
+        self.on_change: Callable[[], None] = lambda: None  # called after every load and unload
 
     @asynccontextmanager
     async def lease(self, descriptor: ModelDescriptor, runtime: Runtime) -> AsyncIterator[R]:
-        """A loaded model for as long as the block runs.
+        """Holds a lease on a loaded model while the block runs.
 
-        Raises what loading raises; then the next lease tries anew, or, after several failures in a row, is told the
-        same at once for a while.
+        Raises the load's error. The next lease retries the load or, after several failures in a row, raises the same
+        error immediately until the back-off ends.
         """
         slot = self._slot(descriptor, runtime)
         slot.take()
@@ -89,7 +89,7 @@ class ModelManager(Generic[R]):
             slot.give_back()
 
     async def load(self, descriptor: ModelDescriptor, runtime: Runtime) -> None:
-        """Brings a model into memory, if it is not there. Raises as `lease` does."""
+        """Loads a model into memory unless it is loaded. Raises as `lease` does."""
         slot = self._slot(descriptor, runtime)
         slot.take()
         try:
@@ -97,23 +97,23 @@ class ModelManager(Generic[R]):
         finally:
             slot.give_back()
 
-    # --- what others see
+    # --- views
 
     def resident(self, key: ResidentKey) -> R | None:
-        """A model that is in memory and takes requests."""
+        """Returns a model that is in memory and takes requests."""
         slot = self._slots.get(key)
         return slot.resident if slot else None
 
     def slot(self, key: ResidentKey) -> Slot[R] | None:
-        """The place of a model that is in memory, or on its way there."""
+        """Returns the slot of a model that is loaded or loading."""
         return self._slots.get(key)
 
     def slots(self) -> list[Slot[R]]:
-        """Everything that holds memory or is about to, also what is on its way out."""
+        """Returns every slot that holds memory or is about to, including those that are being unloaded."""
         return [*self._slots.values(), *self._leaving]
 
     def memory(self, key: ResidentKey) -> MemoryStatus | None:
-        """What a model takes, for its status; None where it is neither loaded nor on its way."""
+        """Returns a model's memory use for its status; None if it is neither loaded nor loading."""
         slot = self._slots.get(key)
         if slot is None or not slot.usable:
             return None
@@ -121,53 +121,53 @@ class ModelManager(Generic[R]):
             loading=slot.loading,
             pinned=self.pinned(key.model_id),
             reserved=sum(slot.reservation.places.values()) if slot.reservation else 0,
-            host=slot.memory // MIB * MIB,  # not every page is news
+            host=slot.memory // MIB * MIB,  # rounded: not every page is worth a report
             requests=slot.leases,
             last_used=int(slot.last_used),
         )
 
     def problem(self, key: ResidentKey) -> AllmError | None:
-        """Why its last attempt to load failed, or its worker keeps dying; None after one that succeeded."""
+        """Returns why the last load failed or the worker keeps dying; None after a success."""
         refused = self._refused.get(key)
         return self._backoff.problem(key) or (refused if isinstance(refused, NeverFits) else None)
 
     def refusal(self, key: ResidentKey) -> AllmError | None:
-        """Why there was no room for it when it was last asked for; None after there was."""
+        """Returns why the last admission was refused; None after one that succeeded."""
         return self._refused.get(key)
 
     def residents(self) -> Iterator[tuple[str, R]]:
-        """Every loaded model that takes requests."""
+        """Iterates over the loaded models that take requests."""
         for key, slot in self._slots.items():
             if resident := slot.resident:
                 yield key.model_id, resident
 
-    # --- what may stay
+    # --- pinning and eviction
 
     def pin(self, model_id: str, *, wanted: bool) -> None:
-        """Whether a model is to stay in memory whatever others need."""
+        """Pins a model in memory, whatever other models need, or unpins it."""
         if wanted:
             self._pinned.add(model_id)
         else:
             self._pinned.discard(model_id)
 
     def forgive(self, model_id: str) -> None:
-        """Lets the next request try a model anew that has failed too often lately."""
+        """Ends the model's back-off, so that the next request retries the load."""
         for key in [key for key in self._backoff if key.model_id == model_id]:
             self._backoff.forget(key)
 
     def pinned(self, model_id: str) -> bool:
-        """Whether a model is to stay in memory."""
+        """Returns whether a model is pinned in memory."""
         return model_id in self._pinned
 
     def evictable(self, key: ResidentKey) -> bool:
-        """Whether a model is loaded, nobody uses it, and nobody wants it to stay."""
+        """Returns whether a model is loaded, idle and not pinned."""
         slot = self._slots.get(key)
         return slot is not None and slot.resident is not None and not slot.busy and not self.pinned(key.model_id)
 
     async def evict(self, key: ResidentKey, reason: str) -> int | None:
-        """Unloads a model that nobody uses, and returns how many bytes that has freed, once they are free.
+        """Unloads an idle model; returns the number of freed bytes once they are free.
 
-        None: nothing was done, because it is not here, still loading, in use, or pinned. `reason`: one word.
+        Returns None if nothing was done: the model is absent, still loading, in use, or pinned. `reason`: one word.
         """
         if not self.evictable(key):
             return None
@@ -181,12 +181,12 @@ class ModelManager(Generic[R]):
         return reserved
 
     def sweep(self) -> None:
-        """Gives up what has died, so that its memory counts as free again before the model is asked for."""
+        """Removes dead residents, so that their memory counts as free before the next request for the model."""
         for key in [key for key, slot in self._slots.items() if slot.died and not slot.leases]:
             self._bury(self._slots.pop(key))
 
     async def retire(self, model_id: str, keep: ResidentKey | None = None) -> None:
-        """Gives up all residents of a model but `keep`, each once its running leases have ended."""
+        """Unloads all residents of a model but `keep`, each once its running leases have ended."""
         keys = [key for key in self._slots if key.model_id == model_id and key != keep]
         slots = [self._slots.pop(key) for key in keys]
         if any(slot.resident for slot in slots):
@@ -203,16 +203,16 @@ class ModelManager(Generic[R]):
             self.on_change()
 
     async def close(self) -> None:
-        """Gives up all models, those that are still loading too."""
+        """Unloads all models, including those that are still loading."""
         slots, self._slots = self.slots(), {}
         await asyncio.gather(*(self._end(slot) for slot in slots))
 
-    # --- on the way in and out
+    # --- loading and unloading
 
     def _slot(self, descriptor: ModelDescriptor, runtime: Runtime) -> Slot[R]:
-        """Without a pause: a model that is retired meanwhile would come back by itself.
+        """Returns the model's slot; starts its load if necessary. Does not await: else a retired model could reappear.
 
-        Raises the problem of a model that has failed too often lately.
+        Raises the problem of a model that is in back-off.
         """
         key = resident_key(descriptor, runtime)
         slot = self._slots.get(key)
@@ -248,7 +248,7 @@ class ModelManager(Generic[R]):
                 raise
             if not isinstance(error, Exception):
                 raise
-            # Such as no more processes: it is told as any other reason, and tried anew.
+            # For example, no more processes. Reported as any other failure, and retried.
             log.exception("unexpected error while loading", extra={"model": key.model_id})
             problem = Internal(f"{key.model_id} could not be loaded: {error}")
             self._load_failed(key, problem)
@@ -284,7 +284,7 @@ class ModelManager(Generic[R]):
 
     async def _loaded(self, slot: Slot[R], descriptor: ModelDescriptor) -> R:
         try:
-            # Shielded: the load goes on for the others when one who waits for it gives up.
+            # Shielded: when one waiter gives up, the load continues for the others.
             if not slot.loading:
                 return await asyncio.shield(slot.task)
             with tracing.part("wait for load", slot.span):
@@ -295,7 +295,7 @@ class ModelManager(Generic[R]):
             raise
 
     def _bury(self, slot: Slot[R]) -> None:
-        """Ends what takes no requests any more, beside whatever else goes on."""
+        """Stops a dead worker in the background; does nothing after a failed load."""
         if slot.died:
             self._died.add(slot.key)
             problem = slot.task.result().problem
@@ -310,7 +310,7 @@ class ModelManager(Generic[R]):
             await self._end(slot)
 
     async def _end(self, slot: Slot[R]) -> None:
-        """Ends a slot, and counts it as long as that takes. Goes on to its end also when the caller is cancelled."""
+        """Ends a slot and counts it until that is done. Continues to the end even if the caller is cancelled."""
         self._leaving.add(slot)
         ending = slot.end(self._leave)
         ending.add_done_callback(lambda _: self._leaving.discard(slot))

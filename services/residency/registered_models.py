@@ -1,4 +1,4 @@
-"""The models that requests may use: found by name, and held loaded for as long as somebody uses them."""
+"""The registered models: lookup by name, with access checks, and leases."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ R = TypeVar("R", bound=Resident)
 
 
 class RegisteredModels(Generic[R]):
-    """What is registered, and what is loaded of it. Each service says for what it leases a model."""
+    """The registered models, and leases on them. Each service's subclass adds the kinds of leases that it needs."""
 
     def __init__(self, store: ModelStore, manager: ModelManager[R]) -> None:
         self._store = store
         self._manager = manager
 
     async def find(self, name: str) -> StoredModel:
-        """The model of that id or alias.
+        """Returns the model with this id or alias.
 
-        Everything that is done with a model for a caller begins here. Raises ModelNotFound, and ModelNotAllowed where
-        the caller's key has a list without it.
+        Every use of a model for a caller begins here. Raises ModelNotFound, and ModelNotAllowed if the caller's key
+        has a list without the model.
         """
         caller = current_caller()
         with caller.looking_for(name):
@@ -35,13 +35,13 @@ class RegisteredModels(Generic[R]):
         return stored
 
     def check_allowed(self, name: str) -> None:
-        """Raises ModelNotAllowed for a model, registered here or not any more, that the caller may not use."""
+        """Raises ModelNotAllowed for a model, registered or no longer, that the caller may not use."""
         aliases = self._store.get(name).desired.aliases if name in self._store else ()
         current_caller().check_model(name, *aliases)
 
     @asynccontextmanager
     async def _leased(self, stored: StoredModel) -> AsyncIterator[R]:
-        """Leases a model; where it cannot be loaded here but others have it, the error says so."""
+        """Leases a model; if it cannot be loaded here, but other replicas have it, the error says so."""
         serving = self._store.serveable(stored)
         async with AsyncExitStack() as stack:
             try:
@@ -53,7 +53,7 @@ class RegisteredModels(Generic[R]):
 
 
 def require(stored: StoredModel, capability: str, called: str = "") -> None:
-    """Raises Unsupported, a caller's mistake, where the model is one for something else. `called`: in the message."""
+    """Raises Unsupported, a caller's mistake, if the model lacks `capability`. `called`: its name in the message."""
     able = stored.desired.facts.capabilities
     if capability not in able:
         offered = ", ".join(sorted(able)) or "nothing here"

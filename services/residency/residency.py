@@ -1,4 +1,4 @@
-"""What a service starts to manage its memory: ledger, admission and monitor, put together around its manager."""
+"""The memory management of a service: ledger, admission and monitor around its manager."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.settings.settings import Settings
 
 
 class Residency:
-    """The memory of a service's models. It is what ResidencyService answers from, too."""
+    """The memory of a service's models, and the source of ResidencyService's answers."""
 
     def __init__(self, manager: ModelManager[Any], ledger: Ledger, monitor: Monitor) -> None:
         self._manager = manager
@@ -37,11 +37,11 @@ class Residency:
         needed: Needed,
         readings: Readings | None = None,
     ) -> Residency:
-        """Opens the ledger of this host, and stands at the manager's gate. `needed`: what a model takes here.
+        """Opens the host's ledger and sets the manager's gate. `needed`: estimates a model's memory.
 
         Raises:
-            DatabaseUnusable: the ledger cannot be used; the message says what to do about it.
-            SecretUnusable: keys are asked for, and there is no secret to sign with.
+            DatabaseUnusable: the ledger cannot be used; the message names the remedy.
+            SecretUnusable: keys are required, but there is no secret to sign with.
         """
         kept, replica = settings.residency, settings.model.replica
         readings = readings or Readings(devices=lambda: read_devices(kept.visible_devices))
@@ -54,21 +54,21 @@ class Residency:
         return cls(manager, ledger, Monitor(manager, ledger, ledger_sync, admission, kept, readings))
 
     async def start(self) -> None:
-        """Begins to watch; returns after the first look, so that there is a snapshot."""
+        """Starts the monitor; returns after the first reading, so that there is a snapshot."""
         await self._monitor.look()
         self._watching = asyncio.create_task(self._monitor.run())
 
     async def close(self) -> None:
-        """Ends the watching and leaves the ledger; called when the manager has been closed."""
+        """Stops the monitor and closes the ledger; call it after closing the manager."""
         if self._watching:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._ledger.close()
 
     async def evict(self, key: ResidentKey, reason: str) -> int | None:
-        """Unloads a model and returns how many bytes that has freed, once they are free; None: nothing was done."""
+        """Unloads a model; returns the number of freed bytes once they are free, or None if nothing was done."""
         return await self._manager.evict(key, reason)
 
     def snapshot(self) -> Snapshot:
-        """Memory and residents as they were last seen."""
+        """Returns the last reading of memory and residents."""
         return self._monitor.snapshot

@@ -1,4 +1,4 @@
-"""What a loaded model is to those who manage memory, and what tells loaded models apart."""
+"""The interface of a loaded model, and its key."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ class Resident(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it can take requests; a dead one is replaced by the next lease."""
+        """Whether it takes requests; the next lease replaces a dead one."""
 
     @property
     def problem(self) -> AllmError | None:
-        """Why it takes no requests any more; None while it does, and where nobody knows."""
+        """Why it takes no more requests; None while it does, and if the cause is unknown."""
 
     @property
     def pid(self) -> int:
-        """Process id of its worker; 0 where it has none of its own."""
+        """Process id of its worker; 0 if it has no separate process."""
 
     @property
     def peak_memory(self) -> int:
-        """The most memory that it has held, in bytes; 0 where that cannot be known."""
+        """The peak of its memory, in bytes; 0 if unknown."""
 
     async def close(self) -> None:
-        """Gives up its worker and memory."""
+        """Stops its worker and frees its memory."""
 
 
 class ResidentKey(NamedTuple):
-    """What tells residents apart."""
+    """The identity of a resident."""
 
     model_id: str
     generation: int
@@ -41,5 +41,5 @@ class ResidentKey(NamedTuple):
 
 
 def resident_key(descriptor: ModelDescriptor, runtime: Runtime) -> ResidentKey:
-    """The key of a model under a runtime."""
+    """Returns the key of a model under a runtime."""
     return ResidentKey(descriptor.id, descriptor.generation, runtime.name)

@@ -1,4 +1,4 @@
-"""allm.models.v1.ResidencyService: what is in memory here, and a neighbour's wish that something of it goes."""
+"""allm.models.v1.ResidencyService: shows the models in memory, and unloads one at a neighbour's request."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from services.residency.memory.snapshot import Snapshot
 from services.residency.resident import ResidentKey
 from services.rpc.call import Call, typed
 
-RELEASE_SECONDS = 30.0  # a worker is asked, and killed after two; its process may be slow to give everything back
+RELEASE_SECONDS = 30.0  # a worker is asked to end, killed after two seconds, and may be slow to free its memory
 SECONDS = 10.0
-WATCH_SECONDS = 1.0  # between two looks of a watch: the monitor looks as often
+WATCH_SECONDS = 1.0  # between two snapshots of a watch: the monitor's interval
 MAX_WATCHES = 32
 MAX_NAME = 128  # characters of a name that goes into the log
-PEER = "peer"  # the reason of such an eviction
+PEER = "peer"  # the reason of evictions at a neighbour's request
 
 
 class Residents(Protocol):
-    """What a service keeps in memory, and how to make it go."""
+    """The models in a service's memory, and their eviction."""
 
     async def evict(self, key: ResidentKey, reason: str) -> int | None:
-        """Unloads a model and returns how many bytes that has freed, once they are free.
+        """Unloads a model; returns the number of freed bytes once they are free.
 
-        None: nothing was done, because it is not here, still loading, in use, or pinned. `reason`: one word, for the
-        metric and the log: `peer`.
+        Returns None if nothing was done: the model is absent, still loading, in use, or pinned. `reason`: one word, for
+        the metric and the log: `peer`.
         """
 
     def snapshot(self) -> Snapshot:
-        """Memory and residents as they were last seen; cheap: nothing is read for it."""
+        """Returns the last reading of memory and residents; cheap: reads nothing."""
 
 
 class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
@@ -47,19 +47,19 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
         self._ending = asyncio.Event()
 
     def end_watches(self) -> None:
-        """Ends all watches, and those to come: nobody who looks on shall hold up the end of a service."""
+        """Ends all current and future watches: observers must not delay the shutdown of a service."""
         self._ending.set()
 
     @typed(RELEASE_SECONDS, scope=ADMIN)
     async def Release(  # noqa: N802
         self, request: residency_service_pb2.ReleaseRequest, call: Call
     ) -> residency_service_pb2.ReleaseResponse:
-        """Unloads a model that nobody uses."""
+        """Unloads an idle model."""
         for name in ("model_id", "runtime", "generation"):
             if not getattr(request, name):
                 raise InvalidRequest(f"{name} is required", param=name)
         key = ResidentKey(request.model_id, request.generation, request.runtime)
-        # Shielded: a neighbour that gives up waiting must not leave a worker that is half closed.
+        # Shielded: a neighbour that gives up waiting must not leave a half-closed worker.
         freed = await asyncio.shield(self._residents.evict(key, PEER))
         call.facts["requester"] = request.requester[:MAX_NAME]
         call.facts["released"] = freed is not None
@@ -69,14 +69,14 @@ class ResidencyServicer(residency_service_pb2_grpc.ResidencyServiceServicer):
     async def GetResidency(  # noqa: N802
         self, request: residency_service_pb2.GetResidencyRequest, call: Call
     ) -> residency_service_pb2.GetResidencyResponse:
-        """Memory and models, once."""
+        """Returns memory and models once."""
         return residency_service_pb2.GetResidencyResponse(residency=_residency(self._residents.snapshot()))
 
     @typed(scope=ADMIN)
     async def WatchResidency(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: residency_service_pb2.WatchResidencyRequest, call: Call
     ) -> None:
-        """The same whenever it has changed. Who reads slowly gets fewer messages, never old ones."""
+        """Sends memory and models at every change. A slow reader gets fewer messages, never stale ones."""
         if self._watches >= MAX_WATCHES:
             raise Overloaded(f"{MAX_WATCHES} callers watch already")
         self._watches += 1

@@ -1,4 +1,4 @@
-"""A place of the manager: a loaded model, or one on its way, and who uses it."""
+"""A slot of the manager: a model that is loaded or loading, and its leases."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ R = TypeVar("R", bound=Resident)
 
 
 class Slot(Generic[R]):
-    """A resident, or one on its way, and how many use it."""
+    """A resident that is loaded or loading, and the number of its leases."""
 
-    task: asyncio.Task[R]  # the load; set by whoever starts it
+    task: asyncio.Task[R]  # the load; set by its starter
 
     def __init__(self, descriptor: ModelDescriptor, runtime: Runtime, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch, because the services of a host compare them."""
         self.descriptor = descriptor
         self.runtime = runtime
         self.key: ResidentKey = resident_key(descriptor, runtime)
-        self.reservation: Reservation | None = None  # what admission has set aside for it
-        self.started: list[int] = []  # process ids of the workers that its load has started
-        self.memory = 0  # bytes of the host that its worker was last seen to take; 0: not seen yet
+        self.reservation: Reservation | None = None  # made by admission
+        self.started: list[int] = []  # process ids of the workers that the load has started
+        self.memory = 0  # host bytes of its worker at the last reading; 0: not read yet
         self.leases = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self.last_used = clock()
         self._clock = clock
-        self._awaiting = 0  # requests that wait for it to load
-        self._part: ModelPart | None = None  # what tells of them
-        self.span: tracing.Span | None = None  # of its load
+        self._awaiting = 0  # requests that wait for the load
+        self._part: ModelPart | None = None  # its metrics
+        self.span: tracing.Span | None = None  # of the load
         self._ending: asyncio.Task[None] | None = None
 
     @property
     def loading(self) -> bool:
-        """On its way into memory, or waiting for room there."""
+        """Whether it is loading, or waits for memory."""
         return not self.task.done()
 
     @property
     def usable(self) -> bool:
-        """Loading, or loaded and alive."""
+        """Whether it is loading, or loaded and alive."""
         if not self.task.done():
             return True
         return not self.task.cancelled() and self.task.exception() is None and self.task.result().alive
@@ -61,7 +61,7 @@ class Slot(Generic[R]):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of its worker; while it loads, of everything that the load has started."""
+        """Process ids of its worker; during the load, of all processes that the load has started."""
         if self.loading:
             return self.started
         resident = self.resident
@@ -69,16 +69,16 @@ class Slot(Generic[R]):
 
     @property
     def died(self) -> bool:
-        """It was loaded, and its worker has ended since."""
+        """Whether its worker has ended after a successful load."""
         return self.task.done() and not self.task.cancelled() and not self.task.exception() and not self.usable
 
     @property
     def busy(self) -> bool:
-        """Somebody uses it, or it is loading."""
+        """Whether it is leased or loading."""
         return self.leases > 0 or self.loading
 
     def tell_load(self, task: asyncio.Task[R]) -> None:
-        """Ends the span of its load."""
+        """Ends the load's span."""
         if self.span is None:
             return
         error = None if task.cancelled() else task.exception()
@@ -86,13 +86,13 @@ class Slot(Generic[R]):
         self.span.end(time.monotonic(), problem, fault=error is not None)
 
     def take(self) -> None:
-        """One more uses it."""
+        """Adds a lease."""
         self.leases += 1
         self.last_used = self._clock()
         self.idle.clear()
 
     def give_back(self) -> None:
-        """One of them has done with it."""
+        """Ends a lease."""
         self.leases -= 1
         self.last_used = self._clock()
         if not self.leases:
@@ -100,7 +100,7 @@ class Slot(Generic[R]):
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """A request waits for it, until the block ends."""
+        """Counts a request that waits for the load, until the block ends."""
         if not self.loading:
             yield
             return
@@ -117,15 +117,15 @@ class Slot(Generic[R]):
                 self._part = None
 
     def end(self, leave: Callable[[Slot[R]], Awaitable[None]]) -> asyncio.Task[None]:
-        """Ends the resident, or its loading, and then leaves its place, once however often this is called. Who waits
-        for it shields it: what is half ended would still hold memory that nobody counts.
+        """Ends the resident or its load, then calls `leave`; only once, however often it is called. Callers shield it:
+        a half-ended resident would still hold memory that nobody counts.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(leave))
         return self._ending
 
     async def _end(self, leave: Callable[[Slot[R]], Awaitable[None]]) -> None:
-        self.task.cancel()  # nothing happens to one that is loaded
+        self.task.cancel()  # no effect on a finished load
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await (await self.task).close()
         await leave(self)

@@ -1,4 +1,4 @@
-"""What surrounds every method of a REST facade: the same as every RPC, but errors are always OpenAI's."""
+"""The wrapper of every method of a REST facade: that of every RPC, but errors are always OpenAI's."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from services.rpc.call import Handler, Method, Q, R, S, wrapper
 def facade(
     seconds: float | None = None, *, scope: str = INFERENCE, operation: str = ""
 ) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
-    """Wraps a method of the REST facade; an error after the first message becomes a server-sent event."""
+    """Wraps a method of a REST facade; an error after the first message becomes a server-sent event."""
     return wrapper(seconds, scope, operation, in_band=sse.error)

@@ -1,4 +1,4 @@
-"""Parameters as the caller calls them: the core has names of its own, and its errors must not show them."""
+"""Parameter names of the REST API: the core has its own names, which its errors must not show to callers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.errors import AllmError
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors that leave the block name a parameter, or a part of one, as `names` says."""
+    """Renames the parameter, or its parent, of errors that leave the block, as given by `names`."""
     try:
         yield
     except AllmError as error:

@@ -1,1 +1,1 @@
-"""What every service process speaks: gRPC server, settings, errors, logs, metrics, OpenAI's JSON and events."""
+"""gRPC in every service process: server, calls, channels, certificates, deadlines and probes."""

@@ -1,4 +1,4 @@
-"""What surrounds every RPC: who calls, under which id, for how long at most, and how errors leave.
+"""The wrapper of every RPC: authentication, request id, deadline, metrics, log line, and error conversion.
 
 `typed` wraps a method of a typed service: an error becomes a gRPC status with a google.rpc.ErrorInfo, or OpenAI's error
 object if the gateway transcoded a REST request. The method gets a `Call` instead of gRPC's context and may raise any
@@ -33,12 +33,12 @@ from services.telemetry import logs, metrics, tracing
 log = logging.getLogger(__name__)
 
 SERVER_FAULT = 500
-IN_BAND_SECONDS = 5.0  # how long a caller that does not read may hold up the news of an error
-# A worker ends its request at the caller's deadline itself, so that the answer's own format can tell of it; what is
-# done elsewhere ends so much later.
+IN_BAND_SECONDS = 5.0  # longest wait for a slow reader before an error message in the stream is given up
+# A worker ends its request at the caller's deadline itself, so that the answer can report it in its own format; other
+# work ends this much later.
 GRACE_SECONDS = 0.25
 DETAILS = "grpc-status-details-bin"
-TRANSCODED = "x-envoy-original-path"  # the gateway sets it on what it transcoded, and takes it from everybody else
+TRANSCODED = "x-envoy-original-path"  # the gateway sets it on transcoded requests, and removes it from all others
 Q = TypeVar("Q")
 R = TypeVar("R")
 S = TypeVar("S")
@@ -47,10 +47,10 @@ Handler = Callable[[S, Q, "grpc.aio.ServicerContext[Any, Any]"], Awaitable[R]]
 
 
 class Call:
-    """One running RPC."""
+    """A running RPC."""
 
-    slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for its reader; `serve` sets it
-    authenticator: ClassVar[Authenticator] = Authenticator()  # who is let in; `serve` sets it
+    slow_client_seconds: ClassVar[float] = 60.0  # how long a message may wait for a slow reader; set by `serve`
+    authenticator: ClassVar[Authenticator] = Authenticator()  # set by `serve`
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], rpc: str) -> None:
         metadata = dict(context.invocation_metadata() or ())
@@ -58,23 +58,23 @@ class Call:
         self._metadata = metadata
         self.rpc = rpc
         self.request_id = str(metadata.get("x-request-id") or uuid.uuid4())
-        # Where keys are asked for nobody is anybody before `identify`, and a header that anyone can set tells nothing.
+        # With keys, nobody is authenticated before `identify`, and a header that anyone can set proves nothing.
         self.client = "" if self.authenticator.asks else str(metadata.get("x-client-id") or ANONYMOUS.subject)
         self.identity = ANONYMOUS
-        self.transcoded = TRANSCODED in metadata  # whether a REST caller waits behind the gateway
+        self.transcoded = TRANSCODED in metadata  # whether the call is a REST request that the gateway transcoded
         self.started = time.monotonic()
-        self.model = ""  # for logs and metrics: set once it is known to exist
-        self.facts: dict[str, Any] = {}  # what the log line of this request tells besides
-        self.answering = False  # whether the first message is out: from then on errors must go in band
-        self.stuck = False  # whether a message is on its way that nobody takes: no other can follow it
-        self.trace: tracing.Trace | None = None  # None: none is made
+        self.model = ""  # for logs and metrics; set only if the model exists
+        self.facts: dict[str, Any] = {}  # additional fields of this request's log line
+        self.answering = False  # whether the first message was sent: from then on errors must go into the stream
+        self.stuck = False  # whether a sent message is still unread: no other can follow it
+        self.trace: tracing.Trace | None = None  # None: tracing is off
 
     def identify(self, scope: str) -> None:
-        """Finds out who calls, for all that is done from here on.
+        """Authenticates the caller, and keeps it for all further work of this call.
 
         Raises:
-            Unauthenticated: nobody that is known.
-            Forbidden: somebody who lacks the scope; an empty one everybody has.
+            Unauthenticated: the caller is unknown.
+            Forbidden: the caller lacks the scope; everybody has the empty one.
         """
         caller = self.authenticator.look(self._metadata)
         self.identity = caller.identity
@@ -84,18 +84,18 @@ class Call:
         caller.check_scope(scope)
 
     def begin_trace(self, servicer: object, method: str, operation: str) -> None:
-        """Begins the span of this RPC; ends when the RPC is counted."""
+        """Starts the span of this RPC; it ends when the RPC is counted."""
         self.trace = tracing.begin(servicer, method, self.started, self._metadata, operation)
 
     def deadline(self) -> Deadline | None:
-        """Until when the caller waits. Raises InvalidRequest for a header that is no number of seconds."""
+        """Returns the caller's deadline. Raises InvalidRequest if the header is no number of seconds."""
         return read_deadline(self._metadata, self._context.time_remaining())
 
     async def send(self, message: Any) -> None:
-        """Sends one message of a stream; waits when the caller reads slowly.
+        """Sends one message of a stream; waits if the caller reads slowly.
 
         Raises:
-            Timeout: the caller has taken nothing for `slow_client_seconds`.
+            Timeout: the caller has read nothing for `slow_client_seconds`.
         """
         self.answering = self.stuck = True
         seconds = self.slow_client_seconds
@@ -108,7 +108,7 @@ class Call:
             raise Timeout(unread) from None
 
     async def abort(self, error: AllmError, details: bytes, *, rest: bool) -> NoReturn:
-        """Ends the RPC with an error. Before the first message its metadata become HTTP headers at the gateway."""
+        """Ends the RPC with an error. Before the first message the gateway turns its metadata into HTTP headers."""
         metadata: list[tuple[str, str | bytes]] = [(DETAILS, details), *error.headers().items()]
         if rest:
             metadata.append(("x-http-status", str(error.http_status)))
@@ -116,7 +116,7 @@ class Call:
             async with asyncio.timeout(IN_BAND_SECONDS if self.answering else None):
                 await self._context.abort(error.grpc_status, error.message, tuple(metadata))
         except TimeoutError:
-            # Behind what nobody reads the status may wait for ever: gRPC has it, and nothing else is left to do.
+            # The status may wait forever behind unread messages: gRPC has it, and nothing else is left to do.
             raise asyncio.CancelledError from None
         raise AssertionError("abort returned")
 
@@ -124,10 +124,10 @@ class Call:
 def typed(
     seconds: float | None = None, *, quiet: bool = False, scope: str = INFERENCE, operation: str = ""
 ) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
-    """Wraps a method of a typed service. `seconds`: its time limit; None: the method keeps one of its own.
+    """Wraps a method of a typed service. `seconds`: its time limit; None: the method has its own.
 
-    `quiet`: successful calls are logged at debug level only; for heartbeats. `scope`: what callers need; "" for all
-    who are known. `operation`: what it infers, in words of metrics; "" for what does not infer.
+    `quiet`: successful calls are logged at debug level only; for heartbeats. `scope`: the scope that callers need; "":
+    any known caller. `operation`: the kind of inference, in the words of the metrics; "": no inference.
     """
     return wrapper(seconds, scope, operation, quiet)
 
@@ -139,7 +139,7 @@ def wrapper(
     quiet: bool = False,
     in_band: Callable[[AllmError], Any] | None = None,
 ) -> Callable[[Method[S, Q, R]], Handler[S, Q, R]]:
-    """Makes gRPC's handler of a method. `in_band` makes the last message of a stream that fails, for REST callers.
+    """Creates gRPC's handler for a method. `in_band` creates the last message of a failed stream, for REST callers.
 
     Raises:
         ValueError: no scope has this name.
@@ -174,8 +174,8 @@ def _wrap(
             if is_cancelled():
                 _finish(call, Cancelled("the caller gave up"))
                 raise
-            # Something else was cancelled that the call waited for. gRPC would take it for a call that nobody waits
-            # for, and never end it.
+            # Something that the call waited for was cancelled, not the call. gRPC would take this for a cancelled call
+            # and never end it.
             error = _unexpected(call)
         except Exception:
             error = _unexpected(call)
@@ -184,25 +184,25 @@ def _wrap(
             return result
         _finish(call, error)
         if in_band and call.answering and not call.stuck:
-            # To a REST client an error status after the first message looks like a clean end.
+            # A REST client takes an error status after the first message for a normal end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(call.send(in_band(error)), IN_BAND_SECONDS)
         if in_band or call.transcoded:
             return await call.abort(error, _openai_details(error), rest=True)
         return await call.abort(error, typed_details(error, call.request_id), rest=False)
 
-    handle.__dict__.update(scope=scope, operation=operation)  # for tests that look at all of them
+    handle.__dict__.update(scope=scope, operation=operation)  # for tests of all handlers
     return handle
 
 
 def _unexpected(call: Call) -> Internal:
-    """What is told of an error that nobody has thought of; it is in the log in full."""
+    """Logs an unexpected error in full, and returns the caller's error without details."""
     log.exception("unexpected error in %s", call.rpc)
     return Internal(f"internal error; the service's log has it under request id {call.request_id}")
 
 
 async def _limited(method: Method[S, Q, R], servicer: S, request: Q, call: Call, seconds: float | None) -> R:
-    """Runs a method within its own time limit and its caller's. Raises Timeout when one of them passes."""
+    """Runs a method within its own time limit and the caller's deadline. Raises Timeout when one of them passes."""
     asked = call.deadline()
     keep_deadline(asked)
     left = asked.remaining + GRACE_SECONDS if asked else None
@@ -220,7 +220,7 @@ async def _limited(method: Method[S, Q, R], servicer: S, request: Q, call: Call,
 
 
 def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
-    """Counts and logs the end of a request, once."""
+    """Counts and logs the end of a request. Called once."""
     seconds = time.monotonic() - call.started
     metrics.REQUESTS.labels(call.rpc, call.model).inc()
     if operation := metrics.operation.get():
@@ -234,7 +234,7 @@ def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
     facts = {"rpc": call.rpc, "client": call.client, "model": call.model, "ms": round(seconds * 1000), **call.facts}
     if error:
         metrics.ERRORS.labels(call.rpc, error.code, call.model).inc()
-        # The message of a caller's mistake may quote the request; the log never does.
+        # The message of a caller's mistake may quote the request, which is never logged.
         what = error.message if error.http_status >= SERVER_FAULT else ""
         log.info("request failed", extra={**facts, "code": error.code, "param": error.param, "error": what})
     else:
@@ -242,7 +242,7 @@ def _finish(call: Call, error: AllmError | None, quiet: bool = False) -> None:
 
 
 def typed_details(error: AllmError, request_id: str) -> bytes:
-    """What gRPC callers get as `grpc-status-details-bin`: a google.rpc.Status with a google.rpc.ErrorInfo."""
+    """Returns gRPC callers' `grpc-status-details-bin`: a google.rpc.Status with a google.rpc.ErrorInfo."""
     info = error_details_pb2.ErrorInfo(reason=error.code, domain="allm", metadata={"request_id": request_id})
     if error.param:
         info.metadata["param"] = error.param

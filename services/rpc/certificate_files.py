@@ -1,4 +1,4 @@
-"""The certificates between our own processes, as they are now: they are renewed while we run."""
+"""The current certificates for mutual TLS between our own processes: they are renewed while we run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """What the files hold, in PEM."""
+    """The content of the files, in PEM."""
 
     authority: bytes
     chain: bytes
@@ -21,21 +21,21 @@ class Certificates:
 
 
 class CertificateFiles:
-    """Reads the files again once they have changed. May be asked by any thread, one at a time."""
+    """The certificate files, read again when they have changed. Any thread may call it, one at a time."""
 
     def __init__(self, tls: ServiceTls) -> None:
         self._tls = tls
         self._stamp: tuple[tuple[int, int, int], ...] = ()
 
     def first(self) -> Certificates:
-        """What they hold at the start. Raises OSError where that cannot be used."""
+        """Returns the certificates at the start. Raises OSError if they cannot be used."""
         found = self.news()
         if found is None:
             raise OSError(f"{self._tls.pair.certificate} and {self._tls.pair.key} do not belong together")
         return found
 
     def news(self) -> Certificates | None:
-        """What they hold, if that has changed since the last time; None as well while it is being replaced."""
+        """Returns the certificates if they have changed since the last call; None also during a replacement."""
         try:
             stamp = self._now()
             if stamp == self._stamp:
@@ -45,7 +45,7 @@ class CertificateFiles:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(pair.certificate, pair.key, password="")
             if stamp != self._now():
                 return None
-        except (OSError, ValueError) as error:  # half of a pair is there; an SSLError is an OSError
+        except (OSError, ValueError) as error:  # the pair is incomplete; an SSLError is an OSError
             log.warning("new certificates cannot be used yet", extra={"reason": str(error)})
             return None
         self._stamp = stamp

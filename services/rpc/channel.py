@@ -1,7 +1,7 @@
-"""How our own processes talk to each other: in plain text on Unix sockets or without certificates, else by mutual TLS.
+"""Channels between our own processes: plain text on Unix sockets or without certificates, otherwise mutual TLS.
 
-A channel of gRPC has the certificates with which it was made for as long as it lives. So `service_channel` gives one
-that makes another channel for new calls once the files have changed.
+A gRPC channel keeps its certificates for its whole life. So `service_channel` returns a channel that creates a new one
+for new calls when the files have changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Interceptors = Sequence[grpc.aio.ClientInterceptor]
 def service_channel(
     address: str, tls: ServiceTls | None, options: Options = (), interceptors: Interceptors = ()
 ) -> grpc.aio.Channel:
-    """A channel to `address`, `host:port` or `unix:/path`. Raises OSError where the certificates cannot be used."""
+    """Opens a channel to `host:port` or `unix:/path`. Raises OSError if the certificates cannot be used."""
     if is_plain(address, tls):
         return grpc.aio.insecure_channel(address, options=tuple(options), interceptors=tuple(interceptors))
     files = CertificateFiles(_given(tls))
@@ -34,7 +34,7 @@ def service_channel(
 
 
 def blocking_channel(address: str, tls: ServiceTls | None, options: Options = ()) -> grpc.Channel:
-    """Likewise for a short while and for code that is not asynchronous: with the certificates of this moment."""
+    """Opens a synchronous, short-lived channel with the current certificates."""
     if is_plain(address, tls):
         return grpc.insecure_channel(address, options=tuple(options))
     found = CertificateFiles(_given(tls)).first()
@@ -42,14 +42,14 @@ def blocking_channel(address: str, tls: ServiceTls | None, options: Options = ()
 
 
 def server_credentials(tls: ServiceTls) -> grpc.ServerCredentials:
-    """For a server that lets in only whom the authority vouches for. Raises OSError where the files cannot be used."""
+    """Returns credentials that require a client certificate. Raises OSError if the files cannot be used."""
     files = CertificateFiles(tls)
 
     def configured(found: Certificates) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(found.key, found.chain)], found.authority)
 
     def renewed() -> Any:
-        """Asked by gRPC at every handshake; None: nothing has changed. Its published types do not know that."""
+        """Called by gRPC at every handshake; None: no change. gRPC's published types omit that case."""
         found = files.news()
         return configured(found) if found else None
 
@@ -57,11 +57,11 @@ def server_credentials(tls: ServiceTls) -> grpc.ServerCredentials:
 
 
 def is_plain(address: str, tls: ServiceTls | None) -> bool:
-    """Whether nothing is encrypted there: Unix sockets never are, only this host reaches them."""
+    """Returns whether the connection is unencrypted: Unix sockets always are, because only this host reaches them."""
     return tls is None or address.startswith("unix:")
 
 
-# Whatever the address: replicas are reached by those of their containers, which no certificate names.
+# Replaces the address in the check: clients reach replicas at container addresses, which no certificate names.
 _NAME = (("grpc.ssl_target_name_override", SERVICE_NAME),)
 
 
@@ -76,16 +76,16 @@ def _credentials(found: Certificates) -> grpc.ChannelCredentials:
 
 
 class _RenewedChannel(grpc.aio.Channel):
-    """Each call goes through a channel that knows the latest certificates."""
+    """A channel that sends each call through a gRPC channel with the latest certificates."""
 
     def __init__(self, files: CertificateFiles, make: Callable[[Certificates], grpc.aio.Channel]) -> None:
         self._files = files
         self._make = make
-        # Earlier ones stay, for the calls on them: without any they are idle, and there is a new one every few weeks.
+        # Earlier channels stay open for their calls: without any they are idle, and a new one comes every few weeks.
         self._channels = [make(files.first())]
 
     def current(self) -> grpc.aio.Channel:
-        """The channel for a call that begins now."""
+        """Returns the channel for a new call."""
         if found := self._files.news():
             self._channels.append(self._make(found))
         return self._channels[-1]
@@ -97,36 +97,36 @@ class _RenewedChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Closes all of them."""
+        """Closes all channels."""
         for channel in self._channels:
             await channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """That of the current one."""
+        """Returns the current channel's state."""
         return self.current().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Waits for one of the current one."""
+        """Waits for a state change of the current channel."""
         await self.current().wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Waits until the current one is connected."""
+        """Waits until the current channel is connected."""
         await self.current().channel_ready()
 
     def unary_unary(self, *args: Any, **named: Any) -> Any:
-        """A method with one message each way."""
+        """Creates a call with one message each way."""
         return self._method("unary_unary", args, named)
 
     def unary_stream(self, *args: Any, **named: Any) -> Any:
-        """A method that answers with a stream."""
+        """Creates a call that answers with a stream."""
         return self._method("unary_stream", args, named)
 
     def stream_unary(self, *args: Any, **named: Any) -> Any:
-        """A method that takes a stream."""
+        """Creates a call that sends a stream."""
         return self._method("stream_unary", args, named)
 
     def stream_stream(self, *args: Any, **named: Any) -> Any:
-        """A method with a stream each way."""
+        """Creates a call with a stream each way."""
         return self._method("stream_stream", args, named)
 
     def _method(self, kind: str, args: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:

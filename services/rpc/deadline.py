@@ -1,7 +1,7 @@
-"""Until when a caller wants its answer: gRPC's own deadline, or the header `x-request-timeout`, whichever is sooner.
+"""The caller's deadline: gRPC's own or that of the header `x-request-timeout`, whichever is sooner.
 
-A deadline holds for everything that is done for the call, so it is kept in the call's context: whoever asks a worker on
-its behalf looks it up. What goes on without the call, such as a response in the background, has to forget it.
+It applies to all work for the call, so it is stored in the call's context, where calls to a worker look it up. Work
+that outlives the call, such as a response in the background, must clear it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SHOWN_CHARACTERS = 40  # of a wrong value
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment, and what is said when it passes."""
+    """A moment, and the error message when it passes."""
 
     at: float  # on the monotonic clock, which all processes of a machine share
     message: str
 
     @property
     def remaining(self) -> float:
-        """Seconds that are left; negative when it has passed."""
+        """The remaining seconds; negative when it has passed."""
         return self.at - time.monotonic()
 
     def error(self) -> Timeout:
-        """What the call ends with."""
+        """Returns the error that ends the call."""
         return Timeout(self.message)
 
 
@@ -39,17 +39,17 @@ _CALLER: ContextVar[Deadline | None] = ContextVar("caller_deadline", default=Non
 
 
 def caller_deadline() -> Deadline | None:
-    """The deadline of the call that this is done for, if it has one."""
+    """Returns the deadline of the current call, if it has one."""
     return _CALLER.get()
 
 
 def keep_deadline(deadline: Deadline | None) -> None:
-    """From here on things are done for a call with this deadline, or for none."""
+    """Sets the deadline of the current context; None: no deadline."""
     _CALLER.set(deadline)
 
 
 def read_deadline(metadata: Mapping[str, str | bytes], remaining: float | None) -> Deadline | None:
-    """A call's deadline by its metadata, and by what gRPC says is `remaining`, in seconds.
+    """Returns a call's deadline: the sooner of its metadata's and gRPC's, which is `remaining` seconds away.
 
     Raises:
         InvalidRequest: the header is no positive number.

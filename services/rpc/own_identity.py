@@ -1,6 +1,6 @@
-"""How our own processes show each other who they are: an identity of their own, signed anew for every call.
+"""The identity with which our own processes call each other, signed anew for every call.
 
-What surrounds a channel, whoever opens it: services, `allm serve`, and the commands.
+Services, `allm serve` and the commands open their channels with it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Shown = Callable[[], tuple[tuple[str, str], ...]]
 
 
 class OwnIdentity:
-    """Who this process is. Without a secret it is nobody in particular, and shows nothing."""
+    """This process's identity. Without a secret it is anonymous and sends no identity."""
 
     def __init__(
         self, secret: bytes | None, subject: str, clock: Now = time.time, tls: ServiceTls | None = None
     ) -> None:
-        """`subject`: as in `service:text-1`. `clock`: seconds since 1970. `tls`: this process's certificates."""
+        """`subject`: such as `service:text-1`. `clock`: seconds since the epoch. `tls`: this process's certificates."""
         self._tls = tls
         self._secret = secret
         self._identity = Identity(subject, frozenset((ADMIN, SERVICE)))
@@ -37,21 +37,21 @@ class OwnIdentity:
 
     @classmethod
     def of_service(cls, auth: AuthSettings, replica: str, tls: ServiceTls | None = None) -> OwnIdentity:
-        """That of a service. Raises SecretUnusable where keys are asked for and there is no secret."""
+        """Creates a service's identity. Raises SecretUnusable if keys are required and there is no secret."""
         return cls(read_secret(auth.secret_file) if auth.keys else None, f"service:{replica}", tls=tls)
 
     @classmethod
     def of_command(cls, auth: AuthSettings, name: str, tls: ServiceTls | None = None) -> OwnIdentity:
-        """That of the supervisor or of a command, which make the secret on first use. Raises SecretUnusable."""
+        """Creates the identity of the supervisor or a command; creates a missing secret. Raises SecretUnusable."""
         return cls(ensure_secret(auth.secret_file) if auth.keys else None, f"service:{name}", tls=tls)
 
     @property
     def is_known(self) -> bool:
-        """Whether it has anything to show."""
+        """Whether it sends an identity."""
         return self._secret is not None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call that begins now shows, and whose trace it belongs to; valid for a minute."""
+        """Returns metadata for a call: the identity, valid for a minute, and the current trace."""
         if self._secret is None:
             return tracing.outgoing()
         expires = int(self._clock()) + LIFETIME_SECONDS
@@ -59,18 +59,18 @@ class OwnIdentity:
         return ((HEADER, sign(identity, self._secret)), *tracing.outgoing())
 
     def channel(self, address: str, options: Any = ()) -> grpc.aio.Channel:
-        """A channel whose calls show it. Close it."""
+        """Opens a channel whose calls carry the identity. The caller closes it."""
         interceptors: list[ClientInterceptor] = [_OneAnswer(self.metadata), _ManyAnswers(self.metadata)]
         shown = interceptors if self._secret is not None or tracing.tracer else []
         return service_channel(address, self._tls, options, shown)
 
     def blocking_channel(self, address: str, options: Any = ()) -> grpc.Channel:
-        """The same for code without an event loop. Close it."""
+        """Opens a synchronous channel whose calls carry the identity. The caller closes it."""
         channel = blocking_channel(address, self._tls, options)
         return channel if self._secret is None else grpc.intercept_channel(channel, Shows(self.metadata))
 
 
-NOBODY = OwnIdentity(None, "")  # shows nothing
+NOBODY = OwnIdentity(None, "")  # sends no identity
 
 
 class _OneAnswer(UnaryUnaryClientInterceptor):
@@ -95,7 +95,7 @@ def _signed(details: ClientCallDetails, shown: tuple[tuple[str, str], ...]) -> C
 
 
 class _Details(NamedTuple):
-    """What gRPC asks of a changed call; it has no class for it."""
+    """The attributes that gRPC expects of changed call details; gRPC has no class for them."""
 
     method: str
     timeout: float | None
@@ -111,7 +111,7 @@ class Shows(
     grpc.StreamUnaryClientInterceptor,
     grpc.StreamStreamClientInterceptor,
 ):
-    """Metadata for every call of a channel that is not asynchronous, asked for anew each time."""
+    """An interceptor that adds fresh metadata to every call of a synchronous channel."""
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown

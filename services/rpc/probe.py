@@ -1,7 +1,7 @@
-"""`python -m services.rpc.probe NAME`: asks the service of this container how it is, for engines without gRPC probes.
+"""`python -m services.rpc.probe NAME`: checks this container's service, for container engines without gRPC probes.
 
-NAME is one of services/rpc/probes.py: `startup`, `readiness` or `liveness`. The exit status is 0 while that is so, else
-1, with the reason in a sentence.
+NAME is a probe of services/rpc/probes.py: `startup`, `readiness` or `liveness`. The exit status is 0 if the probe
+passes, otherwise 1, with the reason on stderr.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from services.settings.setting_reader import SettingError
 from services.settings.settings import load_settings
 
 NAMES = (STARTUP, READINESS, LIVENESS)
-ANSWER_SECONDS = 4.0  # below the time that container engines and kubelets are told to wait
+ANSWER_SECONDS = 4.0  # less than the timeout of container engines and kubelets
 
 
 class NotServing(Exception):
-    """What was asked for is not so; the message says why."""
+    """The probe failed; the message says why."""
 
 
 def ask(listen: str, name: str) -> None:
-    """Asks the health service that ALLM_HEALTH_LISTEN names. Raises NotServing."""
+    """Queries the health service at ALLM_HEALTH_LISTEN. Raises NotServing."""
     if not listen:
         raise NotServing("ALLM_HEALTH_LISTEN is not set: there is nobody to ask")
     address = listen.replace("0.0.0.0:", "127.0.0.1:").replace("[::]:", "[::1]:")
@@ -40,7 +40,7 @@ def ask(listen: str, name: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status."""
+    """Runs the probe and returns the exit status."""
     if len(arguments) != 1 or arguments[0] not in NAMES:
         print(f"usage: python -m services.rpc.probe {'|'.join(NAMES)}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
-"""What a kubelet asks: gRPC health on an address of its own, plain and open to everybody, with nothing else on it.
+"""The health service for a kubelet's probes: plain gRPC on its own address, open to everybody, with no other service.
 
-The service's own port may want certificates or keys, which a kubelet cannot show. Each probe is a name of the health
-service: `startup`, `readiness`, and `liveness`, to which this process's event loop answers or does not.
+The service's own port may require certificates or keys, which a kubelet cannot send. Each probe is a name of the health
+service: `startup`, `readiness`, and `liveness`, which passes while this process's event loop answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Probes:
-    """A running health service; nowhere where `listen` (ALLM_HEALTH_LISTEN) is empty."""
+    """A running health service; does nothing if `listen` (ALLM_HEALTH_LISTEN) is empty."""
 
     def __init__(self, listen: str) -> None:
         self._listen = listen
@@ -30,7 +30,7 @@ class Probes:
         await self.close()
 
     async def start(self) -> None:
-        """Alive from now on, but neither started nor ready. Raises OSError where the address cannot be used."""
+        """Starts alive, but neither started nor ready. Raises OSError if the address cannot be used."""
         if self._server is None:
             return
         health_pb2_grpc.add_HealthServicer_to_server(self._status, self._server)
@@ -44,20 +44,20 @@ class Probes:
         await self._server.start()
 
     async def ready(self) -> None:
-        """Requests are welcome."""
+        """Reports that the service takes requests."""
         await self._status.set("", SERVING)
         await self._status.set(READINESS, SERVING)
 
     async def started(self) -> None:
-        """What is to be in memory at the start is there."""
+        """Reports that all models for the start are loaded."""
         await self._status.set(STARTUP, SERVING)
 
     async def leaving(self) -> None:
-        """Requests had better go elsewhere."""
+        """Reports that the service takes no more requests."""
         await self._status.set("", NOT_SERVING)
         await self._status.set(READINESS, NOT_SERVING)
 
     async def close(self) -> None:
-        """Stops."""
+        """Stops the health service."""
         if self._server:
             await self._server.stop(None)

@@ -1,7 +1,7 @@
-"""`serve()`: what every service process does, whatever it serves.
+"""`serve()`: the main function of every service process.
 
 gRPC on uvloop with health, reflection and message limits; Prometheus metrics; JSON logs; a graceful drain on SIGTERM:
-health turns to NOT_SERVING so that balancers look elsewhere, then running requests may finish within a grace period.
+health turns to NOT_SERVING so that load balancers stop sending, then running requests may finish within a grace period.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ log = logging.getLogger(__name__)
 
 EXIT_BAD_SETTING = 2
 EXIT_CANNOT_START = 1
-FLUSH_SECONDS = 3.0  # for what the collector has not got yet, at the end
+FLUSH_SECONDS = 3.0  # to send the remaining spans to the collector, at the end
 
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What a service brings: its typed services by full name, how to take leave, and how to end what it owns."""
+    """A service's parts: its typed services by full name, and its hooks for warm-up and shutdown."""
 
     services: Sequence[str]
     close: Callable[[], Awaitable[None]]
-    leave: Callable[[], Awaitable[None]] | None = None  # called when no new requests shall come, before the last ended
-    described: Sequence[str] = ()  # services of other processes that reflection here tells about as well
-    warm: Callable[[], Awaitable[None]] | None = None  # returns once what is to be in memory at the start is there
-    models: Callable[[], Collection[str]] | None = None  # ids of what there is: metrics of other models end
+    leave: Callable[[], Awaitable[None]] | None = None  # called before the drain, when no new requests shall come
+    described: Sequence[str] = ()  # other processes' services that reflection here describes as well
+    warm: Callable[[], Awaitable[None]] | None = None  # returns once all models for the start are loaded
+    models: Callable[[], Collection[str]] | None = None  # ids of existing models: metrics of others are removed
 
 
 Build = Callable[[grpc.aio.Server, Settings], Awaitable[Application]]
 
 
 def run(build: Build, name: str = "") -> None:
-    """Runs a service until it is told to stop; exits with a plain sentence when it cannot start.
+    """Runs a service until it is stopped; exits with an error message if it cannot start.
 
-    `name`: what traces call it, after `allm-`.
+    `name`: the service's name in traces, after `allm-`.
     """
     try:
         settings = load_settings()
@@ -72,7 +72,7 @@ def run(build: Build, name: str = "") -> None:
 
 
 async def _traced(build: Build, settings: Settings, name: str) -> None:
-    """Serves, and makes traces meanwhile where they are wanted."""
+    """Serves, with tracing if it is enabled."""
     stop = tracing.start(settings.trace, name, settings.model.replica)
     try:
         await serve(build, settings)
@@ -124,7 +124,7 @@ async def _serve(build: Build, settings: Settings, probes: Probes) -> None:
 
 
 async def _sweep_metrics(models: Callable[[], Collection[str]]) -> None:
-    """Ends the metrics of models that are gone, until it is cancelled."""
+    """Removes the metrics of models that are gone, until it is cancelled."""
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
         try:
@@ -152,11 +152,11 @@ def _bind(server: grpc.aio.Server, listen: str, tls: ServiceTls | None) -> None:
 
 def _options(settings: ServiceSettings) -> list[tuple[str, int]]:
     return [
-        # Above the gateway's body limit: what it lets through must not come back as RESOURCE_EXHAUSTED.
+        # Above the gateway's body limit: a request that it accepts must not fail with RESOURCE_EXHAUSTED here.
         ("grpc.max_receive_message_length", settings.max_body_bytes + MIB),
         ("grpc.max_send_message_length", -1),
-        # The gateway pings silent connections. gRPC takes several such pings for abuse, by default, and cuts everything
-        # that runs on the connection: whatever says nothing for 40 seconds, as while a model loads. 0: however many.
+        # The gateway pings silent connections. By default gRPC takes several pings for abuse and closes the connection
+        # with all its calls: any that is silent for 40 seconds, such as during a load. 0: any number of pings.
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.so_reuseport", 0),
@@ -169,7 +169,7 @@ def _stop_event(settings: ServiceSettings) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if settings.lifeline >= 0:
-        os.set_inheritable(settings.lifeline, False)  # it is ours, not our workers'
+        os.set_inheritable(settings.lifeline, False)  # for this process, not for its workers
         loop.add_reader(settings.lifeline, _watch_lifeline, settings.lifeline, stop)
     return stop
 

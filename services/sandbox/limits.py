@@ -1,6 +1,6 @@
-"""What a process that reads callers' files may do: little, so that a hostile file can do no more.
+"""Resource limits of a process that reads callers' files, so that a hostile file can do little harm.
 
-Limits are the kernel's, set once everything is imported and in place. They bind the whole process, libraries included.
+The kernel enforces the limits. They are set after all imports and bind the whole process, including libraries.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-DESCRIPTORS = 16  # most that are ever open
+DESCRIPTORS = 16  # most open file descriptors
 
 
 def confine(memory_bytes: int) -> None:
-    """Takes away what reading a file does not need. Nothing can be imported or started afterwards.
+    """Drops every right that reading a file does not need. Nothing can be imported or started afterwards.
 
     Args:
-        memory_bytes: address space on top of what the libraries take.
+        memory_bytes: address space in addition to the current use.
     """
-    _limit(resource.RLIMIT_CORE, 0)  # a dump would hold what the caller sent
+    _limit(resource.RLIMIT_CORE, 0)  # a core dump would hold the caller's data
     _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_NPROC, 0)  # neither processes nor threads (the superuser may all the same)
+    _limit(resource.RLIMIT_NPROC, 0)  # neither processes nor threads (does not bind the superuser)
     if size := _virtual_bytes():
         _limit(resource.RLIMIT_AS, size + memory_bytes)
     highest = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = DESCRIPTORS if highest == resource.RLIM_INFINITY else min(DESCRIPTORS, highest)
-    # One is less than are open already: neither files nor sockets can be.
+    # A limit below the number of open descriptors: neither files nor sockets can be opened.
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, most))
 
 
 @contextlib.contextmanager
 def may_open() -> Iterator[None]:
-    """Lets the block open files."""
+    """Allows the block to open files."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
@@ -46,7 +46,7 @@ def may_open() -> Iterator[None]:
 
 
 def allow_cpu(seconds: float) -> None:
-    """Gives the process so much CPU time for one more file; the kernel ends it when that is spent."""
+    """Allows this much more CPU time, for the next file; the kernel kills the process when it is used up."""
     used = sum(os.times()[:2])
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
     allowed = int(used + seconds) + 1
@@ -54,13 +54,13 @@ def allow_cpu(seconds: float) -> None:
 
 
 def end_with(sock: socket.socket) -> None:
-    """Ends this process as soon as the other end of `sock` is gone, whatever native code is running."""
+    """Ends this process as soon as the other end of `sock` closes, whatever native code is running."""
     threading.Thread(target=_watch, args=(sock.fileno(),), name="watcher", daemon=True).start()
 
 
 def _watch(descriptor: int) -> None:
     poll = select.poll()
-    poll.register(descriptor, 0)  # a hang-up is told without asking; data is not this thread's
+    poll.register(descriptor, 0)  # POLLHUP is always reported; data is for another thread
     poll.poll()
     os._exit(0)
 
@@ -72,7 +72,7 @@ def _limit(what: int, most: int) -> None:
 
 
 def _virtual_bytes() -> int:
-    """The address space in use; 0 where the system does not tell: there is no such limit then."""
+    """Returns the address space in use; 0 if the system does not report it, so that no limit is set."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""What every confined process says, whatever it reads."""
+"""Messages that every confined process sends."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """First message: it can take an order."""
+    """First message: the process is ready for orders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """First message of one that cannot work here; the message says what is missing."""
+    """First message of a process that cannot work here; `message` names the missing package."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """It took the order and has not looked at it yet: if it dies from now on, it is the doing of what it reads."""
+    """The process received an order and is about to read it: if it dies from now on, the order is the cause."""

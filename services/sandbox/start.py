@@ -1,6 +1,6 @@
-"""The start of a process that reads what strangers send, and the first things that it says.
+"""Starts a confined process, which reads untrusted input, and waits until it is ready.
 
-It is confined (services/sandbox/limits.py), has one order at a time, and may be lost with any of them.
+The process limits itself (services/sandbox/limits.py), handles one order at a time, and may be killed by any of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from services.errors import Internal, Unsupported
 from services.sandbox.messages import Ready, Unusable
 from services.worker.process import WorkerDied, WorkerProcess
 
-# glibc: no arena for each thread, and what an order took is given back.
+# glibc: one arena for all threads, and freed memory goes back to the system.
 ENVIRON = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576"}
 START_SECONDS = 60.0
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ConfinedGone(Exception):
-    """The process ended; `begun` says whether with the order that it was given."""
+    """The process ended; `begun` is true if it had begun to read its order."""
 
     def __init__(self, *, begun: bool) -> None:
         super().__init__()
@@ -31,19 +31,19 @@ class ConfinedGone(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfinedStart:
-    """How to start one."""
+    """The parameters of a confined process."""
 
     module: str  # executed as `python -m module FD`
-    messages: Any  # the union of the messages that it sends
-    name: str  # for its log
-    kind: str  # what it is, for errors: "a sound decoder"
-    first: object = None  # what it is told before it can say anything
+    messages: Any  # union of the messages that it sends
+    name: str  # for the log
+    kind: str  # for errors, such as "a sound decoder"
+    first: object = None  # first message to the process, sent before Ready
 
     async def run(self) -> WorkerProcess[Any]:
-        """A process that has been warmed up: it has said `Ready`.
+        """Starts the process and waits until it is warmed up and has sent `Ready`.
 
         Raises:
-            Unsupported: it says that it cannot work here, and what is missing.
+            Unsupported: it cannot work here; the message names the missing package.
             Internal: it does not start.
         """
         process: WorkerProcess[Any] = await WorkerProcess.start(self.module, self.messages, self.name, ENVIRON)

@@ -1,4 +1,4 @@
-"""Where the services are, for a gateway that runs by itself, and which group of models a text service is."""
+"""The services' addresses, for a gateway that runs separately, and the group of models of a text service."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _ADDRESSES = "group=host:port,...;group=..., such as large=text-large:50051;code
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What `allm gateway` and text services in groups need. Addresses: `host:port` or `unix:/path`."""
+    """Settings of `allm gateway` and of text services in groups. Addresses: `host:port` or `unix:/path`."""
 
-    text: tuple[str, ...]  # ALLM_GATEWAY_TEXT: the text service's replicas, or names that stand for them
-    audio: tuple[str, ...]  # ALLM_GATEWAY_AUDIO: likewise; none: there is no such service
+    text: tuple[str, ...]  # ALLM_GATEWAY_TEXT: the text service's replicas, or DNS names for them
+    audio: tuple[str, ...]  # ALLM_GATEWAY_AUDIO: likewise; empty: no audio service
     image: tuple[str, ...]  # ALLM_GATEWAY_IMAGE: likewise
-    groups: tuple[tuple[str, tuple[str, ...]], ...]  # ALLM_GATEWAY_TEXT_GROUPS: where further groups' replicas are
-    # ALLM_TEXT_GROUP_MODELS: the models of each group. ALLM_TEXT_GROUP: which one this text service is; empty: the one
-    # for the models of no other.
+    groups: tuple[tuple[str, tuple[str, ...]], ...]  # ALLM_GATEWAY_TEXT_GROUPS: addresses of further groups' replicas
+    # ALLM_TEXT_GROUP_MODELS: the models of each group. ALLM_TEXT_GROUP: this text service's group; empty: the group of
+    # all other models.
     share: GroupShare
 
 
 def read_cluster(read: SettingReader) -> ClusterSettings:
-    """Reads and checks them together.
+    """Reads and checks these settings together.
 
     Raises:
-        SettingError: one is of the wrong shape, or names a group that has no models.
+        SettingError: a value is malformed, or names a group that has no models.
     """
     models = read_model_groups(read)
     groups = read_groups(read, GROUPS_VARIABLE, _ADDRESSES)

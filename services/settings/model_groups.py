@@ -1,7 +1,7 @@
-"""Which models belong together, where the text service runs as several deployments: a group of models each.
+"""Model groups, for text services that run as several deployments with one group of models each.
 
-The gateway sends a request to the group of the model that it names, and each text service prepares the models of its
-own group only. Both read the same setting, so that they agree.
+The gateway sends a request to the group of the requested model, and each text service prepares only the models of its
+own group. Both read the same setting, so that they agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from services.settings.setting_reader import SettingError, SettingReader
 
 VARIABLE = "ALLM_TEXT_GROUP_MODELS"
-DEFAULT = ""  # the group of every model that no other one names
+DEFAULT = ""  # the group of every model that no other group lists
 GROUP_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _PATTERN = re.compile(r"[A-Za-z0-9._:/@+-]+\*?")
 _SHAPE = "group=id,alias,prefix*;group=..., such as large=llama-70b,qwen*;code=coder*"
@@ -21,49 +21,49 @@ _SHAPE = "group=id,alias,prefix*;group=..., such as large=llama-70b,qwen*;code=c
 
 @dataclass(frozen=True, slots=True)
 class ModelGroups:
-    """Ids, aliases and prefixes of them (`prefix*`) by the group that has them; each is in one group."""
+    """Ids, aliases and prefixes (`prefix*`) by group; each is in one group."""
 
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The groups, but for the default one."""
+        """The groups without the default one."""
         return tuple(name for name, _ in self.groups)
 
     def exact(self, group: str) -> tuple[str, ...]:
-        """The whole ids and aliases of a group."""
+        """Returns the full ids and aliases of a group."""
         return tuple(pattern for pattern in dict(self.groups)[group] if not pattern.endswith("*"))
 
     def prefixes(self) -> tuple[tuple[str, str], ...]:
-        """Prefixes with their groups, the longest first: that is the order in which they count."""
+        """Returns prefixes with their groups, the longest first, in order of precedence."""
         found = ((pattern[:-1], name) for name, patterns in self.groups for pattern in patterns if pattern[-1] == "*")
         return tuple(sorted(found, key=lambda entry: (-len(entry[0]), entry[0])))
 
     def group(self, name: str) -> str:
-        """The group to which a request for that id or alias goes. A whole name beats prefixes."""
+        """Returns the group that serves requests for an id or alias. A full name beats prefixes."""
         for group in self.names:
             if name in self.exact(group):
                 return group
         return next((group for prefix, group in self.prefixes() if name.startswith(prefix)), DEFAULT)
 
     def serving(self, names: Iterable[str]) -> frozenset[str]:
-        """The groups that serve a model with this id and these aliases: the default one only where no other does."""
+        """Returns the groups that serve a model with these names: the default one only if no other does."""
         return frozenset(map(self.group, names)) - {DEFAULT} or frozenset({DEFAULT})
 
 
 @dataclass(frozen=True, slots=True)
 class GroupShare:
-    """What one service serves of all models: those of its group."""
+    """One service's share of all models: those of its group."""
 
     models: ModelGroups = ModelGroups()
     group: str = DEFAULT
 
     def holds(self, names: Collection[str]) -> bool:
-        """Whether a model with this id and these aliases is served here."""
+        """Returns whether this service serves a model with this id and these aliases."""
         return self.group in self.models.serving(names)
 
     def elsewhere(self, name: str, names: Collection[str]) -> str:
-        """Why a model, asked for by `name`, is not found here: what an operator has to look at."""
+        """Returns an error message for an operator: which groups serve the model `name`, and how calls reach them."""
         groups = " or ".join(repr(group) for group in sorted(self.models.serving(names)) if group) or "the default one"
         here = f"the group {self.group!r}" if self.group else "the default group"
         return (
@@ -73,10 +73,10 @@ class GroupShare:
 
 
 def read_groups(read: SettingReader, name: str, shape: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """`group=a,b;group2=c` in parts.
+    """Parses `group=a,b;group2=c`.
 
     Raises:
-        SettingError: it is of another shape, or a group is there twice.
+        SettingError: it is malformed, or names a group twice.
     """
     found: dict[str, tuple[str, ...]] = {}
     for part in filter(None, map(str.strip, read.text(name, "").split(";"))):
@@ -92,10 +92,10 @@ def read_groups(read: SettingReader, name: str, shape: str) -> tuple[tuple[str, 
 
 
 def read_model_groups(read: SettingReader) -> ModelGroups:
-    """The groups of ALLM_TEXT_GROUP_MODELS.
+    """Reads the groups of ALLM_TEXT_GROUP_MODELS.
 
     Raises:
-        SettingError: it is of another shape, or a name is in two groups.
+        SettingError: it is malformed, or a name is in two groups.
     """
     groups = read_groups(read, VARIABLE, _SHAPE)
     seen: dict[str, str] = {}

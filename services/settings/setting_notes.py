@@ -1,4 +1,4 @@
-"""What is read from the environment: every variable with its default and what is allowed, as the code reads it."""
+"""Notes on every environment variable that the code reads: its default and allowed values."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from services.byte_count import bytes_word
 from services.settings.setting_reader import SettingReader
 from services.settings.settings import read_settings
 
-BYTES = "_BYTES"  # how the names of sizes end
+BYTES = "_BYTES"  # the suffix of settings in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One variable."""
+    """A note on one variable."""
 
     name: str
-    default: str  # as it could be set; empty: nothing is set
+    default: str  # in the form of a value to set; empty: none
     allowed: str  # in Markdown
     number: bool  # whether it needs a unit
 
 
 @dataclass(frozen=True)
 class NotingReader(SettingReader):
-    """Notes what is asked of its environment. Where one way of reading uses another, what the first tells counts."""
+    """A reader that notes every variable. If one read method calls another, the outer call's note counts."""
 
     notes: dict[str, Note] = field(default_factory=dict)
 
@@ -37,14 +37,14 @@ class NotingReader(SettingReader):
 
 
 def read_notes() -> dict[str, Note]:
-    """All variables that are read, by name, as they are where none is set."""
+    """Returns notes on all variables, by name, with the defaults of an empty environment."""
     reader = NotingReader({})
     read_settings(reader)
     return reader.notes
 
 
 def _default(value: object) -> str:
-    """The same for everybody: folders are told by ALLM_HOME, or by the home folder."""
+    """Formats a default without user-specific paths: folders are relative to ALLM_HOME or the home folder."""
     if isinstance(value, float):
         return f"{value:g}"
     if not isinstance(value, Path):

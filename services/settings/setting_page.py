@@ -1,4 +1,4 @@
-"""docs/settings.md, made of what the code reads and what setting_table.toml says of it.
+"""The generator of docs/settings.md, from the variables that the code reads and setting_table.toml.
 
 python -m services.settings.setting_page > docs/settings.md        (make gen)
 """
@@ -31,10 +31,10 @@ COLUMNS = "| variable | default | unit | allowed | read by | meaning |\n|---|---
 
 
 def page() -> str:
-    """The page.
+    """Returns the page.
 
     Raises:
-        ValueError: a variable has no entry in the table, or the table has one that nobody reads; they are named.
+        ValueError: the table lacks a variable, or lists one that nothing reads; the message names it.
     """
     notes = {name: note for name, note in read_notes().items() if name not in INTERNAL}
     rows = read_table()

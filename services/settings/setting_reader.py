@@ -1,4 +1,4 @@
-"""Single variables of an environment: parsed, checked, and refused by name."""
+"""Parsing and checks of single environment variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_PORT = 65535
 
 
 class SettingError(Exception):
-    """A variable of the environment holds what is not allowed there."""
+    """An environment variable has a value that is not allowed."""
 
     def __init__(self, variable: str, value: str, allowed: str) -> None:
         super().__init__(f"{variable}={value!r} is not allowed: it must be {allowed}")
@@ -24,34 +24,34 @@ class SettingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SettingReader:
-    """Takes single variables out of an environment; an empty one counts as unset. All raise SettingError."""
+    """A reader of single environment variables; an empty one counts as unset. All methods raise SettingError."""
 
     environ: Mapping[str, str]
 
     def text(self, name: str, default: str) -> str:
-        """A text without spaces around it."""
+        """Returns a text without surrounding spaces."""
         self._note(name, default, "text")
         return self.environ.get(name, "").strip() or default
 
     def path(self, name: str, default: Path) -> Path:
-        """An absolute path; `~` is the home folder."""
+        """Returns an absolute path; `~` is the home folder."""
         self._note(name, default, "path")
         return Path(self.text(name, str(default))).expanduser().absolute()
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
-        """A whole number within bounds."""
+        """Returns a whole number within bounds."""
         return self._parsed(name, default, int, low, high, "a whole number")
 
     def seconds(self, name: str, default: float, low: float, high: float) -> float:
-        """A number of seconds within bounds."""
+        """Returns a number of seconds within bounds."""
         return self._parsed(name, default, float, low, high, "a number of seconds")
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
-        """A number within bounds."""
+        """Returns a number within bounds."""
         return self._parsed(name, default, float, low, high, "a number")
 
     def choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
-        """One of the words that are allowed, in lower case."""
+        """Returns one of the allowed words, in lower case."""
         self._note(name, default, allowed)
         value = self.text(name, default).lower()
         if value not in allowed:
@@ -59,16 +59,16 @@ class SettingReader:
         return value
 
     def switch(self, name: str, default: bool) -> bool:
-        """`on` or `off`."""
+        """Returns True for `on`, False for `off`."""
         return self.choice(name, "on" if default else "off", ("on", "off")) == "on"
 
     def names(self, name: str) -> tuple[str, ...]:
-        """What commas separate."""
+        """Returns the elements of a comma-separated list."""
         self._note(name, "", "list")
         return tuple(part.strip() for part in self.text(name, "").split(",") if part.strip())
 
     def origins(self, name: str) -> tuple[str, ...]:
-        """Origins of web pages, which commas separate."""
+        """Returns a comma-separated list of web origins."""
         self._note(name, "", "list of `https://host`")
         found = self.names(name)
         for origin in found:
@@ -78,20 +78,20 @@ class SettingReader:
         return found
 
     def address(self, name: str, default: str) -> str:
-        """Where an HTTP server is reached, without a slash at the end."""
+        """Returns the URL of an HTTP server, without a trailing slash."""
         self._note(name, default, "`https://host` or `http://host`")
         url = self.text(name, default).rstrip("/")
         try:
             parts = urlsplit(url)
             there = bool(parts.hostname) and parts.port != -1 and parts.username is None
-        except ValueError:  # a port that is none
+        except ValueError:  # an invalid port
             there = False
         if not there or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
             raise SettingError(name, url, "an address such as https://ai.example.org, without user and query")
         return url
 
     def endpoint(self, name: str, word: str) -> str:
-        """Where a server is reached, as `host:port`, or `word`, which has it looked for; empty: nowhere."""
+        """Returns a server's `host:port`, or `word`, which requests automatic discovery; empty: no server."""
         self._note(name, "", f"`{word}`, `host:port`")
         value = self.text(name, "")
         host, _, port = value.rpartition(":")
@@ -101,21 +101,21 @@ class SettingReader:
         return value
 
     def redis(self, name: str) -> str:
-        """Where a Redis is reached; empty: nowhere."""
+        """Returns a Redis URL; empty: no Redis."""
         self._note(name, "", "`redis://`, `rediss://` or `unix://`")
         url = self.text(name, "")
         try:
             parts = urlsplit(url)
             there = parts.path if parts.scheme == "unix" else parts.hostname and parts.port != 0
-        except ValueError:  # a port that is none
+        except ValueError:  # an invalid port
             there = None
         if url and not (parts.scheme in ("redis", "rediss", "unix") and there):
-            # Not the value itself: it may hold a password.
+            # Not the value: it may contain a password.
             raise SettingError(name, "...", "redis://host:port/0, rediss://user:password@host:port/0 or unix:///path")
         return url
 
     def pairs(self, name: str, shape: str) -> tuple[tuple[str, str], ...]:
-        """`key=value` pairs, which commas separate; `shape` shows one."""
+        """Returns comma-separated `key=value` pairs; `shape` is an example."""
         self._note(name, "", f"list of `{shape}`")
         found = []
         for part in self.names(name):
@@ -126,7 +126,7 @@ class SettingReader:
         return tuple(found)
 
     def _note(self, name: str, default: object, allowed: str | tuple[object, ...]) -> None:
-        """Is told of every variable, with a number's bounds or the words that are allowed (setting_notes.py)."""
+        """Hook for every read variable, with a number's bounds or the allowed words (setting_notes.py)."""
 
     def _parsed(self, name: str, default: T, parse: Callable[[str], T], low: T, high: T, what: str) -> T:
         self._note(name, default, (low, high))

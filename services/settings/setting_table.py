@@ -1,4 +1,4 @@
-"""What every variable is for, who reads it, and in which unit, from setting_table.toml."""
+"""The table of all variables in setting_table.toml: meaning, readers and unit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATH = Path(__file__).with_suffix(".toml")
-# Read, but not set by hand, or not ours: not in the table.
+# Read, but internal or another program's: not in the table.
 INTERNAL = frozenset({"ALLM_LIFELINE_FD", "CUDA_VISIBLE_DEVICES"})
 SERVICES = ("authorizer", "catalog", "text", "audio", "image")
 PROCESSES = ("serve", "gateway", *SERVICES, "allm")
@@ -23,29 +23,29 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One variable."""
+    """A row of the table: one variable."""
 
     name: str
-    group: str  # heading of the table that it is in
+    group: str  # heading of its table
     read_by: tuple[str, ...]  # of PROCESSES
     meaning: str  # Markdown
-    unit: str | None = None  # None: what the end of its name says
+    unit: str | None = None  # None: derived from the name's suffix
     default: str = ""  # in words; empty: the value itself
-    allowed: str = ""  # empty: what the code tells
+    allowed: str = ""  # empty: taken from the code
 
     @property
     def measure(self) -> str | None:
-        """The unit, empty for numbers that have none; None: nobody says."""
+        """The unit, empty for numbers without one; None: not given."""
         if self.unit is not None:
             return self.unit
         return next((unit for end, unit in UNITS.items() if self.name.endswith(end)), None)
 
 
 def read_table() -> list[Row]:
-    """All rows, in their order.
+    """Returns all rows in order.
 
     Raises:
-        ValueError: the file is no TOML, or an entry lacks something or has something that none has; it is named.
+        ValueError: the file is not TOML, or an entry lacks a field or has an unknown one; the message names it.
     """
     rows = []
     for group, entries in tomllib.loads(PATH.read_text()).items():

@@ -1,7 +1,7 @@
-"""Every setting that allm reads from its environment: read once, checked, and frozen.
+"""All settings that allm reads from its environment: read once, checked, and frozen.
 
-Nothing else in the code base looks at `os.environ`. A wrong value stops the start with the variable's name and what is
-allowed there (`SettingError` of setting_reader.py).
+Nothing else in the code base reads `os.environ`. A wrong value stops the start; the error names the variable and the
+allowed values (`SettingError` of setting_reader.py).
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ MIB = 1024 * 1024
 MAX_BYTES = 1024 * 1024 * 1024 * MIB
 AUTH_MODES = ("none", "keys", "open")
 DEFAULT_CATALOG = "127.0.0.1:50050"
-DTYPES = ("auto", "bfloat16", "float16", "float32")  # precision that models of text and of images run in
-# Of audio models, as CTranslate2 names them; int8 ones keep the rest in what follows the underscore.
+DTYPES = ("auto", "bfloat16", "float16", "float32")  # precision of text and image models
+# Precision of audio models, in CTranslate2's names; an int8 type computes its other parts in the type after the `_`.
 COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Where the gateway listens and whom it lets in."""
+    """The gateway's listener, and access to it."""
 
     host: str  # ALLM_HOST: address of the listener
-    port: int  # ALLM_PORT: 0 takes a free one
-    allowed_hosts: tuple[str, ...]  # ALLM_ALLOWED_HOSTS: names besides loopback in a Host header; "*": any
-    cors_origins: tuple[str, ...]  # ALLM_CORS_ORIGINS: origins besides the gateway's own whose pages may call
+    port: int  # ALLM_PORT: 0 picks a free one
+    allowed_hosts: tuple[str, ...]  # ALLM_ALLOWED_HOSTS: allowed Host headers in addition to loopback; "*": any
+    cors_origins: tuple[str, ...]  # ALLM_CORS_ORIGINS: origins in addition to the gateway's own whose pages may call
     max_body_bytes: int  # ALLM_MAX_BODY_BYTES: the largest request body
-    auth: str = "none"  # ALLM_AUTH: none, keys or open; with `none` it listens on loopback, whatever `host` says
-    authorizer: str = ""  # ALLM_AUTHORIZER: where it asks about keys, `host:port` or `unix:/path`
+    auth: str = "none"  # ALLM_AUTH: none, keys or open; with `none` it listens on loopback, whatever `host` is
+    authorizer: str = ""  # ALLM_AUTHORIZER: the authorizer's address, `host:port` or `unix:/path`
     stats_host: str = "127.0.0.1"  # ALLM_GATEWAY_METRICS_HOST: address of the listener for Envoy's own metrics
-    stats_port: int = 0  # ALLM_GATEWAY_METRICS_PORT: 0: `allm serve` takes a free one, `allm gateway` has none
+    stats_port: int = 0  # ALLM_GATEWAY_METRICS_PORT: 0: `allm serve` picks a free one, `allm gateway` has none
     console: bool = True  # ALLM_CONSOLE: whether it serves the console at /
 
 
 @dataclass(frozen=True, slots=True)
 class AuthSettings:
-    """How callers are told apart."""
+    """Authentication of callers."""
 
     mode: str  # ALLM_AUTH: none, keys or open
-    secret_file: Path  # ALLM_IDENTITY_SECRET_FILE: what identities are signed with (rpc/secret_file.py)
-    api_key: str = field(default="", repr=False)  # ALLM_API_KEY: the key that commands show to the gateway
+    secret_file: Path  # ALLM_IDENTITY_SECRET_FILE: the secret that signs identities (auth/secret_file.py)
+    api_key: str = field(default="", repr=False)  # ALLM_API_KEY: the key that commands send to the gateway
 
     @property
     def keys(self) -> bool:
@@ -58,125 +58,125 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What every service process needs to run."""
+    """Settings that every service process shares."""
 
     listen: str  # ALLM_LISTEN: gRPC address, `host:port` or `unix:/path`
     health_listen: str  # ALLM_HEALTH_LISTEN: address of a plain gRPC health service for probes; empty: none
     metrics_host: str  # ALLM_METRICS_HOST: address of the Prometheus listener
-    metrics_port: int  # ALLM_METRICS_PORT: 0 takes a free one
+    metrics_port: int  # ALLM_METRICS_PORT: 0 picks a free one
     log_level: str  # ALLM_LOG_LEVEL
-    lifeline: int  # ALLM_LIFELINE_FD: the supervisor holds it open; once it closes the service stops; -1: none
-    drain_delay_seconds: float  # ALLM_DRAIN_DELAY_SECONDS: after SIGTERM, how long balancers get to look elsewhere
-    drain_seconds: float  # ALLM_DRAIN_SECONDS: how long running requests may then go on
+    lifeline: int  # ALLM_LIFELINE_FD: the supervisor's pipe; the service stops once it closes; -1: none
+    drain_delay_seconds: float  # ALLM_DRAIN_DELAY_SECONDS: after SIGTERM, time for load balancers to react
+    drain_seconds: float  # ALLM_DRAIN_SECONDS: time for running requests to finish after that
     max_body_bytes: int  # ALLM_MAX_BODY_BYTES: the gateway's limit; gRPC messages get a little more
-    slow_client_seconds: float  # ALLM_SLOW_CLIENT_SECONDS: a caller who takes nothing of its answer for so long is left
+    slow_client_seconds: float  # ALLM_SLOW_CLIENT_SECONDS: a caller that reads nothing for so long is dropped
 
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    """How text models are run. Zero means: derived from the model and the machine."""
+    """Settings of text models. Zero means: derived from the model and the machine."""
 
     device: str  # ALLM_DEVICE: auto, cuda, mps or cpu
     threads: int  # ALLM_THREADS: compute threads of one model; 0: one per core that this process may use
-    context_tokens: int  # ALLM_CONTEXT_TOKENS: most tokens of prompt and answer; 0: what the model was trained for
-    kv_tokens: int  # ALLM_KV_TOKENS: cells of the key-value cache that all requests share; 0: see LlamaEngine
+    context_tokens: int  # ALLM_CONTEXT_TOKENS: most tokens of prompt and answer; 0: the model's trained length
+    kv_tokens: int  # ALLM_KV_TOKENS: KV cells that all requests share; 0: derived by the engine
     max_sequences: int  # ALLM_MAX_SEQUENCES: requests that decode at the same time
     batch_tokens: int  # ALLM_BATCH_TOKENS: most tokens computed in one step
     chunk_tokens: int  # ALLM_CHUNK_TOKENS: most prompt tokens in one step while other requests decode
-    queue_limit: int  # ALLM_QUEUE_LIMIT: requests that may wait for a place; more are refused as OVERLOADED
-    queue_tokens: int  # ALLM_QUEUE_TOKENS: tokens of their prompts together; 0: derived
-    prefix_cache: bool  # ALLM_PREFIX_CACHE: whether ended requests leave their prefix to later ones of the same client
+    queue_limit: int  # ALLM_QUEUE_LIMIT: requests that may wait for a batch slot; more are refused as OVERLOADED
+    queue_tokens: int  # ALLM_QUEUE_TOKENS: prompt tokens of all waiting requests together; 0: derived
+    prefix_cache: bool  # ALLM_PREFIX_CACHE: whether later requests of a client reuse the prefixes of earlier ones
     dtype: str  # ALLM_DTYPE: precision of safetensors models: auto, bfloat16, float16 or float32
     tensor_parallel: int  # ALLM_TENSOR_PARALLEL: GPUs of this machine that compute a safetensors model together
     request_seconds: float  # ALLM_REQUEST_SECONDS: a request that takes longer ends with TIMEOUT
-    stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
+    stall_seconds: float  # ALLM_STALL_SECONDS: a worker without progress for so long is killed
     load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
     vllm_python: str = ""  # ALLM_VLLM_PYTHON: the interpreter that has vLLM and allm; empty: the service's own
     ray_address: str = ""  # ALLM_RAY_ADDRESS: the Ray cluster that vLLM computes on: auto, or host:port; empty: none
-    vllm_compile: bool = True  # ALLM_VLLM_COMPILE: whether vLLM compiles models, which load slower and compute faster
-    vllm_cache: Path = Path()  # under ALLM_HOME: what it has compiled
+    vllm_compile: bool = True  # ALLM_VLLM_COMPILE: whether vLLM compiles models: slower to load, faster to run
+    vllm_cache: Path = Path()  # under ALLM_HOME: compiled models
 
 
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
-    """How audio models are run, and how much sound is taken. Zero means: derived from the model and the machine."""
+    """Settings of audio models, and limits on audio files. Zero means: derived from the model and the machine."""
 
     device: str  # ALLM_DEVICE: auto, cuda, mps or cpu
     threads: int  # ALLM_THREADS: compute threads of one model; 0: one per core that this process may use
     compute_type: str  # ALLM_AUDIO_COMPUTE_TYPE: precision that models run in
-    batch_windows: int  # ALLM_AUDIO_BATCH: windows of 30 seconds that are computed together at the most
-    whole_windows: bool  # ALLM_AUDIO_WHOLE_WINDOWS: whether short windows are filled up to 30 seconds, too
-    beam_size: int  # ALLM_BEAM_SIZE: width of the beam search where a request names none
+    batch_windows: int  # ALLM_AUDIO_BATCH: most windows of 30 seconds in one batch
+    whole_windows: bool  # ALLM_AUDIO_WHOLE_WINDOWS: whether short windows are padded to 30 seconds
+    beam_size: int  # ALLM_BEAM_SIZE: width of the beam search if the request has none
     max_audio_bytes: int  # ALLM_MAX_AUDIO_BYTES: the largest file
-    max_audio_seconds: float  # ALLM_MAX_AUDIO_SECONDS: the longest sound
-    decoders: int  # ALLM_AUDIO_DECODERS: files that are decoded at the same time, each in a process of its own
+    max_audio_seconds: float  # ALLM_MAX_AUDIO_SECONDS: the longest audio
+    decoders: int  # ALLM_AUDIO_DECODERS: files that are decoded at the same time, each in its own process
     queue_limit: int  # ALLM_AUDIO_QUEUE: requests that may wait for a model, and as many for a decoder
     request_seconds: float  # ALLM_AUDIO_REQUEST_SECONDS: a request that takes longer ends with TIMEOUT
-    stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
+    stall_seconds: float  # ALLM_STALL_SECONDS: a worker without progress for so long is killed
     load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
     cache_folder: Path  # under ALLM_HOME: converted weights
-    upload_folder: Path  # under ALLM_HOME: files while they are decoded
+    upload_folder: Path  # under ALLM_HOME: uploaded files during decoding
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """How image models are run, which pictures are taken, and where results lie. Zero means: derived."""
+    """Settings of image models, limits on image files, and storage of results. Zero means: derived."""
 
     device: str  # ALLM_DEVICE: auto, cuda, mps or cpu
     threads: int  # ALLM_THREADS: compute threads of one model; 0: one per core that this process may use
     dtype: str  # ALLM_IMAGE_DTYPE: precision that models run in: auto, bfloat16, float16 or float32
-    batch_images: int  # ALLM_IMAGE_BATCH: pictures that are computed together at the most
+    batch_images: int  # ALLM_IMAGE_BATCH: most images in one batch
     queue_limit: int  # ALLM_IMAGE_QUEUE: requests that may wait for a model; more are refused as OVERLOADED
     request_seconds: float  # ALLM_IMAGE_REQUEST_SECONDS: a request that takes longer ends with TIMEOUT
-    stall_seconds: float  # ALLM_STALL_SECONDS: a worker that makes no progress for so long is killed
+    stall_seconds: float  # ALLM_STALL_SECONDS: a worker without progress for so long is killed
     load_seconds: float  # ALLM_LOAD_SECONDS: a model that takes longer to load has failed
-    max_image_bytes: int  # ALLM_MAX_IMAGE_BYTES: the largest file that a caller may send
-    upload_bytes: int  # ALLM_IMAGE_UPLOAD_BYTES: files of all requests that may be in memory; more are OVERLOADED
-    max_image_pixels: int  # ALLM_MAX_IMAGE_PIXELS: width x height of it
-    codecs: int  # ALLM_IMAGE_CODECS: files that are read at the same time, and as many that are written
-    metadata: bool  # ALLM_IMAGE_METADATA: whether PNG files tell model, seed and settings
-    folder: Path  # ALLM_IMAGE_FOLDER: pictures that answers name by a url, for an hour; replicas share it
-    folder_bytes: int  # ALLM_IMAGE_FOLDER_BYTES: what may lie there; then `url` is refused
-    public_url: str  # ALLM_PUBLIC_URL: how callers reach the gateway, without a slash at the end
+    max_image_bytes: int  # ALLM_MAX_IMAGE_BYTES: the largest file in a request
+    upload_bytes: int  # ALLM_IMAGE_UPLOAD_BYTES: files of all requests in memory; more are OVERLOADED
+    max_image_pixels: int  # ALLM_MAX_IMAGE_PIXELS: width x height of an image in a request
+    codecs: int  # ALLM_IMAGE_CODECS: files that are decoded at the same time, and as many that are encoded
+    metadata: bool  # ALLM_IMAGE_METADATA: whether PNG files contain model, seed and settings
+    folder: Path  # ALLM_IMAGE_FOLDER: images that answers link to, kept for an hour; replicas share it
+    folder_bytes: int  # ALLM_IMAGE_FOLDER_BYTES: the folder's capacity; when it is full, `url` is refused
+    public_url: str  # ALLM_PUBLIC_URL: the gateway's URL for callers, without a trailing slash
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencySettings:
-    """What is kept in memory, and how much of it. Zero bytes mean: all that there is."""
+    """Memory budgets, and which models are loaded. Zero bytes mean: no limit but the machine's."""
 
     folder: Path  # under ALLM_HOME: the ledger that the services of a host share
     threshold: float  # ALLM_MEMORY_THRESHOLD: share of host or device memory above which idle models are unloaded
-    host_bytes: int  # ALLM_HOST_MEMORY_BYTES: what all models of this host may take together
-    device_bytes: int  # ALLM_DEVICE_MEMORY_BYTES: what they may take of each device
-    model_bytes: int  # ALLM_MODEL_MEMORY_BYTES: what one model may take
-    idle_seconds: float  # ALLM_IDLE_SECONDS: a model that nobody used for so long is unloaded; 0: never
-    max_models: int  # ALLM_MAX_LOADED_MODELS: how many a service keeps in memory; 0: as many as fit
+    host_bytes: int  # ALLM_HOST_MEMORY_BYTES: the budget of all models of this host together
+    device_bytes: int  # ALLM_DEVICE_MEMORY_BYTES: their budget on each device
+    model_bytes: int  # ALLM_MODEL_MEMORY_BYTES: the budget of one model
+    idle_seconds: float  # ALLM_IDLE_SECONDS: a model that is idle for so long is unloaded; 0: never
+    max_models: int  # ALLM_MAX_LOADED_MODELS: most models that a service keeps in memory; 0: as many as fit
     preload: tuple[str, ...]  # ALLM_PRELOAD: ids or aliases of models that are loaded at the start
-    visible_devices: str = ""  # CUDA_VISIBLE_DEVICES, which is CUDA's and says which GPUs workers see; empty: all
+    visible_devices: str = ""  # CUDA_VISIBLE_DEVICES, CUDA's own variable: the GPUs that workers see; empty: all
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Whether and how long responses are kept, so that they can be read again and continued."""
+    """Retention of responses, which can be read again and continued."""
 
     enabled: bool  # ALLM_STORE
-    days: float  # ALLM_STORE_DAYS: after so many a response is deleted
-    # ALLM_REDIS_URL: the Redis that keeps them for the replicas of many hosts; empty: a file. It may hold a password.
+    days: float  # ALLM_STORE_DAYS: the age at which a response is deleted
+    # ALLM_REDIS_URL: the Redis that stores them for replicas on many hosts; empty: a file. It may contain a password.
     redis_url: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Where models come from, where they are kept, and who tells about them."""
+    """Sources and storage of models, and the catalog."""
 
-    folder: Path  # ALLM_MODELS_DIR: what is fetched
-    roots: tuple[Path, ...]  # ALLM_MODEL_ROOTS: the only places that `file://` sources may point to
+    folder: Path  # ALLM_MODELS_DIR: the folder for fetched models
+    roots: tuple[Path, ...]  # ALLM_MODEL_ROOTS: the only folders that `file://` sources may point to
     catalog: str  # ALLM_CATALOG: the catalog's gRPC address, `host:port` or `unix:/path`
-    replica: str  # ALLM_REPLICA: this process's name among all replicas of all services
+    replica: str  # ALLM_REPLICA: this process's name, unique among all replicas of all services
     artifacts: bool  # ALLM_ARTIFACTS: whether official optimised execution caches may be used
-    publishers: tuple[str, ...]  # ALLM_ARTIFACT_PUBLISHERS: whose; `org/*` or `org/name`
-    supported: Path | None  # ALLM_SUPPORTED_MODELS: the data file of known models; None: the one that comes along
-    models_file: Path | None  # ALLM_MODELS_FILE: the models that the catalog registers by itself; None: no such file
+    publishers: tuple[str, ...]  # ALLM_ARTIFACT_PUBLISHERS: their allowed publishers: `org/*` or `org/name`
+    supported: Path | None  # ALLM_SUPPORTED_MODELS: the data file of known models; None: the bundled one
+    models_file: Path | None  # ALLM_MODELS_FILE: models that the catalog registers by itself; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Settings:
     """All settings of a process."""
 
     home: Path  # ALLM_HOME: caches, logs, state
-    models: tuple[tuple[str, Path], ...]  # ALLM_MODELS: `id=path.gguf` pairs, which `allm serve` registers
+    models: tuple[tuple[str, Path], ...]  # ALLM_MODELS: `id=path.gguf` pairs that `allm serve` registers
     aliases: tuple[tuple[str, str], ...]  # ALLM_ALIASES: `alias=id` pairs for them, comma-separated
     text_replicas: int  # ALLM_TEXT_REPLICAS: processes of the text service that `allm serve` runs
     audio_replicas: int  # ALLM_AUDIO_REPLICAS: processes of the audio service that it runs; 0: none
@@ -207,13 +207,13 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Reads all settings from `environ` (default: the process's own).
 
     Raises:
-        SettingError: a variable holds what is not allowed there.
+        SettingError: a variable has a value that is not allowed.
     """
     return read_settings(SettingReader(os.environ if environ is None else environ))
 
 
 def read_settings(read: SettingReader) -> Settings:
-    """The same from a reader. What each variable is for stands in setting_table.toml. Raises SettingError."""
+    """Reads all settings from a reader. setting_table.toml describes each variable. Raises SettingError."""
     home = read.path("ALLM_HOME", Path.home() / ".allm")
     max_body_bytes = read.integer("ALLM_MAX_BODY_BYTES", 32 * MIB, 1024, 1024 * MIB)
     return Settings(
@@ -318,7 +318,7 @@ def _text(read: SettingReader, home: Path) -> TextSettings:
 
 
 def _program(path: str) -> str:
-    """Whole, but with its links: an interpreter's own place tells which packages it has."""
+    """Makes the path absolute but keeps its links: an interpreter finds its packages by its own path."""
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
@@ -378,7 +378,7 @@ def _residency(read: SettingReader, home: Path) -> ResidencySettings:
 
 
 def _gateway_url(read: SettingReader) -> str:
-    """How the gateway is reached on this machine."""
+    """Returns the gateway's URL on this machine."""
     host = read.text("ALLM_HOST", "127.0.0.1")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 (nothing is bound here)
     scheme = "https" if read.text("ALLM_TLS_CERT", "") else "http"

@@ -1,6 +1,6 @@
-"""Certificates: the gateway's own, for its clients, and those by which gateway and services know each other.
+"""TLS certificates: the gateway's own for its clients, and those for mutual TLS between gateway and services.
 
-All are PEM files, read again when they change; half of a set is refused by name.
+All are PEM files that are reloaded when they change; an incomplete set is refused, and the error names the variable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.settings.setting_reader import SettingError, SettingReader
 
-# Replicas are reached by changing addresses, so it is this name that is looked for in a service's certificate.
+# Replicas have changing addresses, so clients check a service's certificate for this name instead.
 SERVICE_NAME = "allm-service"
 
 
@@ -25,25 +25,25 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTls:
-    """How this process shows who it is to services, and which services and callers it believes."""
+    """This process's certificate for mutual TLS with services, and the authorities that it trusts."""
 
-    authority: Path  # certificates of the authorities that may vouch for the other side
+    authority: Path  # certificates of the authorities that sign the other side's
     pair: KeyPair
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """None: that way is not encrypted."""
+    """TLS settings. None: that connection is not encrypted."""
 
     edge: KeyPair | None  # ALLM_TLS_CERT, ALLM_TLS_KEY: between clients and the gateway
     service: ServiceTls | None  # ALLM_SERVICE_TLS_CA, _CERT, _KEY: between gateway and services, and among these
 
 
 def read_tls(read: SettingReader) -> TlsSettings:
-    """Reads the paths, and whether the files belong together.
+    """Reads the paths, and checks that the files belong together.
 
     Raises:
-        SettingError: a part of a set is missing, or what a file holds cannot be used.
+        SettingError: a part of a set is missing, or a file's content cannot be used.
     """
     edge = _files(read, ("ALLM_TLS_CERT", "ALLM_TLS_KEY"))
     service = _files(read, ("ALLM_SERVICE_TLS_CA", "ALLM_SERVICE_TLS_CERT", "ALLM_SERVICE_TLS_KEY"))
@@ -59,7 +59,7 @@ def read_tls(read: SettingReader) -> TlsSettings:
 
 
 def _files(read: SettingReader, variables: tuple[str, ...]) -> tuple[Path, ...]:
-    """The files of a set; empty where none of it is set."""
+    """Returns the files of a set; empty if none of it is set."""
     given = [variable for variable in variables if read.text(variable, "")]
     if not given:
         return ()
@@ -73,7 +73,7 @@ def _check_pair(certificate_variable: str, key_variable: str, certificate: Path,
     _check_there(certificate_variable, certificate)
     _check_there(key_variable, key)
     try:
-        # An empty password: a key that has one would make OpenSSL ask for it on the terminal.
+        # An empty password: otherwise OpenSSL would prompt for an encrypted key's password on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError):
         allowed = (

@@ -1,4 +1,4 @@
-"""Where traces go, how many are made, and whose are gone on with."""
+"""Trace settings: the collector, sampling, and trust in callers' traces."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ ENDPOINT = "ALLM_OTLP_ENDPOINT"
 EXTRA = "unset, or the extra installed: pip install 'allm[traces]'"
 DEFAULT_PORT = 4317
 _HEADER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_HEADER_VALUE = re.compile(r"[\x20-\x24\x26-\x7e]+")  # ASCII but for %, with which Envoy can do nothing
+_HEADER_VALUE = re.compile(r"[\x20-\x24\x26-\x7e]+")  # ASCII without %, which Envoy cannot pass on
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """Traces over OTLP's gRPC. An empty host: none are made, and nothing of OpenTelemetry is imported."""
+    """Settings of traces over OTLP/gRPC. With an empty host none are made, and OpenTelemetry is not imported."""
 
-    host: str  # ALLM_OTLP_ENDPOINT: where the collector listens
+    host: str  # ALLM_OTLP_ENDPOINT: the collector's host
     port: int
-    tls: bool  # whether that is https://
-    ca_file: Path | None  # ALLM_OTLP_CA_FILE: authorities that may vouch for it; None: those of the system
+    tls: bool  # whether the URL is https://
+    ca_file: Path | None  # ALLM_OTLP_CA_FILE: the collector's authorities; None: those of the system
     sampling: float  # ALLM_TRACE_SAMPLING: share of the traces that begin here
     parents: str  # ALLM_TRACE_PARENTS: auto, accept or ignore callers' own `traceparent`
-    # ALLM_OTLP_HEADERS: sent to the collector with everything, such as its token.
+    # ALLM_OTLP_HEADERS: sent with every request to the collector, such as its token.
     headers: tuple[tuple[str, str], ...] = field(repr=False)
 
     @property
     def wanted(self) -> bool:
-        """Whether traces are made at all."""
+        """Whether tracing is enabled."""
         return bool(self.host)
 
     @property
     def authorities(self) -> Path:
-        """The PEM file of those who may vouch for an https:// collector. It need not be there."""
+        """The PEM file of the authorities for an https:// collector. It may not exist."""
         paths = ssl.get_default_verify_paths()
         return self.ca_file or Path(paths.cafile or paths.openssl_cafile)
 
@@ -46,7 +46,7 @@ NO_TRACES = TraceSettings("", 0, tls=False, ca_file=None, sampling=1.0, parents=
 
 
 def read_traces(read: SettingReader) -> TraceSettings:
-    """Reads and checks them. Raises SettingError; what it says never has a header's value."""
+    """Reads and checks trace settings. Raises SettingError, which never contains a header's value."""
     host, port, tls = _endpoint(read)
     ca_file = read.text("ALLM_OTLP_CA_FILE", "")
     return TraceSettings(
@@ -68,10 +68,10 @@ def _endpoint(read: SettingReader) -> tuple[str, int, bool]:
         parts = urlsplit(url)
         port = DEFAULT_PORT if parts.port is None else parts.port
         whole = parts.hostname and port and parts.username is None and not (parts.path.strip("/") or parts.query)
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         whole = None
     if not whole or parts.scheme not in ("http", "https") or parts.fragment:
-        # Not the value itself: a user and password may stand in it.
+        # Not the value: it may contain a user and password.
         raise SettingError(ENDPOINT, "...", f"http://host:{DEFAULT_PORT} or https://host:{DEFAULT_PORT}, and no more")
     return str(parts.hostname), port, parts.scheme == "https"
 

@@ -1,6 +1,6 @@
-"""A SQLite file that several processes of one host share, each of which may be the one that makes it.
+"""A SQLite file that several processes of one host share; any of them may create it.
 
-It knows no tables. SQLite itself makes the processes take turns.
+This class knows no tables. SQLite itself serialises the processes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 
 from services.storage.sqlite_file import DatabaseUnusable, SqliteFile
 
-OPEN_SECONDS = 10.0  # how long to wait while another process makes the file
+OPEN_SECONDS = 10.0  # how long to wait while another process creates the file
 RETRY_SECONDS = 0.02
 
 
 class SharedSqliteFile(SqliteFile):
-    """An open database. Close it.
+    """An open database. The caller closes it.
 
-    A kind of file brings its number in the header, what to call it, and what to do about one that cannot be used.
+    A subclass defines the number in the file's header, the file's name in messages, and the remedy for an unusable one.
     """
 
     application_id: int
     noun: str  # as in `is not allm's store of responses`
-    remedy: str  # what to do about one that cannot be used
+    remedy: str  # what an operator does about an unusable file
     busy_milliseconds = 10_000  # how long one process waits for another's transaction
     pragmas: tuple[str, ...] = ()  # set on every connection
 
@@ -38,7 +38,7 @@ class SharedSqliteFile(SqliteFile):
     def _open(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # What is in it is nobody else's; SQLite gives its other files the same mode.
+            # Private to the user; SQLite gives its other files the same mode.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             connection = self._connection = sqlite3.connect(self._path, isolation_level=None)
             connection.execute(f"PRAGMA busy_timeout = {self.busy_milliseconds}")
@@ -48,7 +48,7 @@ class SharedSqliteFile(SqliteFile):
             raise DatabaseUnusable(self._advice(f"cannot be read ({error})")) from error
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """While processes start together one is told at once that the file is locked, whatever its patience."""
+        """Sets up the connection. Retries, because SQLite ignores the busy timeout while processes start together."""
         deadline = time.monotonic() + OPEN_SECONDS
         while True:
             try:
@@ -58,7 +58,7 @@ class SharedSqliteFile(SqliteFile):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(RETRY_SECONDS)
-        # After a power cut the last writes may be missing; nothing else can happen, and none waits for the disk.
+        # After a power cut the last writes may be missing; the file stays intact, and no write waits for the disk.
         connection.execute("PRAGMA synchronous = NORMAL")
         for pragma in self.pragmas:
             connection.execute(f"PRAGMA {pragma}")
@@ -72,8 +72,8 @@ class SharedSqliteFile(SqliteFile):
         connection.execute("COMMIT")
 
     def _recognise(self, connection: sqlite3.Connection) -> None:
-        """Refuses what is not ours or of another version, before anything is changed."""
-        connection.execute("BEGIN")  # one look: another process may be making the file
+        """Refuses foreign files and other versions, before anything is changed."""
+        connection.execute("BEGIN")  # one transaction: another process may be creating the file
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (owner,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

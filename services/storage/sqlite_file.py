@@ -1,7 +1,7 @@
-"""A SQLite file whose work is done in one thread of its own, in whole transactions.
+"""A SQLite file whose work runs in its own thread, in whole transactions.
 
-It knows no tables, and not how a file is opened: each kind of file brings that. A commit waits for the disk, on a slow
-one for tens of milliseconds, in which the RPC loop has others to answer; one thread also means one writer, in order.
+Subclasses define tables and how to open the file. A commit waits for the disk, on a slow one for tens of milliseconds,
+during which the event loop must answer other RPCs; one thread also means one writer, in order.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Work = Callable[[sqlite3.Connection], T]
 
 
 class DatabaseUnusable(OSError):
-    """The file cannot be used as it is; the message says what to do about it."""
+    """The file cannot be used as it is; the message names the remedy."""
 
 
 class SqliteFile(ABC):
-    """An open database. Close it."""
+    """An open database. The caller closes it."""
 
     work_errors: ClassVar[
         tuple[type[sqlite3.Error], ...]
-    ] = ()  # that `work` may raise on purpose: they pass as they are
+    ] = ()  # errors that `work` may raise on purpose: they pass unchanged
 
     def __init__(self, path: Path, thread_name: str) -> None:
         self._path = path
@@ -42,19 +42,19 @@ class SqliteFile(ABC):
         return await self._run(work, "DEFERRED")
 
     async def write(self, work: Work[T]) -> T:
-        """Runs changes as one transaction. If `work` raises there is no change.
+        """Runs changes as one transaction. If `work` raises, nothing changes.
 
         Raises what `work` raises, and Internal when the file cannot be written.
         """
         return await self._run(work, "IMMEDIATE")
 
     async def close(self) -> None:
-        """Ends what is still queued and closes the file."""
+        """Finishes all queued work and closes the file."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown()
 
     async def _opened(self) -> None:
-        """Opens the file in its thread; leaves nothing behind where that fails."""
+        """Opens the file in its thread; closes everything if that fails."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._open)
         except BaseException:
@@ -74,7 +74,7 @@ class SqliteFile(ABC):
                 result = work(connection)
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # a full disk ends it by itself
+                if connection.in_transaction:  # a full disk rolls it back by itself
                     connection.execute("ROLLBACK")
                 raise
         except self.work_errors:

@@ -1,6 +1,6 @@
-"""What a replica tells of its work and its memory: counted since its process began, and as it is now.
+"""A replica's figures of work and memory: counters since its process started, and current values.
 
-The catalog makes rates and percentiles of the differences between two reports.
+The catalog computes rates and percentiles from the differences between two reports.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Latencies:
 class DeviceFigures:
     """Memory of one GPU; bytes."""
 
-    id: str  # equal wherever this GPU is seen from
-    name: str  # as workers know it: `cuda:0`
+    id: str  # the same from every container
+    name: str  # the worker's device name: `cuda:0`
     total: int
     used: int
 
@@ -40,7 +40,7 @@ class HostFigures:
     """Memory of a machine or a container; bytes."""
 
     id: str  # equal for processes that share this memory
-    name: str  # what it calls itself
+    name: str  # its host name
     total: int
     used: int
     threshold: float  # ALLM_MEMORY_THRESHOLD, 0 to 1
@@ -49,23 +49,23 @@ class HostFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that has happened to a model, or to a replica."""
+    """An event of a model or of a replica."""
 
     at: float  # seconds since the epoch
     kind: Kind
     model: str = ""  # id; empty: it is about the whole replica
-    replica: str = ""  # empty as long as it is its own event
+    replica: str = ""  # empty for the reporting replica itself
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Everything that a replica tells at one moment. What it does not measure is in no mapping."""
+    """All figures of a replica at one moment. Mappings omit what it does not measure."""
 
-    began: int  # nanoseconds since the epoch; another one: everything is counted anew
-    uptime: float  # seconds since then, by a clock that nobody sets
+    began: int  # nanoseconds since the epoch; a new value means that all counters restarted
+    uptime: float  # seconds since then, by a monotonic clock
     running: int = 0  # requests that models compute
-    waiting: int = 0  # requests that wait, for their model to load or for a place
+    waiting: int = 0  # requests that wait, for their model to load or for a batch slot
     counters: Mapping[Counter, float] = field(default_factory=dict)
     times: Mapping[Times, Latencies] = field(default_factory=dict)
     host: HostFigures | None = None

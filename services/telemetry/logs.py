@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on stderr. Never the text of prompts or answers."""
+"""Structured logs: one JSON object per line on stderr. They never contain prompts or answers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Time (UTC), level, logger, message, request and trace id, and whatever `extra` brought."""
+    """The JSON format: time (UTC), level, logger, message, request and trace id, and all fields of `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line of JSON."""
+        """Returns one line of JSON."""
         entry: dict[str, Any] = {
             "ts": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),

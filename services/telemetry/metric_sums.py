@@ -1,4 +1,4 @@
-"""What this process's own metrics say, over all models: for those who tell it on, as Prometheus is not asked."""
+"""Sums of this process's own metrics over all models, for reports that cannot query Prometheus."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from prometheus_client import Counter, Gauge, Histogram
 
 
 def total(metric: Counter | Gauge) -> float | None:
-    """The sum of all series; None where there is none yet. To `collect` them would take much longer."""
+    """Returns the sum of all series; None if there is none yet. `collect` would take much longer."""
     series: list[Any] = list(metric._metrics.values())
     return sum(each._value.get() for each in series) if series else None
 
 
 def buckets(metric: Histogram, **labels: str) -> tuple[tuple[float, ...], tuple[int, ...]] | None:
-    """Upper ends of the buckets without the last, and how many values each has, of all series with these labels.
+    """Returns the buckets' upper bounds without the last, and their counts, over all series with these labels.
 
-    None where there is no such series yet.
+    None if no such series exists yet.
     """
     places = [(metric._labelnames.index(name), value) for name, value in labels.items()]
     series: list[Any] = [

@@ -1,10 +1,10 @@
-"""Prometheus metrics of a service process. docs/metrics.md is made from them (`python -m monitoring`).
+"""Prometheus metrics of a service process. docs/metrics.md is generated from them (`python -m monitoring`).
 
-One rule for names. What OpenTelemetry's conventions for generative AI define bears their name and their attributes'
-names, with underscores for dots: `gen_ai_...`. Everything else is `allm_...`. Nothing is told under two names. Whatever
-belongs to a model has the label `model`, also beside `gen_ai_request_model`. Times are seconds, sizes bytes.
+Names: metrics and attributes of OpenTelemetry's conventions for generative AI keep their names, with underscores for
+dots: `gen_ai_...`. All others are `allm_...`. No value has two metrics. Every metric of a model has the label `model`,
+even next to `gen_ai_request_model`. Times are in seconds, sizes in bytes.
 
-Only ids of models that exist become labels; what is of a model that is gone goes, too (`model_series.py`).
+Only ids of existing models become labels; the series of a removed model are removed, too (`model_series.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
-# Else every counter and histogram has a series more, which says when it began.
+# Otherwise every counter and histogram has an additional series with its creation time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 PROVIDER = "allm"
@@ -25,19 +25,19 @@ _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _LOADING = (0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200)
 _BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _BATCH_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-# The conventions' own buckets, and for requests two more: a transcription may take an hour.
+# The conventions' own buckets, and two more for requests: a transcription may take an hour.
 _DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 300, 1200)
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60, 300)
 _PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 
-# What the RPC that runs here does, in the conventions' words: chat, text_completion, embeddings, and, where they have
-# none, transcription, translation, image_generation, image_edit, image_variation. Empty: it infers nothing.
+# The operation of the current RPC, in the conventions' words: chat, text_completion, embeddings, and, where they have
+# none, transcription, translation, image_generation, image_edit, image_variation. Empty: no inference.
 operation: ContextVar[str] = ContextVar("operation", default="")
 
 
 def gen_ai(model: str, of: str) -> tuple[str, str, str, str]:
-    """The first labels of a metric of the conventions. `of`: the operation."""
+    """Returns the first labels of a metric of the conventions. `of`: the operation."""
     return of, PROVIDER, model, model
 
 
@@ -187,7 +187,7 @@ TASKS = Gauge("allm_tasks", "Tasks of the event loop; grows without end where so
 
 
 def serve_metrics(host: str, port: int) -> tuple[int, Callable[[], None]]:
-    """Serves `/metrics` in a thread of its own; returns the port (a free one for 0) and what stops it."""
+    """Serves `/metrics` in a separate thread; returns the port (a free one for 0) and a function that stops it."""
     try:
         server, thread = start_http_server(port, addr=host)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What has happened to this process's models lately, for whoever follows the machine: loads, evictions, deaths.
+"""Recent events of this process's models, for observers of the machine: loads, evictions, deaths.
 
-Beside the metrics, which count the same for Prometheus without a time for each.
+The metrics count the same events for Prometheus, but without their times.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from services.telemetry.figures import Event, Kind
 
-MOST = 64  # that wait to be told; of more, the latest
+MOST = 64  # unreported events that are kept: the latest
 
 
 class ModelEvents:
@@ -23,13 +23,13 @@ class ModelEvents:
         self._events: deque[tuple[int, Event]] = deque(maxlen=MOST)
 
     def tell(self, kind: Kind, model: str, reason: str = "") -> None:
-        """Something has happened now."""
+        """Records an event."""
         self._number += 1
         self._events.append((self._number, Event(at=self._clock(), kind=kind, model=model, reason=reason)))
 
     def after(self, number: int) -> tuple[tuple[int, Event], ...]:
-        """What came after the event of that number, oldest first."""
+        """Returns the events after number `number`, oldest first."""
         return tuple(entry for entry in self._events if entry[0] > number)
 
 
-EVENTS = ModelEvents()  # of this process, as the metrics are
+EVENTS = ModelEvents()  # of this process, like the metrics

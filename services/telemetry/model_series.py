@@ -1,4 +1,4 @@
-"""Series of metrics that belong to a model: a sum over its workers, and an end when the model is gone."""
+"""Metric series of models: sums over a model's workers, and removal when the model is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services.telemetry import metrics
 
-SWEEP_SECONDS = 10.0  # between two looks for series of models that are gone
+SWEEP_SECONDS = 10.0  # between two removals of series
 _MODEL = "model"
 Metric = Counter | Gauge | Histogram
 
@@ -16,9 +16,9 @@ _parts: dict[tuple[Gauge, str], dict[ModelPart, float]] = {}
 
 
 class ModelPart:
-    """What one of a model's workers, or what waits for one, adds to the model's gauges.
+    """The contribution of one worker of a model, or of requests that wait for one, to the model's gauges.
 
-    Two generations of a model may run side by side for a while: what is told is their sum.
+    Two generations of a model may run at the same time: the gauge is the sum of all parts.
     """
 
     def __init__(self, model: str) -> None:
@@ -27,7 +27,7 @@ class ModelPart:
         self._told: dict[Gauge, float] = {}
 
     def set(self, gauge: Gauge, value: float) -> None:
-        """Tells this part's value. Nothing happens after `close`."""
+        """Sets this part's value. Does nothing after `close`."""
         if self._closed or self._told.get(gauge) == value:
             return
         self._told[gauge] = value
@@ -35,7 +35,7 @@ class ModelPart:
         self._sum(gauge)
 
     def close(self) -> None:
-        """Takes back what it has told; safe to repeat."""
+        """Withdraws all values; safe to repeat."""
         self._closed = True
         for gauge in self._told:
             _parts[gauge, self._model].pop(self, None)
@@ -50,19 +50,19 @@ class ModelPart:
 
 
 def model_metrics() -> list[Metric]:
-    """Every metric of this process's own that has the label `model`."""
+    """Returns all of this process's metrics with the label `model`."""
     return [each for each in vars(metrics).values() if isinstance(each, Metric) and _MODEL in each._labelnames]
 
 
 def forget_others(known: Collection[str]) -> set[str]:
-    """Ends the series of all models but those in `known`, and tells which models these were.
+    """Removes the series of all models but those in `known`; returns the removed models.
 
-    A request that was still running when its model went may bring a series back: so this is done again and again.
+    A request that still runs when its model goes may recreate a series: call this periodically.
     """
     gone = set()
     for metric in model_metrics():
         place = metric._labelnames.index(_MODEL)
-        models = {labels[place] for labels in list(metric._metrics)}  # to collect them all would take milliseconds
+        models = {labels[place] for labels in list(metric._metrics)}  # `collect` would take milliseconds
         for model in models - {"", *known}:
             metric.remove_by_labels({_MODEL: model})
             gone.add(model)

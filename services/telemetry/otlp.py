@@ -1,4 +1,4 @@
-"""Traces made with OpenTelemetry and sent by OTLP over gRPC. Needs the extra `traces`; imported where it is wanted."""
+"""Traces by OpenTelemetry, sent with OTLP over gRPC. Needs the extra `traces`; imported only if traces are enabled."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from services.settings.trace_settings import TraceSettings
 from services.telemetry.span_queue import SpanQueue
 from services.telemetry.tracing import Attributes, Span
 
-EXPORT_SECONDS = 5.0  # that sending a batch may take, tries included
+EXPORT_SECONDS = 5.0  # for sending a batch, including retries
 NANOSECONDS = 1_000_000_000
-MOST_ATTRIBUTES = 64  # of a span; and characters of each
+MOST_ATTRIBUTES = 64  # per span; below, characters per attribute
 MOST_CHARACTERS = 256
 
 
 class Clock:
-    """Turns times of the monotonic clock into those of the wall clock, which spans have.
+    """A converter from monotonic times to the wall clock times that spans have.
 
-    Of one trace all are turned by the difference that there was when it began here: its spans keep their order and
-    lengths, though the wall clock be set meanwhile.
+    One offset, measured when the trace begins here, applies to the whole trace: its spans keep their order and
+    lengths, even if the wall clock is set meanwhile.
     """
 
     def __init__(self) -> None:
-        # The wall clock between two looks at the other one: an interruption falls into one of them.
+        # Reads the wall clock between two monotonic readings: their mean matches it despite interruptions.
         before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         self._ahead = wall - (before + after) // 2
 
     def wall(self, at: float) -> int:
-        """Nanoseconds since 1970 of a monotonic time in seconds."""
+        """Converts monotonic seconds to nanoseconds since the epoch."""
         return round(at * NANOSECONDS) + self._ahead
 
 
 class OtlpSpan:
-    """A span, and the clock of its trace here."""
+    """A span, with the clock of its trace."""
 
     def __init__(self, tracer: api.Tracer, span: api.Span, clock: Clock) -> None:
         self._tracer = tracer
@@ -53,21 +53,21 @@ class OtlpSpan:
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits."""
+        """The trace id, in 32 hexadecimal digits."""
         return api.format_trace_id(self._span.get_span_context().trace_id)
 
     @property
     def header(self) -> str:
-        """Its `traceparent`."""
+        """The span's `traceparent` header."""
         context = self._span.get_span_context()
         return f"00-{self.trace_id}-{api.format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
     def set(self, attributes: Attributes) -> None:
-        """Adds attributes."""
+        """Sets attributes."""
         self._span.set_attributes(attributes)
 
     def child(self, name: str, started: float, cause: Span | None = None) -> OtlpSpan:
-        """Begins a span below this one, linked to its cause if there is one."""
+        """Starts a child span, linked to `cause` if given."""
         links = [api.Link(cause._span.get_span_context())] if isinstance(cause, OtlpSpan) else []
         span = self._tracer.start_span(
             name, api.set_span_in_context(self._span), start_time=self._clock.wall(started), links=links
@@ -75,7 +75,7 @@ class OtlpSpan:
         return OtlpSpan(self._tracer, span, self._clock)
 
     def end(self, ended: float, problem: str = "", fault: bool = False) -> None:
-        """Ends it."""
+        """Ends the span."""
         if problem:
             self._span.set_attribute("error.type", problem)
         if fault:
@@ -84,11 +84,11 @@ class OtlpSpan:
 
 
 class OtlpTracer:
-    """Makes spans, and owns what sends them."""
+    """The factory of spans, with the queue that sends them."""
 
     def __init__(self, settings: TraceSettings, service: str, replica: str) -> None:
-        """`service`: such as allm-text; `replica`: this process among all of them. Raises SettingError."""
-        # It would tell of every try; the queue tells when the collector goes away and comes back.
+        """`service`: such as allm-text; `replica`: this process's unique name. Raises SettingError."""
+        # OpenTelemetry would log every retry; the queue logs when the collector goes away and comes back.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         resource = Resource.create(
             {"service.name": service, "service.version": packages.version("allm"), "service.instance.id": replica}
@@ -105,19 +105,19 @@ class OtlpTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def root(self, name: str, started: float) -> OtlpSpan:
-        """A span of a new trace."""
+        """Starts the span of a new trace."""
         clock = Clock()
         return OtlpSpan(self._tracer, self._tracer.start_span(name, start_time=clock.wall(started)), clock)
 
     def server(self, name: str, started: float, metadata: Mapping[str, str | bytes]) -> OtlpSpan:
-        """The span of an RPC, below the one that its metadata name."""
+        """Starts the span of an RPC, as a child of the span in its metadata."""
         clock = Clock()
         parent = self._propagator.extract(metadata)
         span = self._tracer.start_span(name, parent, api.SpanKind.SERVER, start_time=clock.wall(started))
         return OtlpSpan(self._tracer, span, clock)
 
     def close(self, seconds: float) -> None:
-        """Sends what is there, for so long at the most."""
+        """Sends the queued spans, for at most `seconds`."""
         self._queue.close(seconds)
 
 

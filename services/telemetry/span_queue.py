@@ -1,7 +1,7 @@
-"""Finished spans on their way to the collector: a bounded queue, and a thread of its own that sends batches.
+"""The queue of finished spans: bounded, with a thread that sends batches to the collector.
 
-A request never waits for a collector. What finds the queue full, or cannot be sent, is dropped and counted. Only
-`otlp.py` imports this: it needs the extra `traces`.
+A request never waits for a collector. Spans are dropped and counted when the queue is full or sending fails. Only
+`otlp.py` imports this module: it needs the extra `traces`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 QUEUE_SPANS = 8192
 BATCH_SPANS = 512
-BATCH_SECONDS = 1.0  # how long a span may wait for company
+BATCH_SECONDS = 1.0  # how long a span may wait for more
 
 
 class SpanQueue(SpanProcessor):
-    """Takes spans that have ended, and hands them to an exporter."""
+    """A span processor that passes finished spans to an exporter in batches."""
 
     def __init__(self, exporter: SpanExporter, limit: int = QUEUE_SPANS, seconds: float = BATCH_SECONDS) -> None:
-        """`limit`: spans that may wait; `seconds`: between two batches, where there are few."""
+        """`limit`: spans that may wait; `seconds`: the interval between incomplete batches."""
         self._exporter = exporter
         self._limit = limit
         self._seconds = seconds
@@ -39,10 +39,10 @@ class SpanQueue(SpanProcessor):
         self._thread.start()
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing is sent of a span that runs."""
+        """Does nothing: running spans are not sent."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Takes a span; never waits."""
+        """Queues a span; never waits."""
         if not span.context.trace_flags.sampled:
             return
         with self._changed:
@@ -54,12 +54,12 @@ class SpanQueue(SpanProcessor):
                 self._changed.notify_all()
 
     def close(self, seconds: float) -> None:
-        """Sends what is there, for so long at the most; the rest is dropped."""
+        """Sends the queued spans, for at most `seconds`; drops the rest."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(seconds)
-        self._exporter.shutdown()  # ends a try that is under way
+        self._exporter.shutdown()  # aborts a running export
         with self._changed:
             self._drop(len(self._spans), "shutdown")
             self._spans.clear()
@@ -74,7 +74,7 @@ class SpanQueue(SpanProcessor):
             self._note(len(batch), arrived)
 
     def _next(self) -> list[ReadableSpan]:
-        """Waits for the next batch; an empty one is the end."""
+        """Waits for the next batch; returns an empty one at the end."""
         with self._changed:
             while not self._spans:
                 if self._closed:
@@ -83,7 +83,7 @@ class SpanQueue(SpanProcessor):
             return [self._spans.popleft() for _ in range(min(BATCH_SPANS, len(self._spans)))]
 
     def _note(self, count: int, arrived: bool) -> None:
-        """Counts a batch, and says once that the collector is away, and that it is back."""
+        """Counts a batch; logs once that the collector is away, and once that it is back."""
         if arrived:
             metrics.SPANS_SENT.inc(count)
         else:

@@ -1,7 +1,7 @@
-"""What a request's time was spent on, as spans of a trace. Here is what all services say of it; `otlp.py` makes spans.
+"""Tracing of requests: the spans of all services. `otlp.py` implements them.
 
-Nothing of OpenTelemetry is imported here. Where no traces are wanted `tracer` is None, and that is all that is looked
-at. Times are seconds on the monotonic clock, which all processes of a machine share.
+This module imports nothing of OpenTelemetry. Without traces `tracer` is None, and checking that is the only cost.
+Times are seconds on the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.telemetry import logs
 Value = str | int | float | bool
 Attributes = Mapping[str, Value]
 SERVER_FAULT = 500
-# Of OpenTelemetry's conventions for generative AI; what these have no name for begins with `allm.`.
+# Names of OpenTelemetry's conventions for generative AI; other names begin with `allm.`.
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
@@ -33,44 +33,44 @@ STUB_MODULE = "_pb2_grpc"
 
 
 class Span(Protocol):
-    """A span that runs."""
+    """A running span."""
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits."""
+        """The trace id, in 32 hexadecimal digits."""
 
     @property
     def header(self) -> str:
-        """Its `traceparent`, for whom is asked on its behalf."""
+        """Its `traceparent` header, for calls on its behalf."""
 
     def set(self, attributes: Attributes) -> None:
-        """Adds attributes."""
+        """Sets attributes."""
 
     def child(self, name: str, started: float, cause: Span | None = None) -> Span:
-        """Begins a span below this one. `cause`: a span of another trace that it waits for."""
+        """Starts a child span. `cause`: a span of another trace that it waits for."""
 
     def end(self, ended: float, problem: str = "", fault: bool = False) -> None:
-        """Ends it, once. `problem`: the code of what went wrong; `fault`: whether that was ours."""
+        """Ends the span; call it once. `problem`: the error code; `fault`: whether the error is allm's fault."""
 
 
 class Tracer(Protocol):
-    """Begins traces."""
+    """A factory of traces."""
 
     def root(self, name: str, started: float) -> Span:
-        """A span of a new trace."""
+        """Starts the span of a new trace."""
 
     def server(self, name: str, started: float, metadata: Mapping[str, str | bytes]) -> Span:
-        """The span of an RPC, below the one that its metadata name."""
+        """Starts the span of an RPC, as a child of the span in its metadata."""
 
 
 @dataclass(slots=True)
 class Usage:
-    """What the requests of an RPC have taken, in OpenTelemetry's words."""
+    """The usage of an RPC's requests, under OpenTelemetry's names."""
 
     totals: dict[str, float] = field(default_factory=dict)
 
     def add(self, counts: Mapping[str, float]) -> None:
-        """Several answers to one prompt read it once: input counts once, everything else each time."""
+        """Adds counts. Input tokens count once, because several answers to one prompt share it."""
         for name, count in counts.items():
             before = self.totals.get(name, 0)
             self.totals[name] = max(before, count) if "input_tokens" in name else before + count
@@ -78,23 +78,23 @@ class Usage:
 
 @dataclass(slots=True)
 class Trace:
-    """The part of a trace that an RPC is here."""
+    """An RPC's part of a trace."""
 
     span: Span
     usage: Usage = field(default_factory=Usage)
 
 
-tracer: Tracer | None = None  # set once, when the process starts; None: no traces
+tracer: Tracer | None = None  # set once at the start of the process; None: no traces
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
 def start(settings: TraceSettings, service: str, replica: str) -> Callable[[float], None]:
-    """Begins to make traces, if they are wanted; returns what ends that, which may take so many seconds.
+    """Starts tracing if it is enabled; returns a function that stops it within the given number of seconds.
 
-    `service`: such as allm-text; `replica`: this process among all of them.
+    `service`: such as allm-text; `replica`: this process's unique name.
 
     Raises:
-        SettingError: they are wanted, but the extra is not installed, or a file cannot be used.
+        SettingError: tracing is enabled, but the extra is not installed, or a file cannot be used.
     """
     global tracer  # noqa: PLW0603 (one for the process, so that looking whether there is any costs nothing)
     if not settings.wanted:
@@ -115,12 +115,12 @@ def start(settings: TraceSettings, service: str, replica: str) -> Callable[[floa
 
 
 def current() -> Trace | None:
-    """The trace of the RPC that this is done for, if there is one."""
+    """Returns the trace of the current RPC, if any."""
     return _CURRENT.get() if tracer else None
 
 
 def outgoing() -> tuple[tuple[str, str], ...]:
-    """Metadata for a service that is asked on behalf of the current RPC: it goes on with trace and request id."""
+    """Returns metadata for calls on behalf of the current RPC: they continue its trace and request id."""
     trace = current()
     return (("traceparent", trace.span.header), ("x-request-id", logs.request_id.get())) if trace else ()
 
@@ -128,9 +128,9 @@ def outgoing() -> tuple[tuple[str, str], ...]:
 def begin(
     servicer: object, method: str, started: float, metadata: Mapping[str, str | bytes], operation: str
 ) -> Trace | None:
-    """Begins the span of an RPC, from here on the current one; None where no traces are wanted.
+    """Starts the span of an RPC and makes it the current one; returns None without tracing.
 
-    `operation`: what it infers, in the words of OpenTelemetry's conventions; empty for what does not infer.
+    `operation`: the kind of inference, in the words of OpenTelemetry's conventions; empty: no inference.
     """
     if tracer is None:
         return None
@@ -146,7 +146,7 @@ def begin(
 
 
 def finish(trace: Trace, attributes: Attributes, model: str, error: AllmError | None) -> None:
-    """Ends the span of an RPC. Of an error its code is told, never its message, which may quote the request."""
+    """Ends an RPC's span. Records an error's code, never its message, which may quote the request."""
     status = error.grpc_status.name if error else "OK"
     trace.span.set({**attributes, "rpc.response.status_code": status, **trace.usage.totals})
     if model:
@@ -157,9 +157,9 @@ def finish(trace: Trace, attributes: Attributes, model: str, error: AllmError | 
 def tell_phases(
     phases: Sequence[tuple[str, float]], ended: float | None, counts: Mapping[str, float], problem: str
 ) -> None:
-    """Makes a span of each phase of a request: it lasts until the next one begins, the last one until `ended`, or now.
+    """Records a span for each phase of a request, until the start of the next one; the last until `ended`, or now.
 
-    `problem`, the code of what went wrong, and `counts` are the last one's.
+    The last span gets `counts` and `problem`, the error code.
     """
     trace = current()
     if trace is None:
@@ -175,7 +175,7 @@ def tell_phases(
 
 
 def open_span(name: str, attributes: Attributes) -> Span | None:
-    """Begins a span that others end: below the current one, or of a trace of its own. None: there are no traces."""
+    """Starts a span that the caller ends: a child of the current one, or a new trace. Returns None without tracing."""
     if tracer is None:
         return None
     trace, now = current(), time.monotonic()
@@ -186,13 +186,13 @@ def open_span(name: str, attributes: Attributes) -> Span | None:
 
 @contextmanager
 def part(name: str, cause: Span | None = None) -> Iterator[None]:
-    """A span as long as the block, below the current one if there is one. `cause`: what it waits for."""
+    """Records the block as a child of the current span, if any. `cause`: a span that the block waits for."""
     trace = current()
     if trace is None:
         yield
         return
     span = trace.span.child(name, time.monotonic(), cause)
-    problem = "CANCELLED"  # what ends the block is no Exception then
+    problem = "CANCELLED"  # for a BaseException that is no Exception
     try:
         yield
         problem = ""
@@ -208,7 +208,7 @@ def part(name: str, cause: Span | None = None) -> Iterator[None]:
 
 @functools.cache
 def full_name(servicer: type, method: str) -> str:
-    """`allm.text.v1.ChatService/CreateChatCompletion`, by the class that was generated for the service."""
+    """Returns `allm.text.v1.ChatService/CreateChatCompletion`, by the service's generated class."""
     for base in servicer.__mro__:
         if base.__module__.endswith(STUB_MODULE) and method in vars(base):
             package = base.__module__.rpartition(".")[0]

@@ -47,7 +47,7 @@ STORE_NAME = "responses.db"
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
-    """Puts the service together: registry, manager and provision, core, and the two wire formats on top."""
+    """Builds the service: registry, manager, provision and cores, with the APIs in both wire formats."""
     device = resolve_device(settings.text.device)
     runtimes = await asyncio.to_thread(text_runtimes, settings.text.vllm_python, device)
     registry = EngineRegistry(device, forced=settings.text.device != "auto", runtimes=runtimes)
@@ -88,7 +88,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
         embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
         response_service_pb2.DESCRIPTOR.services_by_name["ResponseService"].full_name,
     ]
-    # The gateway asks this service for reflection, and has the others behind the same port.
+    # The gateway sends reflection requests to this service, and serves the others on the same port.
     others = [
         model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
         machine_service_pb2.DESCRIPTOR.services_by_name["MachineService"].full_name,
@@ -99,7 +99,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
 
 
 async def _store(settings: Settings) -> ResponseStore | None:
-    """Where responses are kept; None: nowhere. Raises DatabaseUnusable, and SettingError for a wrong ALLM_REDIS_URL."""
+    """Opens the response store; None if it is off. Raises DatabaseUnusable, or SettingError for ALLM_REDIS_URL."""
     kept = settings.store
     if not kept.enabled:
         return None

@@ -1,4 +1,4 @@
-"""Chat: a conversation in, the assistant's next message out. The core that both wire formats call."""
+"""The chat core, which both wire formats call: generates the assistant's next message of a conversation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.text.parsers.dialect import HARMONY, PLAIN, ToolShape
 from services.text.running_answer import Choice
 from services.text.tool_prompt import with_tools
 
-# The prompt ends inside a thought that the template has opened.
+# The prompt ends within a reasoning block that the template has opened.
 _OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 
 
@@ -30,19 +30,19 @@ class Chat:
         self._models = models
 
     async def model_id(self, name: str) -> str:
-        """The id behind an id or alias. Raises ModelNotFound."""
+        """Resolves an id or alias to the model id. Raises ModelNotFound."""
         return (await self._models.find(name)).id
 
     def check_allowed(self, name: str) -> None:
-        """Raises ModelNotAllowed for a model, registered or not, that the caller may not use."""
+        """Raises ModelNotAllowed for a model that the caller may not use, registered or not."""
         self._models.check_allowed(name)
 
     async def servable_id(self, name: str) -> str:
-        """As `model_id`, but raises what `complete` would where the model cannot be served here. Loads nothing."""
+        """As `model_id`, but raises the error of `complete` if the model cannot be served here. Loads nothing."""
         return await self._models.servable_id(name)
 
     async def count(self, request: ChatRequest, client: str) -> int:
-        """How many tokens the model would be given. Raises what `complete` raises."""
+        """Counts the tokens of the prompt. Raises as `complete`."""
         stored = await self._models.find(request.model)
         async with self._models.loaded(stored) as model:
             sampling = dataclasses.replace(request.sampling, max_tokens=1)
@@ -51,12 +51,12 @@ class Chat:
 
     @asynccontextmanager
     async def complete(self, request: ChatRequest, client: str) -> AsyncIterator[Completion]:
-        """Runs a completion as long as the block runs; leaving it early stops the model.
+        """Runs a completion while the block runs; leaving it early stops the model.
 
         Raises:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
-            InvalidRequest: the conversation does not fit the model, or a schema cannot be honoured.
-            Overloaded: the queue is full, or the caller's key has used up its tokens of the minute.
+            InvalidRequest: the conversation does not fit the model, or a schema is not supported.
+            Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
         caller = current_caller()
         stored = await self._models.find(request.model)
@@ -88,7 +88,7 @@ async def _prompt(model: LoadedTextModel, request: ChatRequest) -> str:
     tools = request.callable_tools
     if tools and model.dialect.name == PLAIN.name:
         raise Unsupported(f"{request.model} cannot be told of tools: its chat template leaves no room.", param="tools")
-    # A history with calls needs its tools explained, too, in a model whose template knows none.
+    # If the template does not support tools, the prompt must describe them for a history with calls, too.
     spelled_out = not model.dialect.native and (
         tools or any(message.tool_calls or message.role == "tool" for message in request.messages)
     )

@@ -1,4 +1,4 @@
-"""One running completion: one or more answers to the same conversation, told as they come."""
+"""A running completion: one or more answers to the same request, streamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.text.running_answer import Choice, ChoiceEvent
 
 
 class Completion:
-    """All choices of a request, as many for each of its prompts. `choices[i].said` grows as `ready` is awaited."""
+    """All choices of a request, the same number for each of its prompts. Awaiting `ready` extends `choices[i].said`."""
 
     def __init__(self, model_id: str, choices: Sequence[Choice], prefix: str = "chatcmpl", prompts: int = 1) -> None:
         self.id = f"{prefix}-{secrets.token_hex(16)}"
@@ -25,12 +25,12 @@ class Completion:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice is complete."""
+        """True if every choice is complete."""
         return all(choice.said.finish for choice in self.choices)
 
     @property
     def usage(self) -> Usage:
-        """What the request took: each of its prompts counts once, what was generated for each choice."""
+        """The token usage of the request. Each prompt counts once, and the tokens of every choice count."""
         usages = [choice.usage for choice in self.choices]
         return Usage(
             prompt_tokens=sum(max(choice.usage.prompt_tokens for choice in each) for each in self._prompts),
@@ -41,12 +41,12 @@ class Completion:
 
     @property
     def computed(self) -> int:
-        """Tokens that were computed for the request so far; each of its prompts counts once."""
+        """The number of tokens computed for the request so far. Each prompt counts once."""
         prompt_tokens = sum(max(choice.computed[0] for choice in each) for each in self._prompts)
         return prompt_tokens + sum(choice.computed[1] for choice in self.choices)
 
     async def ready(self) -> list[tuple[int, ChoiceEvent]]:
-        """What has come since, with the index of its choice; raises what ended the request. Empty only at the end."""
+        """Waits for events and returns them with their choice index; empty only at the end. Raises a choice's error."""
         events: list[tuple[int, ChoiceEvent]] = []
         while not events and not self.finished:
             events = await self._next()
@@ -58,13 +58,13 @@ class Completion:
             await self.ready()
 
     async def close(self) -> None:
-        """Stops waiting for what may still come."""
+        """Cancels pending reads."""
         for task in self._pending:
             task.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)
 
     async def _next(self) -> list[tuple[int, ChoiceEvent]]:
-        if len(self.choices) == 1:  # by far the most; no tasks for them
+        if len(self.choices) == 1:  # the most frequent case, so it creates no tasks
             return [(0, event) for event in await self.choices[0].ready()]
         waited_for = set(self._pending.values())
         for index, choice in enumerate(self.choices):

@@ -1,4 +1,4 @@
-"""The older interface: a text, or its tokens, goes on. No conversation, no template, no markup."""
+"""The core of the legacy completions: continues a text or tokens, without conversation, template or markup."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """Texts to go on with: `choices` continuations for each of the prompts, in the order of the prompts."""
+    """Prompts to continue, with `choices` continuations for each, in the order of the prompts."""
 
     model: str  # id or alias
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
     choices: int = 1
-    logprobs: int | None = None  # None: off; else how many of the likeliest tokens to tell beside each
+    logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
 
 
 class _AsItIs:
-    """Reads an answer that has no markup."""
+    """A parser for answers without markup."""
 
     def push(self, text: str) -> list[Event]:
         return [Content(text)]
@@ -45,17 +45,17 @@ class Completions:
         self._models = models
 
     async def model_id(self, name: str) -> str:
-        """The id behind an id or alias. Raises ModelNotFound."""
+        """Resolves an id or alias to the model id. Raises ModelNotFound."""
         return (await self._models.find(name)).id
 
     @asynccontextmanager
     async def complete(self, request: CompletionRequest, client: str) -> AsyncIterator[Completion]:
-        """Runs a completion as long as the block runs; leaving it early stops the model.
+        """Runs a completion while the block runs; leaving it early stops the model.
 
         Raises:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served.
             ContextLengthExceeded: a prompt is too long; `param` is `prompt`.
-            Overloaded: the queue is full, or the caller's key has used up its tokens of the minute.
+            Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
         caller = current_caller()
         stored = await self._models.find(request.model)

@@ -1,6 +1,6 @@
-"""What config.json tells of the memory that a safetensors model takes beside its weights.
+"""Sizes from config.json that determine the memory of a safetensors model in addition to its weights.
 
-Keys are those of transformers' configurations (`PreTrainedConfig`), under the names of the families that run here.
+The keys are those of transformers' configurations (`PreTrainedConfig`), as the supported families name them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from services.models.formats.document import known_object
 from services.residency.memory.memory_estimate import NUMBER_BYTES
 
 _FLOAT = 4
-_ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})  # layers of hybrids, by their kinds
+_ATTENDING = frozenset({"attention", "full_attention", "sliding_attention"})  # layer types of hybrid models
 _RECURRENT = frozenset({"mamba", "linear_attention"})
 
 
 class ConfigShape:
-    """Sizes of a model's layers. What a configuration does not say counts as none."""
+    """Sizes of a model's layers. A missing value counts as zero."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises OSError and ModelInvalid for a file that cannot be read."""
+        """Raises OSError or ModelInvalid for an unreadable file."""
         document = known_object(folder / "config.json")
         inner = document.get("text_config")
         self._config: Mapping[str, Any] = inner if isinstance(inner, dict) else document
         stored = self._config.get("dtype") or self._config.get("torch_dtype") or document.get("dtype")
-        self.stored = NUMBER_BYTES.get(str(stored).removeprefix("torch."), _FLOAT)  # bytes of a number in its files
+        self.stored = NUMBER_BYTES.get(str(stored).removeprefix("torch."), _FLOAT)  # bytes per number in its files
         self.layers = self._number("num_hidden_layers", "n_layers", "n_layer")
         self.width = self._number("hidden_size", "dim", "n_embd")
         self.inner = self._number("intermediate_size", "hidden_dim", "n_inner") or 4 * self.width
@@ -35,19 +35,19 @@ class ConfigShape:
 
     @property
     def embedding(self) -> int:
-        """Numbers of the embedding of all tokens."""
+        """The number of parameters of the token embedding."""
         return self.vocabulary * self.width
 
     @property
     def cell_numbers(self) -> int:
-        """Numbers that one token's keys and values are, in all layers that attend."""
+        """The numbers in one KV cell: a token's keys and values in all attention layers."""
         heads = self._number("num_attention_heads", "n_heads", "n_head")
         head = self._number("head_dim") or (self.width // heads if heads else 0)
         return 2 * (self._number("num_key_value_heads") or heads) * head * self._attending
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of what recurrent layers (Mamba 2) remember of one sequence."""
+        """Bytes of the recurrent state (Mamba 2) of one sequence."""
         if not (heads := self._number("mamba_num_heads")):
             return 0
         inner, size = heads * self._number("mamba_head_dim"), self._number("ssm_state_size")
@@ -59,7 +59,7 @@ class ConfigShape:
         return self._count(_ATTENDING, "*") if self._number("mamba_num_heads") else self.layers
 
     def _count(self, words: Set[str], sign: str) -> int:
-        """Layers of a hybrid model that are of one kind: in a list of words, or a pattern of signs."""
+        """Counts a hybrid model's layers of one type, given as a list of words or a pattern of signs."""
         listed = self._config.get("layers_block_type") or self._config.get("layer_types")
         if isinstance(listed, list):
             return sum(kind in words for kind in listed if isinstance(kind, str))

@@ -1,4 +1,4 @@
-"""What a chat is about, in allm's own words: no JSON of the wire, no protobuf, no tokens."""
+"""The chat types of the core, independent of wire formats and tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ReasoningEffort = Literal["", "none", "minimal", "low", "medium", "high", "xhigh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call of a tool by the assistant."""
+    """A tool call by the assistant."""
 
     id: str
     name: str
@@ -28,7 +28,7 @@ class Message:
     role: Role
     content: str
     name: str = ""
-    reasoning: str = ""  # what an assistant thought before it spoke
+    reasoning: str = ""  # an assistant's reasoning before its text
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
 
@@ -39,24 +39,24 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] | None = None  # JSON Schema of its arguments; None: it takes none
-    strict: bool = False  # whether its arguments must follow the schema even where the model is free not to call
+    parameters: dict[str, Any] | None = None  # JSON Schema of the arguments; None: no arguments
+    strict: bool = False  # the arguments must follow the schema even if the model is free not to call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """What the model may or must do with the tools."""
+    """Which tools the model may or must call."""
 
     mode: Literal["auto", "none", "required"] = "auto"
-    names: frozenset[str] = frozenset()  # only these may be called; empty: all
+    names: frozenset[str] = frozenset()  # the allowed tools; empty: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFormat:
-    """The shape that the answer's text must have."""
+    """The required format of the answer's text."""
 
     kind: Literal["text", "json_object", "json_schema"] = "text"
-    schema: dict[str, Any] | None = None  # of json_schema
+    schema: dict[str, Any] | None = None  # for json_schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,9 @@ class ChatRequest:
     parallel_tool_calls: bool = True
     output: OutputFormat = OutputFormat()
     choices: int = 1  # answers to the same conversation
-    logprobs: int | None = None  # None: off; else how many of the likeliest tokens to tell beside each
-    reasoning_effort: ReasoningEffort = ""  # empty: the model's own default
-    cache_key: str = ""  # what the caller calls the session, so that its prefix stays in the cache; empty: nothing
+    logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
+    reasoning_effort: ReasoningEffort = ""  # empty: the model's default
+    cache_key: str = ""  # the caller's name for the session, so that its prefix stays in the cache; empty: none
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
@@ -86,9 +86,9 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request took, in tokens."""
+    """The token usage of a request."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    reasoning_tokens: int = 0  # of the completion
+    reasoning_tokens: int = 0  # included in completion_tokens

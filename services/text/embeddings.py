@@ -1,4 +1,4 @@
-"""Embeddings: texts in, vectors out. The core that both wire formats call."""
+"""The embeddings core, which both wire formats call: computes vectors of texts."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ MAX_INPUTS = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
-    """What is to be embedded."""
+    """A request to embed one or more inputs."""
 
     model: str  # id or alias
-    inputs: tuple[Input, ...]  # texts, or tokens of the model's own, special ones included
-    dimensions: int | None = None  # numbers of a vector, from its beginning; None: all
-    param: str = "input[]"  # what the caller calls an input, with `[]` for its index
+    inputs: tuple[Input, ...]  # texts, or token ids of the model, special tokens included
+    dimensions: int | None = None  # length of the vectors, which are truncated to it; None: full length
+    param: str = "input[]"  # the name of an input in errors, with `[]` for its index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """The vectors of a request, in the order of its inputs; each is float32 in little-endian order."""
+    """The vectors of a request, in the order of its inputs; each is little-endian float32."""
 
     model_id: str
     vectors: list[bytes]
-    tokens: int  # of all inputs, special ones included
+    tokens: int  # of all inputs, special tokens included
 
 
 class Embeddings:
@@ -39,16 +39,16 @@ class Embeddings:
         self._models = models
 
     async def model_id(self, name: str) -> str:
-        """The id behind an id or alias. Raises ModelNotFound."""
+        """Resolves an id or alias to the model id. Raises ModelNotFound."""
         return (await self._models.find(name)).id
 
     async def embed(self, request: EmbeddingRequest, client: str) -> Embedding:
-        """All vectors of a request; giving up stops the model.
+        """Computes all vectors of a request; cancelling the call stops the model.
 
         Raises:
             ModelNotFound, ModelInvalid, ModelNotReady, Unsupported: the model cannot be served, or does not embed.
             InvalidRequest: an input does not fit the model, or vectors are shorter than `dimensions`.
-            Overloaded: the queue is full, or the caller's key has used up its tokens of the minute.
+            Overloaded: the queue is full, or the caller's key has exhausted its tokens per minute.
         """
         stored = await self._models.find(request.model)
         await current_caller().admit()
@@ -58,12 +58,12 @@ class Embeddings:
 
 
 def numbers(vector: bytes) -> list[float]:
-    """A vector that is float32 in little-endian order, as every machine that runs models has it."""
+    """Decodes a little-endian float32 vector; every platform that runs models is little-endian."""
     return array("f", vector).tolist()
 
 
 def check(request: EmbeddingRequest) -> None:
-    """Raises InvalidRequest for the first thing that no model could do."""
+    """Raises InvalidRequest for the first value that is invalid for every model."""
     inputs = request.param.removesuffix("[]")
     if not request.model:
         raise InvalidRequest("Missing required parameter: 'model'.", param="model")

@@ -1,4 +1,4 @@
-"""What a GGUF header tells of the memory that a model takes beside its weights.
+"""Sizes from a GGUF header that determine the memory of a model in addition to its weights.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (`[llm].attention.*`, `[llm].ssm.*`).
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from services.models.formats.gguf_header import GgufHeader
 
-HALF = 2  # bytes of a number in llama.cpp's cache
+HALF = 2  # bytes per number in llama.cpp's KV cache
 FLOAT = 4
 
 
 class GgufShape:
-    """Sizes of a model's layers. What a header does not say counts as none."""
+    """Sizes of a model's layers. A missing value counts as zero."""
 
     def __init__(self, header: GgufHeader) -> None:
         self._header = header
@@ -24,7 +24,7 @@ class GgufShape:
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of one token's keys and values in all layers that have some."""
+        """Bytes of one KV cell: a token's keys and values in all attention layers."""
         heads = self._number("attention.head_count")
         head = self.width // heads if heads else 0
         one = (self._number("attention.key_length") or head) + (self._number("attention.value_length") or head)
@@ -34,7 +34,7 @@ class GgufShape:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of what recurrent layers remember of one sequence."""
+        """Bytes of the recurrent state of one sequence."""
         inner, state = self._number("ssm.inner_size"), self._number("ssm.state_size")
         inputs = (self._number("ssm.conv_kernel") - 1) * (inner + 2 * self._number("ssm.group_count") * state)
         kv = self._header.lists.get(self._name("attention.head_count_kv"), ())

@@ -1,7 +1,7 @@
-"""What constrains an answer: a grammar made from the request's schemas, which the worker applies to sampling itself.
+"""Builds the grammar that constrains an answer from the request's schemas; the worker applies it during sampling.
 
-Grammars are llguidance's: Lark with JSON Schema inside. Schemas are compiled here once before the request is queued, so
-that what cannot be honoured is refused by its keyword, and the worker is only ever given what compiles.
+Grammars use llguidance's Lark dialect with embedded JSON Schema. Schemas are compiled here once before the request is
+queued: errors name the unsupported keyword, and the worker receives only grammars that compile.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from services.text.conversation import ChatRequest, Tool
 from services.text.parsers.dialect import HARMONY, Dialect, ToolShape
 from services.text.schema import fit, lenient
 
-# Harmony says what is thought, and what is the answer, by channels.
+# Harmony uses channels to separate reasoning from the answer.
 _FINAL_CHANNEL = (
     r'(<|channel|> "analysis" <|message|> /(.|\n)*/ <|end|> <|start|> "assistant")? <|channel|> "final" <|message|>'
 )
-# Room to lay JSON out, but not to go on laying it out for ever.
+# Allows indented JSON, but bounds white space, so that the model cannot write it endlessly.
 _SPACES = {"whitespace_pattern": r"\n?[ ]{0,16}"}
-# A whole thought in front of the answer, where the prompt has already opened it.
+# A complete reasoning block before the answer, if the prompt has already opened it.
 _THOUGHT = r"thought[lazy]: /(.|\n)*<\/think>\s*/"
 
 
 def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) -> str:
-    """The grammar of a request's answer; empty when it is free.
+    """Returns the grammar of a request's answer; empty if it is unconstrained.
 
     Raises:
-        InvalidRequest: a schema is not valid, or uses what is not supported; the message names the keyword.
+        InvalidRequest: a schema is invalid or uses an unsupported keyword; the message names the keyword.
     """
     tools = request.callable_tools
     required = bool(tools) and request.tool_choice.mode == "required"
@@ -52,7 +52,7 @@ def grammar_of(request: ChatRequest, dialect: Dialect, *, reasoning_open: bool) 
 
 
 def _answer(request: ChatRequest, dialect: Dialect) -> str:
-    """The rule for the answer's text; empty when it is free."""
+    """Returns the rule for the answer's text; empty if it is unconstrained."""
     output = request.output
     if output.kind == "text":
         return ""
@@ -61,13 +61,13 @@ def _answer(request: ChatRequest, dialect: Dialect) -> str:
 
 
 def _calls(request: ChatRequest, dialect: Dialect, tools: Sequence[Tool], *, required: bool) -> str:
-    """The dialect's rules for calls; empty when calls are free, or there are none."""
+    """Returns the dialect's rules for calls; empty if calls are unconstrained, or if there are no tools."""
     if not tools or not (required or request.output.kind != "text" or any(tool.strict for tool in tools)):
         return ""
     shapes = [ToolShape(tool.name, _usable(tool)) for tool in tools]
-    # Beside a constrained answer a call must be a whole one; else text may stand around it.
+    # With a constrained answer, the output is either that answer or only calls; otherwise text may surround calls.
     whole = required or request.output.kind != "text"
-    # Who names one tool wants one call of it.
+    # A tool choice with one name asks for exactly one call.
     parallel = request.parallel_tool_calls and not (required and len(request.tool_choice.names) == 1)
     return dialect.call_grammar(shapes, required=whole, parallel=parallel)
 
@@ -77,7 +77,7 @@ def _renamed(grammar: str) -> str:
 
 
 def _usable(tool: Tool) -> dict[str, Any] | None:
-    """The schema of a tool's arguments; what nobody promised to follow is followed as far as it can be."""
+    """Returns the schema of a tool's arguments. That of a non-strict tool is followed as far as possible."""
     if tool.parameters is None:
         return None
     return fit(tool.parameters) if tool.strict else lenient(tool.parameters)

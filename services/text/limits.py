@@ -1,4 +1,4 @@
-"""What a request may ask for: one set of bounds for both wire formats, with messages that name the parameter."""
+"""Bounds of request parameters, shared by both wire formats. Errors name the parameter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_CACHE_KEY = 512  # characters
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
-# parameter -> (lowest, highest); what is only a bound from above or below leaves the other open
+# parameter -> (lowest, highest)
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
@@ -37,9 +37,9 @@ _ABOVE_ZERO = ("top_p", "repeat_penalty")
 
 
 def check(request: ChatRequest, called: Mapping[str, str] | None = None) -> None:
-    """Raises InvalidRequest for the first thing that is out of bounds.
+    """Raises InvalidRequest for the first value that is out of bounds.
 
-    `called`: what the caller calls a parameter of sampling, where that is not its name here.
+    `called`: the caller's names of sampling parameters, where they differ from the names here.
     """
     if not request.model:
         raise InvalidRequest("Missing required parameter: 'model'.", param="model")
@@ -80,7 +80,7 @@ def _check_tools(tools: tuple[Tool, ...]) -> None:
 
 
 def check_sampling(params: SamplingParams, called: Mapping[str, str] | None = None) -> None:
-    """The part of `check` that is about sampling."""
+    """Checks the sampling parameters. Raises as `check`."""
     called = called or {}
     for name, (low, high) in _RANGES.items():
         value = getattr(params, name)

@@ -1,4 +1,4 @@
-"""A loaded text model, seen from the service: requests in, pieces of answers out."""
+"""The service's side of a loaded text model: sends requests to the worker and receives pieces of answers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from services.text.rendering.template_process import TemplateProcess
 from services.text.resident import PendingText, TextModelInWorker
 from services.worker.process import WorkerProcess
 
-# Of an answer that nobody reads; then the worker is told to hold it. Some thousand tokens, or a hundred with logprobs.
+# The limit of unread output per answer, above which the worker holds the request: a few thousand tokens, or about a
+# hundred with logprobs.
 UNREAD_BYTES = 256 * 1024
-_PIECE_BYTES = 64  # what a piece takes beside its text
+_PIECE_BYTES = 64  # overhead of a piece in addition to its text
 
 
 class Answer(PendingText):
-    """The pieces of one request, in order. Pieces that come while nobody waits are handed over together."""
+    """The pieces of one request, in order. Pieces that arrive while no reader waits are returned together."""
 
     def __init__(self, hold: Callable[[bool], None] = lambda _: None) -> None:
-        """`hold` tells the worker that nobody reads, and that somebody does again."""
+        """`hold` pauses the request in the worker (True) while no one reads its pieces, and resumes it (False)."""
         super().__init__()
         self._pieces: list[Piece] = []
         self._hold = hold
         self._unread = 0  # bytes
         self._held = False
         self._first: Piece | None = None
-        self._begun_at = 0.0  # when that came, on the monotonic clock
+        self._begun_at = 0.0  # arrival of the first piece, on the monotonic clock
         self.tokens = 0  # generated so far
 
     async def ready(self) -> list[Piece]:
-        """Waits for the next pieces; at least one. Raises the error that ended the request."""
+        """Waits for at least one piece and returns all new ones. Raises the error that ended the request."""
         while not self._pieces:
             await self._wait()
         pieces, self._pieces = self._pieces, []
@@ -49,23 +50,23 @@ class Answer(PendingText):
 
     @property
     def first_token_seconds(self) -> float | None:
-        """How long its first token took, once it is there."""
+        """The time to the first token; None until then."""
         return self._begun_at - self.started if self._first else None
 
     @property
     def token_seconds(self) -> float | None:
-        """How long each token after the first took, once there are two; as the mean."""
+        """The mean time per token after the first; None with fewer than two tokens."""
         more = self.tokens - self._first.completion_tokens if self._first else 0
         return (time.monotonic() - self._begun_at) / more if more else None
 
     @property
     def counts(self) -> Mapping[str, float]:
-        """Tokens of prompt and answer."""
+        """Token counts of the prompt and the answer."""
         cached = self._first.cached_tokens if self._first else 0
         return {INPUT_TOKENS: self.prompt_tokens, OUTPUT_TOKENS: self.tokens, CACHED_TOKENS: cached}
 
     def push(self, piece: Piece) -> None:
-        """Takes a piece from the worker."""
+        """Adds a piece from the worker."""
         self._pieces.append(piece)
         self.tokens = piece.completion_tokens
         if self._first is None:
@@ -80,7 +81,7 @@ class Answer(PendingText):
 
 
 class LoadedTextModel(TextModelInWorker[Answer]):
-    """A model that writes, in a worker process of its own."""
+    """A generative text model in its worker process."""
 
     def __init__(
         self,
@@ -91,16 +92,16 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         settings: TextSettings,
         template: TemplateProcess,
     ) -> None:
-        """Takes over a worker that said Ready, and the process that will have its chat template once `open` is done."""
+        """Takes over a ready worker, and the renderer process, which gets the chat template in `open`."""
         self.ready = ready
         self.dialect = choose(ready.chat_template, architecture)
         self.template = template
         super().__init__(model_id, worker, ready.max_sequences, settings)
         self._part.set(metrics.CELLS, ready.kv_tokens)
-        self._generated = metrics.GENERATED_TOKENS.labels(model_id)  # looked up once: it grows with every token
+        self._generated = metrics.GENERATED_TOKENS.labels(model_id)  # looked up once, because every token increments it
 
     async def open(self) -> None:
-        """Compiles the chat template. Raises ModelInvalid where it does not compile; the model is closed then."""
+        """Compiles the chat template. Raises ModelInvalid if it does not compile, after closing the model."""
         ready = self.ready
         try:
             await self.template.prepare(ready.chat_template, bos=ready.bos, eos=ready.eos, add_bos=ready.add_bos)
@@ -109,7 +110,7 @@ class LoadedTextModel(TextModelInWorker[Answer]):
             raise
 
     async def close(self) -> None:
-        """Ends the worker, and the process with the template; requests that still run end with INTERNAL."""
+        """Stops the worker and the renderer process; running requests end with INTERNAL."""
         await super().close()
         await self.template.close()
 
@@ -123,10 +124,10 @@ class LoadedTextModel(TextModelInWorker[Answer]):
         logprobs: int | None = None,
         cache_key: str = "",
     ) -> AsyncIterator[Answer]:
-        """Runs a request as long as the block runs; leaving it early cancels the request.
+        """Runs a request while the block runs; leaving it early cancels the request.
 
-        `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` asks for those of every token and
-        so many of the likeliest; `cache_key` names the client's session whose prefix is kept for its next request.
+        `prompt` is text, or its tokens; `grammar` constrains the answer; `logprobs` requests the log probability of
+        each token and of that many top alternatives; `cache_key` names the client's session, whose prefix is cached.
 
         Raises:
             Overloaded: the queue is full.
@@ -165,13 +166,13 @@ class LoadedTextModel(TextModelInWorker[Answer]):
     def _hand_over(self, piece: Piece) -> None:
         answer = self._requests.get(piece.request)
         if answer is None:
-            return  # cancelled meanwhile
+            return  # cancelled in the meantime
         if piece.finish:
             del self._requests[piece.request]
         self._measure(answer, piece)
 
     def _measure(self, answer: Answer, piece: Piece) -> None:
-        """Hands a piece over, and counts what it brings."""
+        """Passes a piece to its answer and updates the metrics."""
         before, first = answer.tokens, answer.first_token_seconds is None
         answer.push(piece)
         self._generated.inc(piece.completion_tokens - before)
@@ -190,6 +191,6 @@ class LoadedTextModel(TextModelInWorker[Answer]):
 
 
 def _size(piece: Piece) -> int:
-    """About how many bytes a piece takes here."""
+    """Estimates the memory of a piece in bytes."""
     logprobs = sum(1 + len(each.top) for each in piece.logprobs or ())
     return (1 + logprobs) * _PIECE_BYTES + len(piece.text)

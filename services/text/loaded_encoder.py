@@ -1,4 +1,4 @@
-"""A loaded embedding model, seen from the service: inputs in, a vector for each of them out."""
+"""The service's side of a loaded embedding model: sends inputs to the worker and receives a vector for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.worker.process import WorkerProcess
 
 
 class EmbeddingAnswer(PendingText):
-    """The vectors of one request, each float32 in little-endian order."""
+    """The vectors of one request, each little-endian float32."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -25,23 +25,23 @@ class EmbeddingAnswer(PendingText):
         self._missing = inputs
 
     async def whole(self) -> list[bytes]:
-        """Waits for all vectors, in the order of the inputs. Raises the error that ended the request."""
+        """Waits for all vectors and returns them in input order. Raises the error that ended the request."""
         while self._missing:
             await self._wait()
         return self._vectors
 
     @property
     def counts(self) -> Mapping[str, float]:
-        """Tokens of the inputs."""
+        """Token counts of the inputs."""
         return {INPUT_TOKENS: self.prompt_tokens}
 
     @property
     def computed(self) -> int:
-        """Tokens of the inputs whose vectors are there; of all of them about as many each."""
+        """An estimate of the tokens computed so far, which assumes inputs of equal length."""
         return math.ceil(self.prompt_tokens * (1 - self._missing / len(self._vectors)))
 
     def push(self, embedded: Embedded) -> None:
-        """Takes a vector from the worker."""
+        """Adds a vector from the worker."""
         self._vectors[embedded.index] = embedded.vector
         self._missing -= 1
         if not self._missing:
@@ -50,22 +50,22 @@ class EmbeddingAnswer(PendingText):
 
 
 class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
-    """A model that embeds, in a worker process of its own."""
+    """An embedding model in its worker process."""
 
     def __init__(
         self, model_id: str, worker: WorkerProcess[FromWorker], ready: EncoderReady, settings: TextSettings
     ) -> None:
-        """Takes over a worker that said EncoderReady."""
+        """Takes over a worker that has sent EncoderReady."""
         self.ready = ready
         super().__init__(model_id, worker, settings.max_sequences, settings)
 
     async def embed(
         self, client: str, inputs: Sequence[str | list[int]], dimensions: int = 0, param: str = "input[]"
     ) -> tuple[list[bytes], int]:
-        """The vectors of some inputs, float32 in little-endian order, and how many tokens the inputs have.
+        """Returns the vectors of the inputs, each little-endian float32, and the token count of the inputs.
 
-        `dimensions`: so many numbers from the beginning of each vector; 0: all. `param`: what the caller calls an
-        input, with `[]` for its index. Giving up cancels the request.
+        `dimensions`: the length to which vectors are truncated; 0: full length. `param`: the name of an input in
+        errors, with `[]` for its index. Cancelling the call cancels the request.
 
         Raises:
             InvalidRequest: vectors are shorter than `dimensions`, or an input does not fit the model.
@@ -101,7 +101,7 @@ class LoadedEncoder(TextModelInWorker[EmbeddingAnswer]):
         for embedded in message.vectors:
             answer = self._requests.get(embedded.request)
             if answer is None:
-                continue  # cancelled meanwhile
+                continue  # cancelled in the meantime
             answer.push(embedded)
             if answer.finished:
                 del self._requests[embedded.request]

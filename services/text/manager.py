@@ -1,4 +1,4 @@
-"""TextManager: loads text models into worker processes, each with the runtime that the registry names."""
+"""TextManager: loads text models into worker processes, each with the runtime that the registry chooses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TextResident = LoadedTextModel | LoadedEncoder
 
 
 class TextManager(ModelManager[TextResident]):
-    """The text models of this process. `device` is where they run: cuda, mps or cpu."""
+    """The text models of this process. `device` is cuda, mps or cpu."""
 
     def __init__(self, settings: TextSettings, device: str) -> None:
         super().__init__(self._start)
@@ -60,7 +60,7 @@ class TextManager(ModelManager[TextResident]):
         )
         template = TemplateProcess(descriptor.id, self._settings.queue_limit) if capability == "chat" else None
         if template is not None:
-            template.start()  # while the worker loads
+            template.start()  # starts while the worker loads
         try:
             model = await start.run(adopt)
         except BaseException:
@@ -72,8 +72,9 @@ class TextManager(ModelManager[TextResident]):
         return model
 
     def options(self, descriptor: ModelDescriptor) -> EngineOptions:
-        """How a model is run here: what its worker is told, and what its memory is reckoned from. What was registered
-        with it comes before the settings.
+        """Returns the engine options of a model, for its worker and its memory estimate.
+
+        Options registered with the model take precedence over the settings.
         """
         settings, own = self._settings, descriptor.engine
         return EngineOptions(
@@ -103,20 +104,20 @@ class TextManager(ModelManager[TextResident]):
 
 
 def text_environ(threads: int, *, gpu: bool = False) -> Mapping[str, str]:
-    """What native libraries and transformers are told by their environment.
+    """Returns environment variables for native libraries and transformers.
 
-    Without a GPU, transformers must not read tensors ahead of converting them: else expanding 4 bits takes both forms'
-    memory at once. The ranks of a divided model talk over the loopback interface only.
+    Without a GPU, transformers must not read tensors ahead of their conversion: otherwise unpacking 4-bit weights needs
+    memory for both forms at the same time. The ranks of a parallel model communicate over the loopback interface only.
     """
     reading: Mapping[str, str] = {} if gpu else {"HF_DEACTIVATE_ASYNC_LOAD": "1"}
     return {**worker_environ(threads), **reading, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 class TextModels(RegisteredModels[TextResident]):
-    """The text models that are registered, and what is loaded of them."""
+    """The registered text models, with leases of loaded ones."""
 
     async def servable_id(self, name: str) -> str:
-        """The id of a model; raises what `loaded` would where it cannot be served here. Loads nothing."""
+        """Resolves a model's id. Raises the error of `loaded` if it cannot be served here. Loads nothing."""
         stored = await self.find(name)
         require(stored, "chat")
         self._store.serveable(stored)
@@ -124,7 +125,7 @@ class TextModels(RegisteredModels[TextResident]):
 
     @asynccontextmanager
     async def loaded(self, stored: StoredModel) -> AsyncIterator[LoadedTextModel]:
-        """Leases a model that writes; where it cannot be loaded here but others have it, the error says so.
+        """Leases a generative model. If it cannot be loaded here but other replicas have it, the error says so.
 
         Raises:
             ModelInvalid, ModelNotReady, Unsupported, OutOfMemory, Internal, Timeout: it cannot be served here.
@@ -137,7 +138,7 @@ class TextModels(RegisteredModels[TextResident]):
 
     @asynccontextmanager
     async def encoder(self, stored: StoredModel) -> AsyncIterator[LoadedEncoder]:
-        """Leases a model that embeds. Raises as `loaded` does."""
+        """Leases an embedding model. Raises as `loaded`."""
         require(stored, "embeddings")
         async with self._leased(stored) as model:
             if not isinstance(model, LoadedEncoder):

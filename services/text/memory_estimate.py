@@ -1,20 +1,21 @@
-"""How much memory a text model takes: told before it is loaded, from the headers of its files and the settings.
+"""The memory estimate of a text model before it is loaded, from the headers of its files and the settings.
 
     llama_cpp, chat      weights + cells x cell bytes + sequences x state bytes + compute
                          compute = 512 x cells x 6 (masks of a graph) + 512 x 4 x (8 width + 3 inner) + 256 x vocabulary
     llama_cpp, encoder   weights + batch x 4 x (8 width + 3 inner) + 256 x vocabulary
-    torch, chat, CPU     weights as mapped + the same again but for the embedding (joined layers, or converted)
+    torch, chat, CPU     weights as mapped + a second copy without the embedding (joined or converted layers)
                          + pages x cell bytes + states + compute
                          compute = batch x dtype x (10 width + 3 inner) + 12 x sequences x vocabulary + 800 x vocabulary
                          + 32 MiB (allocator, kernels)
-    vllm, chat           as torch, chat, with pages of its own size, + 128 MiB where it compiles the model
+    vllm, chat           as torch, chat, with vLLM's page size, + 128 MiB if it compiles the model
     torch, encoder       weights as mapped + batch x 4 x (6 width + 3 inner) + 800 x vocabulary + 32 MiB
 
-`batch` is the tokens of a step (services/text/engine/token_budget.py), and `cells` the cache of all requests
-(services/text/engine/cache_size.py); `cell bytes` are keys and values of a token in all layers; `width` and `inner` the
-hidden and the feed-forward size. The factors of compute are fitted to the peaks of the demo models above a worker that
-has only imported its runtime; that one is `worker`, and `templates` the process beside it. On a GPU weights, cache and
-compute are there, and the host keeps the processes. tests/memory holds all that against real workers.
+`batch` is the number of tokens per step (services/text/engine/token_budget.py), `cells` the KV cells of all requests
+(services/text/engine/cache_size.py), `cell bytes` the size of a token's keys and values in all layers; `width` and
+`inner` are the hidden and the feed-forward size. The factors of compute are fitted to the peaks of the demo models,
+minus a worker that has only imported its runtime. That worker is `worker`, and its renderer process is `templates`.
+On a GPU, weights, cache and compute are in GPU memory and the processes in host memory. tests/memory checks the
+estimates against real workers.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from services.text.engine.runtimes.vllm.arguments import cache_blocks
 from services.text.engine.token_budget import step_tokens
 from services.text.gguf_shape import GgufShape
 
-# A worker that has imported its runtime, on x86-64.
+# Memory of a worker that has imported its runtime, on x86-64.
 WORKER_BYTES: Mapping[str, int] = {"llama_cpp": 48 * MIB, "torch": 408 * MIB, "vllm": 580 * MIB}
-TEMPLATE_BYTES = 36 * MIB  # the process that renders a chat model's template
+TEMPLATE_BYTES = 36 * MIB  # the renderer process of a chat model
 _MICRO_BATCH = 512
 _ENCODER_TOKENS = 8192
 _ENCODER_BATCH = 2048
 _KERNELS = 32 * MIB
-_COMPILER = 128 * MIB  # torch's, in the worker
+_COMPILER = 128 * MIB  # torch's compiler, in the worker
 
 Parts = dict[str, int]
 Options = Callable[[ModelDescriptor], EngineOptions]
 
 
 class TextMemoryEstimate:
-    """Reckons for one service. `options`: how the manager runs a model."""
+    """Estimates models for one service. `options` returns the manager's engine options of a model."""
 
     def __init__(self, settings: TextSettings, device: str, options: Options) -> None:
         self._settings = settings
@@ -57,7 +58,7 @@ class TextMemoryEstimate:
         self._options = options
 
     def __call__(self, descriptor: ModelDescriptor, runtime: Runtime) -> MemoryEstimate:
-        """What a model takes at its peak. Reads headers only.
+        """Estimates the peak memory of a model. Reads only headers.
 
         Raises:
             GgufError, OSError, ValueError: a header cannot be read.
@@ -71,7 +72,7 @@ class TextMemoryEstimate:
         processes = {"worker": WORKER_BYTES.get(runtime.name, WORKER_BYTES["torch"])}
         if writes:
             processes["templates"] = TEMPLATE_BYTES
-        gpu = self._device == "cuda"  # on Metal GPU and host share one memory
+        gpu = self._device == "cuda"  # with Metal, GPU and host share their memory
         if gpu:
             parts["compute"] += TORCH_CONTEXT
         return MemoryEstimate.of(parts, processes, gpu=gpu)

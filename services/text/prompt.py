@@ -1,6 +1,6 @@
-"""From a conversation to the prompt's text: the model's own Jinja template, in a sandbox.
+"""Renders a conversation to the prompt's text with the model's Jinja template, in Jinja's sandbox.
 
-What templates may use follows transformers' `apply_chat_template`, for which they are written: `messages`,
+The template environment follows transformers' `apply_chat_template`, for which templates are written: `messages`,
 `add_generation_prompt`, `bos_token`, `eos_token`, `raise_exception`, `strftime_now`, `tojson`, loop controls, and the
 tag `generation`.
 """
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import jinja2
 
-# Jinja imports these two when a template needs them: a renderer can import nothing then.
+# Jinja imports these two lazily, but a renderer process can no longer import anything by then.
 import jinja2.constants
 import jinja2.debug
 from jinja2 import nodes
@@ -25,7 +25,7 @@ from services.errors import InvalidRequest, ModelInvalid
 from services.text.conversation import Message, ReasoningEffort, Tool, ToolCall
 from services.text.rendering.template_messages import one_call_each, with_one_system, with_thoughts_before_calls
 
-# ChatML: what most models without a template of their own understand best.
+# ChatML, which most models without a template understand best.
 DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -33,11 +33,11 @@ DEFAULT_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }
 
 
 class _TemplateRefused(Exception):
-    """The template itself refuses the conversation."""
+    """The template itself rejects the conversation."""
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; here its body is simply rendered."""
+    """The tag `{% generation %}`, which marks the assistant's text for training; only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's own interface)
 
@@ -48,18 +48,21 @@ class _GenerationTag(Extension):
 
 
 def thinks(source: str) -> bool:
-    """Whether a template knows how much to think; one that does not cannot be asked for it."""
+    """Returns True if a template supports a reasoning effort. Otherwise requests must not set one."""
     return any(word in source for word in ("enable_thinking", "reasoning_effort", "thinking_budget"))
 
 
 class ChatTemplate:
-    """A model's chat template, compiled once. It is a program of the model's makers, and may run for ever: a service
-    has it rendered in a process of its own (`services.text.rendering.template_process`)."""
+    """A compiled chat template of a model.
+
+    It is a program by the model's authors and may run forever, so the service runs it in a separate process
+    (`services.text.rendering.template_process`).
+    """
 
     def __init__(self, source: str, *, bos: str, eos: str, add_bos: bool) -> None:
-        """Compiles `source`; an empty one stands for the default template.
+        """Compiles `source`; an empty one means the default template.
 
-        `add_bos` says that the tokenizer puts `bos` in front by itself: then the template's own is taken away.
+        `add_bos`: the tokenizer prepends `bos`, so the one from the template is removed.
 
         Raises:
             ModelInvalid: the template does not compile.
@@ -76,16 +79,16 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source or DEFAULT_TEMPLATE)
         except (jinja2.TemplateError, SyntaxError, RecursionError) as error:
-            # The last two: Jinja compiles to Python, which nests blocks only so deep.
+            # The last two occur because Jinja compiles to Python, which limits the nesting of blocks.
             raise ModelInvalid(f"the model's chat template does not compile: {error}") from error
 
     def render(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = (), effort: ReasoningEffort = "") -> str:
-        """The prompt, up to where the assistant begins to speak.
+        """Returns the prompt up to the start of the assistant's answer.
 
-        `tools` are those that the template shows; `effort` how much to think, where the template knows of that.
+        `tools` are rendered by the template; `effort` is the reasoning effort, if the template supports one.
 
         Raises:
-            InvalidRequest: the template refuses the conversation (its own words), or fails on it.
+            InvalidRequest: the template rejects the conversation (its message is quoted), or fails on it.
         """
         try:
             text = self._template.render(
@@ -108,14 +111,14 @@ class ChatTemplate:
         return text.removeprefix(self._bos) if self._add_bos and self._bos else text
 
     def _fitting(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The conversation without what the template would drop or stumble over."""
+        """Rewrites parts of the conversation that the template would drop or reject."""
         if self._single_calls:
             messages = one_call_each(messages)
         return with_thoughts_before_calls(with_one_system(messages)) if self._harmony else messages
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    # Templates know no developers: the role came after most of them were written.
+    # Most templates predate the developer role.
     role = "system" if message.role == "developer" else message.role
     entry: dict[str, Any] = {"role": role, "content": message.content}
     if message.name:
@@ -123,7 +126,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
     if message.tool_call_id:
         entry["tool_call_id"] = message.tool_call_id
     if message.reasoning:
-        entry["reasoning_content"] = entry["thinking"] = message.reasoning  # whichever the template reads
+        entry["reasoning_content"] = entry["thinking"] = message.reasoning  # templates read one or the other
     if message.tool_calls:
         entry["tool_calls"] = [_call_as_dict(call) for call in message.tool_calls]
     return entry
@@ -140,7 +143,7 @@ def _tool_as_dict(tool: Tool) -> dict[str, Any]:
 
 
 def _thinking(effort: ReasoningEffort) -> dict[str, Any]:
-    """What the families call it: Qwen, GLM and Nemotron a switch, gpt-oss one of three levels."""
+    """Returns the template variables for an effort: a switch for Qwen, GLM and Nemotron, three levels for gpt-oss."""
     if not effort:
         return {}
     level = {"minimal": "low", "xhigh": "high", "max": "high"}.get(effort, effort)
@@ -149,7 +152,7 @@ def _thinking(effort: ReasoningEffort) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """Templates print arguments as an object; text that is none stays text."""
+    """Parses arguments, because templates print them as an object; text that is not a JSON object stays text."""
     try:
         parsed = json.loads(text)
     except ValueError:

@@ -27,16 +27,16 @@ from services.telemetry.logs import setup_logs
 
 GATHERING = "services.text.engine.ray_gathering"
 HEAD_PORT = 6379
-NODE_PORT = 6380  # where each machine's Ray process listens: its probes look whether it does
+NODE_PORT = 6380  # the port of each machine's Ray process, which its probes check
 STORE_BYTES = 1 << 30  # vLLM sends little through Ray's object store, whose default is a third of the memory
 LOOK_SECONDS = 0.2
 CONNECT_SECONDS = 2.0
-# What Ray's processes get to end by themselves. In a container whatever is left ends with this process.
+# The time for Ray's processes to exit. In a container, the remaining ones end with this process.
 STOP_SECONDS = 5.0
-LEADER_SECONDS = 5.0  # what the leader may take beyond its drain to close what it has open
+LEADER_SECONDS = 5.0  # the time for the leader to close its resources after its drain
 
-# Processes of Ray take from the leader's worker what they do not have themselves, and workers keep to the loopback
-# interface. Empty means as if unset.
+# Ray's processes inherit variables that they lack from the leader's worker, which is limited to the loopback interface.
+# An empty value prevents that, and has the same effect as an unset one.
 ANY_INTERFACE = """
 export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME-}" GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME-}"
 exec "$0" "$@"
@@ -46,28 +46,28 @@ log = logging.getLogger("ray-node")
 
 
 class Children:
-    """The processes of a container, seen from its first one, which also has to bury what others leave behind."""
+    """The child processes of a container's first process, which also has to reap orphans."""
 
     def __init__(self) -> None:
-        self.stopping = False  # whether SIGTERM has come
+        self.stopping = False  # True after SIGTERM
         self._running: set[int] = set()
-        self._statuses: dict[int, int] = {}  # of those that have ended
+        self._statuses: dict[int, int] = {}  # of ended children
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
     def start(self, command: Sequence[str]) -> int:
-        """Starts a command, and gives its process id."""
+        """Starts a command and returns its process id."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        process.returncode = 0  # it is not Popen that waits for it
+        process.returncode = 0  # `status` waits for the process, not Popen
         self._running.add(process.pid)
         return process.pid
 
     def status(self, pid: int) -> int | None:
-        """The exit status of a child, negative for a signal; None while it runs."""
+        """Returns the exit status of a child, negative for a signal; None while it runs."""
         while self._running:
             try:
                 ended, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:  # whoever is left in the list cannot be waited for
+            except ChildProcessError:  # the remaining processes cannot be waited for
                 break
             if not ended:
                 break
@@ -77,17 +77,17 @@ class Children:
         return self._statuses.get(pid)
 
     def terminate(self, pid: int) -> None:
-        """Sends SIGTERM to a child that runs."""
+        """Sends SIGTERM to a running child."""
         if self.status(pid) is None:
             os.kill(pid, signal.SIGTERM)
 
     def wait(self, *pids: int, until: Callable[[], bool] = lambda: False) -> None:
-        """Returns when one of the children has ended, or something else has come."""
+        """Waits until one of the children has ended or `until` returns True."""
         while all(self.status(pid) is None for pid in pids) and not until():
             time.sleep(LOOK_SECONDS)
 
     def end(self, pid: int) -> None:
-        """Has a child end, by force where it takes long."""
+        """Terminates a child, and kills it after STOP_SECONDS."""
         self.terminate(pid)
         deadline = time.monotonic() + STOP_SECONDS
         self.wait(pid, until=lambda: time.monotonic() > deadline)
@@ -100,7 +100,7 @@ class Children:
 
 
 def lead(options: argparse.Namespace, settings: Settings) -> int:
-    """Runs Ray's head, and the text service once all machines are there; the exit status."""
+    """Runs Ray's head, and the text service once all machines have joined. Returns the exit status."""
     python = settings.text.vllm_python or sys.executable
     children = Children()
     head = children.start(_ray(python, options, "--head", f"--port={HEAD_PORT}", "--include-dashboard=false"))
@@ -127,13 +127,13 @@ def lead(options: argparse.Namespace, settings: Settings) -> int:
     children.end(watched)
     children.end(head)
     status = children.status(service) or 0
-    # Told to stop before it could listen to that.
+    # SIGTERM arrived before the service could handle it.
     status = 0 if children.stopping and status == -signal.SIGTERM else status
     return 1 if lost else status
 
 
 def work(options: argparse.Namespace, settings: Settings) -> int:
-    """Lends this machine to the leader's Ray, until it is told to stop and the leader has gone; the exit status."""
+    """Lends this machine to the leader's Ray until SIGTERM arrives and the leader has gone. Returns the exit status."""
     python = settings.text.vllm_python or sys.executable
     children = Children()
     children.wait(until=lambda: children.stopping or _reachable(options.leader))
@@ -152,7 +152,7 @@ def work(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def _ray(python: str, options: argparse.Namespace, *place: str) -> list[str]:
-    """`ray start` in the foreground: it ends when one of Ray's processes does."""
+    """Returns the command `ray start` in the foreground, which ends when one of Ray's processes does."""
     return [
         *("sh", "-c", ANY_INTERFACE, python, "-m", "ray.scripts.scripts"),
         *("start", *place, "--block", "--disable-usage-stats"),
@@ -171,7 +171,7 @@ def _reachable(leader: str) -> bool:
 
 
 def read_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the arguments say; what is wrong with them ends the process with a sentence."""
+    """Parses the arguments. Invalid ones end the process with a message."""
     parser = argparse.ArgumentParser(prog="python -m services.text.ray_node", description=__doc__)
     roles = parser.add_subparsers(dest="role", required=True)
     for role in ("leader", "worker"):
@@ -186,7 +186,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Runs the node and returns the exit status."""
     options = read_options(arguments)
     try:
         settings = load_settings()

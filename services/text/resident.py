@@ -1,4 +1,4 @@
-"""A text model in a worker process of its own: requests whose prompt is tokenized there, and the counters."""
+"""The service's side of a text model's worker process: requests that the worker tokenizes, and its counters."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class PendingText(Pending):
     def __init__(self) -> None:
         super().__init__()
         self.prompt_tokens = 0
-        self.prompt = ""  # the text of a prompt that was given as tokens, once it is accepted
+        self.prompt = ""  # the text of a prompt given as tokens, available after acceptance
 
     async def accepted(self) -> int:
-        """Waits until what was asked is tokenized; gives its tokens. Raises the error that ended the request."""
+        """Waits until the input is tokenized and returns its token count. Raises the error that ended the request."""
         while not self.prompt_tokens:
             await self._wait()
         return self.prompt_tokens
 
     def accept(self, prompt_tokens: int, prompt: str = "") -> None:
-        """What was asked is tokenized and fits."""
+        """Records that the input is tokenized and fits."""
         self.prompt_tokens, self.prompt = prompt_tokens, prompt
         self.queued_since = time.monotonic()
         self._tell()
@@ -38,16 +38,16 @@ P = TypeVar("P", bound=PendingText)
 
 
 class TextModelInWorker(ModelInWorker[P, FromWorker]):
-    """The service's side of a worker that has loaded a text model; `P` is what a request is here."""
+    """The service's side of a worker with a text model; `P` is the type of its requests."""
 
     beside: ClassVar[tuple[type, ...]] = (Accepted,)
 
     def __init__(
         self, model_id: str, worker: WorkerProcess[FromWorker], max_sequences: int, settings: TextSettings
     ) -> None:
-        """Takes over a worker that is ready."""
+        """Takes over a ready worker."""
         self.counters = Counters(0, 0, 0, 0, 0, 0)
-        # Looked up once: they change with every step.
+        # Looked up once, because they change with every step.
         self._steps = metrics.STEPS.labels(model_id)
         self._preempted = metrics.PREEMPTED.labels(model_id)
         self._batch_sequences = metrics.BATCH_SEQUENCES.labels(model_id)
@@ -62,7 +62,7 @@ class TextModelInWorker(ModelInWorker[P, FromWorker]):
 
     @abstractmethod
     def _step(self, message: Stepped | Encoded) -> None:
-        """Hands over what a step of the worker brought."""
+        """Distributes the results of a worker's step."""
 
     def _heard(self, message: FromWorker) -> None:
         if isinstance(message, Stepped | Encoded):

@@ -1,4 +1,4 @@
-"""One running answer: the worker's pieces of text in, what they mean out."""
+"""A running answer: converts the worker's pieces of text to events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.text.parsers.parser import Parser
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer's text. The text may be empty where there are only logprobs to tell."""
+    """More of the answer's text, which may be empty if there are only logprobs."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -22,7 +22,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning before its answer."""
 
     text: str
 
@@ -38,7 +38,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """More of a call's arguments, JSON text."""
+    """More of a call's arguments, as JSON text."""
 
     index: int
     arguments: str
@@ -56,7 +56,7 @@ ChoiceEvent = TextDelta | ReasoningDelta | CallBegun | CallDelta | Finished
 
 @dataclass(slots=True)
 class Said:
-    """What an answer has come to so far."""
+    """The accumulated content of an answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -66,7 +66,7 @@ class Said:
 
 
 class Choice:
-    """Reads one answer. `said` grows as `ready` is awaited."""
+    """A reader of one answer. Awaiting `ready` extends `said`."""
 
     def __init__(self, answer: Answer, parser: Parser) -> None:
         self.said = Said()
@@ -78,21 +78,21 @@ class Choice:
 
     @property
     def started(self) -> float:
-        """When the worker was given the request, on the monotonic clock."""
+        """The time at which the worker received the request, on the monotonic clock."""
         return self._answer.started
 
     @property
     def computed(self) -> tuple[int, int]:
-        """Tokens of its prompt and of the answer so far, whether or not anybody has read them."""
+        """The token counts of the prompt and of the answer so far, including unread tokens."""
         return self._answer.prompt_tokens, self._answer.tokens
 
     @property
     def prompt(self) -> str:
-        """The text of a prompt that was given as tokens, as soon as there is anything of the answer."""
+        """The text of a prompt given as tokens, available with the first part of the answer."""
         return self._answer.prompt
 
     async def ready(self) -> list[ChoiceEvent]:
-        """What has come since, `Finished` last; raises what ended the request. May be empty while text is held back."""
+        """Waits for events, `Finished` last; may return none while text is held back. Raises the request's error."""
         events: list[ChoiceEvent] = []
         for piece in await self._answer.ready():
             events += self._read(piece)
@@ -132,7 +132,7 @@ class Choice:
         return []
 
     def _with_logprobs(self, events: list[ChoiceEvent], logprobs: tuple[TokenLogprob, ...]) -> list[ChoiceEvent]:
-        """Puts logprobs with the text that they belong to; those of markup go with the next text."""
+        """Attaches logprobs to the text that they belong to; those of markup are attached to the next text."""
         if not logprobs:
             return events
         self.said.logprobs += logprobs

@@ -1,4 +1,4 @@
-"""JSON Schemas, made fit for constraining sampling: what says nothing is left out, what cannot be followed is named."""
+"""Prepares JSON Schemas for constrained sampling: removes keywords without effect and names unsupported ones."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from services.errors import InvalidRequest
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 100
-# Properties of one object that may be left out: the compiler holds four items for each of them where any may come
-# next, and gives up at 2,000 in the middle of an answer.
+# The limit of optional properties per object: the compiler holds four items for each one where any may come next, and
+# fails at 2,000 in the middle of an answer.
 MAX_OPTIONAL = 400
 MAX_PROBLEM = 300  # characters
-_GUIDANCE = "x-guidance"  # the compiler's own options; not for callers to set
-# JSON Schema 2020-12 section 7.3; any other format is a note for people, and libraries write many (`path`, `jwt`, ...).
+_GUIDANCE = "x-guidance"  # the compiler's own options, which callers must not set
+# JSON Schema 2020-12 section 7.3. Other formats are annotations, and libraries write many (`path`, `jwt`, ...).
 _FORMATS = frozenset(
     """
     date-time time date duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri iri-reference
     uuid uri-template json-pointer relative-json-pointer regex
     """.split()  # noqa: SIM905 (twenty quoted words are harder to read)
 )
-_VALUES = frozenset({"const", "enum", "default", "examples"})  # what is in them is no schema
+_VALUES = frozenset({"const", "enum", "default", "examples"})  # their values are not schemas
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # names -> schemas
 _COUNTS = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
 )
-# Keywords that say nothing without one of the others.
+# Keywords without effect unless one of the others is present.
 _DEPENDENT = {
     "if": ("then", "else"),
     "then": ("if",),
@@ -46,8 +46,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "dependentSchemas": ({},),
     "not": (False,),
 }
-# The compiler knows no leap years, and allows a second 60 in any minute. These are the dates and times that every
-# library reads: no leap second, no year 0.
+# The compiler ignores leap years, and allows a second 60 in any minute. These patterns match the dates and times that
+# every library accepts: no leap second, no year 0.
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _YEARS = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
 _DATE = (
@@ -56,7 +56,7 @@ _DATE = (
 )
 _NO_LEAP_SECOND = r"[0-9]{2}:[0-9]{2}:[0-5][0-9].*"
 _CALENDAR = {"date": f"^{_DATE}$", "time": f"^{_NO_LEAP_SECOND}$", "date-time": f"^{_DATE}[Tt]{_NO_LEAP_SECOND}$"}
-# What the compiler says without the keyword that it is about.
+# Prefixes of compiler messages that do not name the keyword, and that keyword.
 _KEYWORDS = {
     "regex parse error": "pattern",
     "Failed to generate regex for float range": "minimum/maximum/exclusiveMinimum/exclusiveMaximum",
@@ -65,11 +65,11 @@ _KEYWORDS = {
     "Resource": "$ref",
     "Unsatisfiable schema: schema is false": "false",
 }
-_ADVICE = ". Enable 'coerce_one_of'"  # which only the compiler's own callers can follow
+_ADVICE = ". Enable 'coerce_one_of'"  # only the compiler's direct callers can follow it
 
 
 def check_size(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest when a schema is larger, or nested deeper, than is compiled here."""
+    """Raises InvalidRequest if a schema is too large or nested too deeply to be compiled."""
     if _is_deeper(schema, MAX_DEPTH):
         raise InvalidRequest(f"'{param}' is nested deeper than {MAX_DEPTH} levels.", param=param)
     size = len(json.dumps(schema))
@@ -78,19 +78,22 @@ def check_size(schema: dict[str, Any], param: str) -> None:
 
 
 def check_schema(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest unless sampling can be constrained by the schema; the message names the keyword."""
+    """Raises InvalidRequest if the schema cannot constrain sampling; the message names the keyword."""
     if problem := _crowded(schema) or _problem(fit(schema)):
         raise InvalidRequest(f"'{param}' cannot be used: {problem}", param=param)
 
 
 def fit(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema without what allows everything, and would be refused by the compiler."""
+    """Returns the schema in the form that the compiler supports.
+
+    Keywords that allow everything are removed, integral float counts become integers, and dates get exact patterns.
+    """
     fitted: dict[str, Any] = _fit({key: value for key, value in schema.items() if key != _GUIDANCE})
     return fitted
 
 
 def lenient(schema: dict[str, Any]) -> dict[str, Any]:
-    """The nearest that can be followed, for a schema that nobody promised to follow: at least an object."""
+    """Returns the closest supported schema, for one that need not be followed exactly; it is at least an object."""
     fitted = fit(schema)
     if _crowded(schema):
         return {"type": "object"}
@@ -139,7 +142,7 @@ def _says_nothing(key: str, value: Any, schema: dict[str, Any]) -> bool:
 
 
 def _crowded(schema: Any) -> str:
-    """Says which of the schema's objects has more optional properties than are followed; empty when none does."""
+    """Describes an object of the schema that has too many optional properties; empty if there is none."""
     parts = [schema]
     while parts:
         part = parts.pop()
@@ -158,7 +161,7 @@ def _crowded(schema: Any) -> str:
 
 
 def _problem(schema: dict[str, Any]) -> str:
-    """The compiler's own words, on one line; empty when it compiles."""
+    """Returns the compiler's error on one line; empty if the schema compiles."""
     problem = " ".join(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))).split())
     problem = problem.partition(_ADVICE)[0]
     for words, keyword in _KEYWORDS.items():

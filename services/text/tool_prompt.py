@@ -1,7 +1,7 @@
-"""Tools for models whose chat template shows none: told in the system message, in the form that most were taught.
+"""Describes tools in the system message, in the most common format, for chat templates without tools.
 
-The form is that of the Hermes models: tools as JSON lines, calls as JSON between `<tool_call>` tags, results between
-`<tool_response>` tags in a message of the user.
+The format is that of the Hermes models: tools as JSON lines, calls as JSON between `<tool_call>` tags, results between
+`<tool_response>` tags in a user message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def with_tools(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> tuple[Message, ...]:
-    """The conversation with tools, calls and results written out in its texts."""
+    """Returns the conversation with tools, calls and results as text."""
     told = tuple(_spelled_out(message) for message in messages)
     if not tools:
         return told

@@ -1,4 +1,4 @@
-"""Whether vLLM is here, found out without importing it: that would take seconds, and belongs into a worker."""
+"""Detects vLLM without importing it, because the import takes seconds and belongs in a worker."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from services.models.vllm_models import VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATION
 log = logging.getLogger(__name__)
 
 NAME = "vllm"
-SECONDS = 10.0  # another interpreter may lie on a slow disk; it only starts and looks for two folders
+SECONDS = 10.0  # the other interpreter may be on a slow disk; it only starts and finds two packages
 _PACKAGES = (NAME, "services")
-# Names those that it finds, one on each line. A folder of that name somewhere is no package.
+# Prints the packages that it finds, one per line. A mere folder of that name is not a package.
 _LOOK = f"""
 import importlib.util
 for name in {_PACKAGES!r}:
@@ -27,10 +27,9 @@ for name in {_PACKAGES!r}:
 
 
 def text_runtimes(python: str, device: str, seconds: float = SECONDS) -> tuple[Runtime, ...]:
-    """All runtimes, with vllm as it is here. Blocks for a moment, or for `seconds` at the most.
+    """Returns all runtimes, with vllm as it is available here. Blocks briefly, at most for `seconds`.
 
-    `python`: the interpreter that its workers are started with (ALLM_VLLM_PYTHON); empty: this one. `device`: where
-    models run.
+    `python`: the interpreter of vllm's workers (ALLM_VLLM_PYTHON); empty: this one. `device`: the device of the models.
     """
     missing = _missing(python, seconds) if python else _missing_here()
     if python and missing:
@@ -51,7 +50,7 @@ def _missing_here() -> str:
 
 
 def _missing(python: str, seconds: float) -> str:
-    """Why workers of vLLM cannot be started with another interpreter; empty if they can."""
+    """Returns the reason why another interpreter cannot run vllm workers; empty if it can."""
     who = f"{python} (ALLM_VLLM_PYTHON)"
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What vLLM is told by its environment: to keep to itself, to this machine, and to our folder."""
+"""Environment variables of vLLM workers: no telemetry, no network beyond this machine, caches in allm's folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from services.text.engine.runtimes.vllm.arguments import eager
 
 
 def vllm_environ(options: EngineOptions, cache: Path) -> Mapping[str, str]:
-    """On top of what every worker of a text model is told. `cache`: a folder for what is compiled.
+    """Returns the variables in addition to those of every text worker. `cache`: the folder for compiled code.
 
-    It reports to nobody, loads no plugins, and logs errors only, none of which quote a prompt. The engine runs in the
-    worker itself. Its processes talk over the loopback interface, but for those of a Ray cluster; without a GPU they
-    bind no thread to a core, because other models compute on the same ones. Its steps have more and shorter parts than
-    those of other runtimes, between which threads that sleep cost 7% of the tokens/s (32 sequences, two cores), so that
-    they wait awake for a quarter of a millisecond. Where the model is not compiled nothing is, not even the one
-    function for logprobs that vLLM would else compile when a request first asks for them.
+    vLLM sends no telemetry, loads no plugins, and logs only errors, which never quote a prompt. The engine runs in the
+    worker itself. Its processes use the loopback interface, except in a Ray cluster. Without a GPU they bind no threads
+    to cores, because other models compute on the same cores. A step has more and shorter parts than with other
+    runtimes; threads that sleep between them cost 7% of the tokens/s (32 sequences, two cores), so they spin for a
+    quarter of a millisecond. If the model is not compiled, nothing is, not even the function for logprobs, which vLLM
+    would otherwise compile when a request first asks for them.
     """
     environ = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -37,6 +37,6 @@ def vllm_environ(options: EngineOptions, cache: Path) -> Mapping[str, str]:
     if eager(options):
         environ["TORCH_COMPILE_DISABLE"] = "1"
     if options.ray_address:
-        # Its ranks are on other machines, and are told what we are told: the interfaces are for them to choose.
+        # The ranks on other machines inherit this environment and must choose their own interfaces.
         return {**environ, "RAY_ADDRESS": options.ray_address, "NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": ""}
     return {**environ, "VLLM_HOST_IP": "127.0.0.1"}

@@ -1,8 +1,8 @@
 """Messages between a service and its worker processes: length-prefixed msgpack over a socketpair.
 
 A frame is a big-endian uint32, the number of bytes that follow, and one msgpack array: the name of the message's class
-and its fields. Messages are dataclasses, so that a runtime needs nothing of a service's to be tried alone; nothing is
-ever unpickled. This module knows no message: both ends bring their own union.
+and its fields. Messages are dataclasses, so that a runtime can be tried alone, without a service's packages; nothing is
+ever unpickled. This module defines no messages: both ends pass the union of theirs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ChannelClosed(Exception):
 
 
 def pack(message: object) -> bytes:
-    """One frame."""
+    """Encodes a message as one frame."""
     body = _encode((type(message).__name__, message))
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
@@ -36,7 +36,7 @@ def pack(message: object) -> bytes:
 
 
 def _length(header: bytes | bytearray) -> int:
-    """Bytes of the frame that follows. A length over the limit is no message of ours: it is not waited for."""
+    """Reads the length of the frame that follows. Raises ValueError over the limit: it is no message of ours."""
     (length,) = _LENGTH.unpack(header)
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
@@ -44,13 +44,13 @@ def _length(header: bytes | bytearray) -> int:
 
 
 class _Reader(Generic[M]):
-    """Makes messages of frames. `kind` is the union of the dataclasses that may come."""
+    """Decodes frames to messages. `kind` is the union of the expected dataclasses."""
 
     def __init__(self, kind: Any) -> None:
         self._decoders = {each.__name__: msgspec.msgpack.Decoder(each) for each in get_args(kind) or (kind,)}
 
     def read(self, body: bytes | bytearray) -> M:
-        """The message of a frame. Raises msgspec.ValidationError for one that was not agreed."""
+        """Decodes the message of a frame. Raises msgspec.ValidationError if its class is not in the union."""
         name, fields = _open(body)
         decoder = self._decoders.get(name)
         if decoder is None:
@@ -60,7 +60,7 @@ class _Reader(Generic[M]):
 
 
 class BlockingChannel(Generic[M]):
-    """The worker's end: blocking, because the worker's threads have nothing else to do. Any thread may send."""
+    """The worker's end of a channel: blocking, because the worker's threads have no other work. Any thread may send."""
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         self._sock = sock
@@ -68,7 +68,7 @@ class BlockingChannel(Generic[M]):
         self._reads: _Reader[M] = _Reader(kind)
 
     def send(self, message: object) -> None:
-        """Writes one message. Raises ChannelClosed when the service is gone."""
+        """Sends one message. Raises ChannelClosed when the service is gone."""
         frame = pack(message)
         try:
             with self._sending:
@@ -96,7 +96,7 @@ class BlockingChannel(Generic[M]):
 
 
 class AsyncChannel(Generic[M]):
-    """The service's end, on its event loop."""
+    """The service's end of a channel, on its event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: Any) -> None:
         self._reader = reader
@@ -111,11 +111,11 @@ class AsyncChannel(Generic[M]):
 
     @property
     def ended(self) -> bool:
-        """Whether the worker is gone and all that it said has been received."""
+        """True once the worker is gone and all its messages have been received."""
         return self._reader.at_eof()
 
     def send(self, message: object) -> None:
-        """Queues one message; a dead worker is noticed by `receive`, not here."""
+        """Queues one message. Does not detect a dead worker; `receive` does."""
         if not self._writer.is_closing():
             self._writer.write(pack(message))
 
@@ -129,5 +129,5 @@ class AsyncChannel(Generic[M]):
         return self._reads.read(body)
 
     def close(self) -> None:
-        """Ends the connection; the worker's watcher sees it and ends the worker."""
+        """Closes the connection; the worker's watcher notices and ends the worker."""
         self._writer.close()

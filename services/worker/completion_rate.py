@@ -1,36 +1,36 @@
-"""How fast a worker ends requests while all its places are taken: what those who find no place are told to wait."""
+"""The completion rate of a fully loaded worker, from which wait times for rejected requests are estimated."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 
-KEPT = 64  # ends that the rate is taken from
-LEAST = 3  # ends that make a rate
+KEPT = 64  # most recent completions that the rate is computed from
+LEAST = 3  # completions needed for a rate
 
 
 class CompletionRate:
-    """Requests that a worker has ended, on a clock that stands still while it has places left.
+    """The completed requests of a worker, on a clock that stops while the worker has free slots.
 
-    Else a quiet hour would make a fast worker look slow, and a single client a wide one.
+    Otherwise a quiet hour, or a single client of a worker with many slots, would make a fast worker look slow.
     """
 
     def __init__(self, places: int) -> None:
-        """`places`: requests that run at the same time."""
+        """`places`: requests that run concurrently."""
         self._places = places
         self._ends: deque[float] = deque(maxlen=KEPT)  # on the clock
         self._clock = 0.0  # seconds
-        self._since: float | None = None  # when it was started; None: it stands still
+        self._since: float | None = None  # when the clock was started; None: it is stopped
 
     def count(self, requests: int, *, ended: bool = False) -> None:
-        """So many requests are there from now on; `ended`: because one was done."""
+        """Sets the number of current requests; `ended`: one has just completed."""
         now = self._read()
         if ended and self._since is not None:
             self._ends.append(now)
         self._clock, self._since = now, time.monotonic() if requests >= self._places else None
 
     def seconds_for(self, requests: int) -> float | None:
-        """How long so many requests take to end, in seconds; None while that is not known."""
+        """Estimates the seconds that this many requests take to complete; None while there is no rate."""
         if len(self._ends) < LEAST:
             return None
         span = self._read() - self._ends[0]

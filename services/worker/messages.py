@@ -1,4 +1,4 @@
-"""What every service and its workers say to each other, whatever the models do."""
+"""Messages that all services and their workers share, for every modality."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # engines run without msgspec, which channels need
+if TYPE_CHECKING:  # channels need msgspec, engines must run without it
     from services.worker.channel import BlockingChannel
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The request's caller is gone; what it holds is given up before the next step."""
+    """The request's caller is gone; the worker frees the request before the next step."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends the worker at once."""
+    """Ends the worker immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The model could not be loaded; `code` is one of the ten."""
+    """The model could not be loaded; `code` is one of the ten error codes."""
 
     code: str
     message: str
@@ -49,23 +49,23 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A request has entered a phase of its work. It is in it until it enters the next one, or ends. Before the first it
-    is in `queue`, and it may come back there.
+    """A request has entered a phase. The phase lasts until the next one begins or the request ends. Every request
+    starts in `queue` and may return to it.
     """
 
     request: int
     name: str
-    at: float  # when, on the monotonic clock, which all processes of a machine share
+    at: float  # time on the monotonic clock, which all processes of a machine share
 
 
 class EngineError(Exception):
-    """A fault that ends requests or loading; `code` is one of the error codes."""
+    """An error that ends requests or loading; `code` is one of the error codes."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.param = param  # the request's parameter at fault
+        self.param = param  # the request's wrong parameter
 
 
 _NO_MEMORY = (
@@ -79,20 +79,20 @@ _NO_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a library failed for want of memory: by its kind, or, as most of them raise it, by its words."""
+    """True if a library ran out of memory, judged by the error's type or, because most raise others, by its text."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY)
 
 
 class LoadingProgress:
-    """Sends loading progress, at most ten times a second."""
+    """Reports loading progress to the service, at most ten times a second."""
 
     def __init__(self, channel: BlockingChannel[Any]) -> None:
         self._channel = channel
         self._sent = 0.0
 
     def __call__(self, fraction: float) -> None:
-        """`fraction` of the model is loaded, 0 to 1."""
+        """Reports that `fraction` of the model is loaded, 0 to 1."""
         now = time.monotonic()
         if now - self._sent >= 0.1:
             self._sent = now

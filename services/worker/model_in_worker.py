@@ -1,4 +1,4 @@
-"""A model in a worker process of its own, whatever it does there: its requests, and the watchdog beside them."""
+"""The service's side of a model in a worker process: its requests and the watchdog."""
 
 from __future__ import annotations
 
@@ -24,87 +24,87 @@ from services.worker.process import WorkerDied, WorkerProcess
 
 log = logging.getLogger(__name__)
 
-WATCH_INTERVAL = 1.0  # seconds between two looks of the watchdog
-JUST = 1.0  # seconds within which a worker may have died before it has read a request
-RETRY_SECONDS = 1.0  # what callers are told to wait for a fresh worker
-LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's heed no longer one
-# A request is taken only if its caller waits so many times longer than those before it are likely to need: what is
-# given up shortly before its end has cost as much as an answer.
+WATCH_INTERVAL = 1.0  # seconds between two checks of the watchdog
+JUST = 1.0  # seconds after its start in which a request may still be unread when the worker dies
+RETRY_SECONDS = 1.0  # retry_after while a new worker starts
+LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's ignore longer ones
+# A request is admitted only if its deadline is this many times the estimated wait: a request that times out shortly
+# before its end has cost as much as an answer.
 MARGIN = 1.5
 CANCELLED = "CANCELLED"
-QUEUE = "queue"  # the phase before the first that a worker tells of
-MOST_PHASES = 64  # of a request that are remembered: one that loses its place again and again has any number
+QUEUE = "queue"  # the phase before the first one that a worker reports
+MOST_PHASES = 64  # kept per request: a request that is preempted repeatedly has any number of phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """How much a worker is asked at once, and for how long; with the variables that an operator can change."""
+    """The limits of a worker's requests, and the environment variables that set them."""
 
-    running: int  # requests that have a place
-    queue: int  # requests that may wait for one
+    running: int  # requests that run concurrently
+    queue: int  # requests that may wait
     queue_variable: str = "ALLM_QUEUE_LIMIT"
     seconds: float  # a request that takes longer ends with TIMEOUT
     seconds_variable: str = "ALLM_REQUEST_SECONDS"
-    stall_seconds: float  # a worker that owes something and says nothing for so long is killed
+    stall_seconds: float  # a worker that owes an answer and makes no progress for this long is killed
 
 
 class Pending:
-    """A request that a worker has taken, or will."""
+    """The service's state of a request to a worker."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
-        self.owed: float | None = self.started  # since when the worker owes something; None: it waits for us
-        self.begun = False  # whether the worker has said anything of it
-        self.late: AllmError | None = None  # what it ends with when its time is over
+        self.owed: float | None = self.started  # since when the worker owes progress; None: it waits for us
+        self.begun = False  # the worker has sent a message about it
+        self.late: AllmError | None = None  # the error when its time is up
         self.finished = False
         self.ended: float | None = None  # when it finished or failed, on the monotonic clock
-        self.phases: list[tuple[str, float]] = [(QUEUE, self.started)]  # of its work, and since when
-        # Since when it could have been computed, for the time that it waits for a place; None: that is not measured.
+        self.phases: list[tuple[str, float]] = [(QUEUE, self.started)]  # name and start time
+        # When it was ready to run, to measure its time in the queue; None: not measured.
         self.queued_since: float | None = self.started
-        self.operation = metrics.operation.get()  # what its caller asked for
+        self.operation = metrics.operation.get()  # the caller's operation
         self._error: AllmError | None = None
         self._news = asyncio.Event()
 
     def fail(self, error: AllmError) -> None:
-        """Ends the request with an error, after what is there already."""
+        """Ends the request with an error, which is raised after the events that are already queued."""
         if not self.finished:
             self._error = error
             self.finish()
             self._news.set()
 
     def finish(self) -> None:
-        """Nothing more of it comes."""
+        """Marks the request as finished: no more events follow."""
         self.finished, self.ended = True, time.monotonic()
 
     def enter(self, phase: Phase) -> None:
-        """The worker has gone on to the next phase of it. The first MOST_PHASES are kept."""
+        """Records the next phase. Only the first MOST_PHASES are kept."""
         if len(self.phases) < MOST_PHASES:
             self.phases.append((phase.name, phase.at))
 
     @property
     def failed(self) -> bool:
-        """Whether an error has ended it."""
+        """True if an error has ended the request."""
         return self._error is not None
 
     @property
     def problem(self) -> str:
-        """The code of what it ended with; CANCELLED where its caller left before its end, empty where all is well."""
+        """The code of the error that ended it; CANCELLED if the caller left before its end; empty on success."""
         if self._error:
             return self._error.code
         return "" if self.finished else CANCELLED
 
     @property
     def counts(self) -> Mapping[str, float]:
-        """What it has taken so far, for its trace: by names of attributes, as OpenTelemetry has them."""
+        """The usage so far, for the trace, by OpenTelemetry attribute name."""
         return {}
 
     def _tell(self) -> None:
-        """The worker has said something of the request: whoever waits for that goes on."""
+        """Wakes the waiting caller: the worker has sent a message about the request."""
         self.begun = True
         self._news.set()
 
     async def _wait(self) -> None:
-        """Waits for news. Raises the error that ended the request."""
+        """Waits for the next event. Raises the error that ended the request."""
         self._check()
         await self._news.wait()
         self._news.clear()
@@ -120,12 +120,12 @@ M = TypeVar("M")
 
 
 class ModelInWorker(ABC, Generic[P, M]):
-    """The service's side of a worker that has loaded a model.
+    """The service's side of a worker with a loaded model.
 
-    `P` is what a request is here, `M` the union of the messages that the worker sends.
+    `P` is the type of a request, `M` the union of the messages that the worker sends.
     """
 
-    # Messages of a thread of the worker that runs on when its loop hangs: they are no sign of progress.
+    # Messages of a worker thread that keeps running when its loop hangs: they do not count as progress.
     beside: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, model_id: str, worker: WorkerProcess[M], limits: RequestLimits) -> None:
@@ -135,23 +135,23 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._limits = limits
         self._requests: dict[int, P] = {}
         self._ids = itertools.count(1)
-        self._progress = time.monotonic()  # when the worker last got something done
+        self._progress = time.monotonic()  # when the worker last made progress
         self._stalled = False
         self._closed = False
         self._rate = CompletionRate(limits.running)
-        self._places = (0, 0)  # requests that run, and that wait, as the worker last said
+        self._places = (0, 0)  # running and waiting requests, from the worker's last report
         self._part = ModelPart(model_id)
         self._part.set(metrics.LOADED, 1)
         for metric in (metrics.WORKER_DEATHS, metrics.WORKER_RESTARTS, metrics.OVERRUNS):
-            metric.labels(model_id)  # at 0 from the beginning: Prometheus sees no increase to a first 1
-        self.problem: AllmError | None = None  # why it takes no requests any more
-        # Not in the context of whoever had the model loaded: what they log is not about that request.
+            metric.labels(model_id)  # start at 0: Prometheus would miss the increase to a first 1
+        self.problem: AllmError | None = None  # why it takes no more requests
+        # In a new context, so that the tasks' logs do not carry the request that caused the load.
         self._listening = asyncio.create_task(self._listen(), context=Context())
         self._watching = asyncio.create_task(self._watch(), context=Context())
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests. False as soon as its end can be seen, though nobody was told yet."""
+        """True while it takes requests. False as soon as the worker's end is visible, even before it is handled."""
         return not (self._closed or self._stalled or self._worker.ended)
 
     @property
@@ -161,14 +161,14 @@ class ModelInWorker(ABC, Generic[P, M]):
 
     @property
     def peak_memory(self) -> int:
-        """The most memory that the worker has held, in bytes."""
+        """The worker's peak memory, in bytes."""
         return self._worker.peak_memory
 
     async def close(self) -> None:
-        """Ends the worker; requests that still run end with INTERNAL."""
+        """Stops the worker; requests that still run end with INTERNAL."""
         self._closed = True
         self._part.close()
-        if self._worker.ended or self._stalled:  # its requests are to hear how it ended
+        if self._worker.ended or self._stalled:  # its requests must get the reason of its end
             await asyncio.wait([self._listening], timeout=WATCH_INTERVAL)
         for task in (self._listening, self._watching):
             task.cancel()
@@ -178,11 +178,11 @@ class ModelInWorker(ABC, Generic[P, M]):
 
     @contextmanager
     def _open(self, pending: P, message: Callable[[int], Any]) -> Iterator[P]:
-        """Sends what `message` makes for a request's number; the request runs as long as the block does.
+        """Sends the message that `message` builds from the request's number; the request runs until the block ends.
 
         Raises:
             Overloaded: the queue is full, or too long for the caller's deadline.
-            ModelNotReady: the worker has just ended; the next lease gets a fresh one.
+            ModelNotReady: the worker has just ended; the next lease gets a new one.
             Timeout: the caller's deadline has passed.
         """
         deadline = caller_deadline()
@@ -212,7 +212,7 @@ class ModelInWorker(ABC, Generic[P, M]):
             self._tell_places(*self._places)
 
     def _admit(self, deadline: Deadline | None) -> None:
-        """Raises what a request that comes now is refused with."""
+        """Raises the error with which a new request must be refused, if any."""
         limits = self._limits
         if not self.alive:
             raise ModelNotReady(f"the worker of {self._model_id} has just ended; ask again", retry_after=RETRY_SECONDS)
@@ -234,18 +234,18 @@ class ModelInWorker(ABC, Generic[P, M]):
             raise Overloaded(message, retry_after=self._retry_after())
 
     def _retry_after(self) -> float:
-        """When to ask again: once half of the requests that are there have ended, at the rate of now. Until there is a
-        rate, they are taken to need as long again as the oldest has needed so far.
+        """Seconds until half of the current requests have completed, at the current rate. Until there is a rate, they
+        are assumed to need as long again as the oldest has taken so far.
         """
         wait = self._rate.seconds_for(max(1, len(self._requests) // 2))
         if wait is None:
             wait = time.monotonic() - min((each.started for each in self._requests.values()), default=0.0)
         return min(wait, LONGEST_RETRY_SECONDS)
 
-    # --- what the worker says
+    # --- messages from the worker
 
     def _entered(self, phases: Iterable[Phase]) -> None:
-        """Requests have gone on to other phases."""
+        """Records phases that requests have entered."""
         for phase in phases:
             if pending := self._requests.get(phase.request):
                 if len(pending.phases) == 1 and pending.queued_since is not None:
@@ -253,18 +253,18 @@ class ModelInWorker(ABC, Generic[P, M]):
                 pending.enter(phase)
 
     def _tell_places(self, running: int, waiting: int) -> None:
-        """Tells how many requests run and wait. One that the worker has not looked at yet waits, too."""
+        """Sets the gauges of running and waiting requests. Requests that the worker has not read yet are waiting."""
         self._places = running, waiting
         self._part.set(metrics.RUNNING, running)
         self._part.set(metrics.WAITING, max(waiting, len(self._requests) - running))
 
     @abstractmethod
     def _heard(self, message: M) -> None:
-        """Hands over what the worker says of its requests; a refusal never comes here."""
+        """Handles a message of the worker about its requests, except Refused."""
 
     @abstractmethod
     def _emptied(self) -> None:
-        """The worker died: nothing runs there any more."""
+        """Resets the counters after the worker died."""
 
     async def _listen(self) -> None:
         try:
@@ -290,11 +290,11 @@ class ModelInWorker(ABC, Generic[P, M]):
             pending.fail(late or error)
 
     def _is_progress(self, message: M) -> bool:
-        """Whether a message means that the loop which computes has got something done. A refusal does not: others may
-        say it, too."""
+        """True if a message proves progress of the batch loop. A refusal does not, because other threads send it,
+        too."""
         return not isinstance(message, (*self.beside, Refused))
 
-    # --- when it goes wrong
+    # --- failures
 
     def _died(self, how: str) -> None:
         log.error("worker died", extra={"model": self._model_id, "how": how})
@@ -307,13 +307,13 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._end(how)
 
     def _expire(self, request: int) -> None:
-        """Ends a request whose time is over, and frees its place even while its caller does not read."""
+        """Ends a request whose time is up, and frees its slot even if its caller does not read."""
         if pending := self._requests.pop(request, None):
             pending.fail(pending.late or Timeout("the request took too long"))
             self._worker.send(Cancel(request))
 
     def _end(self, how: str) -> None:
-        """Ends all requests. One that the worker can hardly have read was not begun: asking again is all it takes."""
+        """Ends all requests. Those that the worker has probably not read yet get a retryable error."""
         requests, self._requests = self._requests, {}
         now = time.monotonic()
         for pending in requests.values():
@@ -322,10 +322,10 @@ class ModelInWorker(ABC, Generic[P, M]):
             else:
                 pending.fail(ModelNotReady(f"{how}, before it began; ask again", retry_after=RETRY_SECONDS))
 
-    # --- the watchdog: takes no lock, waits for nobody, and no fault ends it
+    # --- the watchdog: takes no lock, waits for no other task, and survives every error
 
     async def _watch(self) -> None:
-        """Kills a worker that owes answers and completes nothing: that is the one sure way out of hung native code."""
+        """Kills a worker that owes answers and makes no progress: the only sure way out of hung native code."""
         limit = self._limits.stall_seconds
         interval = min(WATCH_INTERVAL, limit / 2)
         looked = time.monotonic()
@@ -334,7 +334,7 @@ class ModelInWorker(ABC, Generic[P, M]):
             now = time.monotonic()
             try:
                 if now - looked > interval + limit / 2:
-                    # This process itself stood still, as when it was stopped: what was said meanwhile is still unread.
+                    # This process itself was suspended: messages that arrived meanwhile are still unread.
                     self._progress = now
                 if self._stalls(now, limit):
                     self._stall(limit)
@@ -347,7 +347,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         return owed is not None and now - max(self._progress, owed) > limit
 
     def _stall(self, limit: float) -> None:
-        """Ends the worker, and at once its requests: a process that waits in the kernel may never be gone."""
+        """Kills the worker and ends its requests immediately: a process that hangs in the kernel may never exit."""
         log.error("worker stalled", extra={"model": self._model_id, "seconds": limit, "pid": self.pid})
         how = f"{self._model_id} made no progress for {limit:g} seconds (ALLM_STALL_SECONDS) and was ended"
         self._stalled, self.problem = True, Timeout(how)

@@ -1,30 +1,30 @@
-"""How much a step of a worker takes on, so that it takes a bounded time on any machine.
+"""The work limit of a worker's step, adapted so that a step takes a bounded time on any machine.
 
-A step is what cancelled requests, deadlines and the watchdog wait for: on a slow processor a prompt that a GPU computes
-at once would keep them waiting for minutes.
+Cancelled requests, deadlines and the watchdog wait for the current step: on a slow processor a prompt that a GPU
+computes in one step would block them for minutes.
 """
 
 from __future__ import annotations
 
-STEP_SECONDS = 5.0  # that a step should take at the most
+STEP_SECONDS = 5.0  # target maximum of a step
 
 
 class Pace:
-    """A limit that follows what steps have taken. It is a power of two of `least`, so that it changes rarely."""
+    """A limit that adapts to measured steps. It is `least` times a power of two, or `most`, so it changes rarely."""
 
     def __init__(self, least: int, most: int, start: int | None = None, seconds: float = STEP_SECONDS) -> None:
-        """`least` and `most`: bounds of the limit; `start`: the first one, None: `least`; `seconds`: what a step should
-        take."""
+        """`least` and `most`: bounds of the limit; `start`: the first limit, None: `least`; `seconds`: the target time
+        of a step."""
         self._least = min(least, most)
         self._most = most
         self._seconds = seconds
         self.limit = self._least if start is None else min(start, most)
 
     def took(self, amount: int, seconds: float) -> None:
-        """A step of so much took so long. One that is too long shrinks the limit at once, a short and full one grows
+        """Records a step. A step that took too long shrinks the limit immediately; a short one near the limit raises
         it."""
         if 2 * amount < self._least:
-            return  # what it takes says little of more; a full step of unequal parts may be half empty
+            return  # too small to extrapolate from; a full step of unequal parts may be half empty
         fitting = amount * self._seconds / max(seconds, 1e-6)
         if seconds > 2 * self._seconds or (fitting > 2 * self.limit and 2 * amount >= self.limit):
             self.limit = self._fit(fitting)

@@ -1,7 +1,7 @@
-"""A worker process, seen from the service that owns it: start it, talk to it, see it end, kill it.
+"""The service's handle of a worker process: starts it, exchanges messages, detects its end, kills it.
 
-A worker is started by executing `python -m MODULE FD`, never by forking: the service holds gRPC's threads. It knows
-nothing of what the messages mean; `services/text/engine` and its like bring them.
+A worker is started by executing `python -m MODULE FD`, never by forking, because the service holds gRPC's threads. This
+module does not interpret messages; `services/text/engine` and its siblings define them.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ M = TypeVar("M")
 log = logging.getLogger(__name__)
 
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)  # proc_pid_status(5)
-# Process ids of the workers that a task starts, for whoever set a list before: what a load takes is measured meanwhile.
+# Collects the process ids of the workers that a task starts, if the task has set a list, to measure a load's memory.
 started_pids: ContextVar[list[int] | None] = ContextVar("started_pids", default=None)
 
-GONE_SECONDS = 30.0  # how long a killed process may take to be gone; one that waits for a broken device never is
-EXIT_SECONDS = 0.5  # how long a worker that closed its channel may take to end by itself and tell its own exit code
+GONE_SECONDS = 30.0  # for a killed process to exit; a process that waits for a broken device never does
+EXIT_SECONDS = 0.5  # for a worker that closed its channel to exit by itself, with its own exit code
 
 
 class WorkerDied(Exception):
-    """The worker process ended by itself; the message says how."""
+    """The worker process ended unexpectedly; the message says how."""
 
 
 class WorkerProcess(Generic[M]):
-    """A child process and the channel to it."""
+    """A child process and its channel."""
 
     def __init__(self, process: asyncio.subprocess.Process, channel: AsyncChannel[M], name: str) -> None:
         self._process = process
         self._channel = channel
         self._name = name
         self._killed = False
-        self._for_all = False  # whether it is loaded, and no longer the affair of one request
+        self._for_all = False  # loaded, so its logs no longer belong to one request
         self._log_task = asyncio.create_task(self._forward_log())
 
     @classmethod
     async def start(
         cls, module: str, kind: Any, name: str, environ: Mapping[str, str], python: str = ""
     ) -> WorkerProcess[M]:
-        """Starts `python -m module`. `kind` is the union of messages that it sends; `environ` is set on top of ours;
-        `python` is the interpreter, where it is another than ours.
+        """Starts `python -m module`. `kind` is the union of messages that it sends; `environ` is added to our
+        environment; `python` is the interpreter, empty for ours.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -86,12 +86,12 @@ class WorkerProcess(Generic[M]):
 
     @property
     def ended(self) -> bool:
-        """Whether the process is known to be gone, or to have closed its channel: it takes nothing any more."""
+        """True if the process has exited or closed its channel, so that it takes no more messages."""
         return self._process.returncode is not None or self._channel.ended
 
     @property
     def peak_memory(self) -> int:
-        """The most memory that the process has held, in bytes; 0 where the system does not tell."""
+        """The peak memory of the process, in bytes; 0 if the system does not report it."""
         try:
             found = _PEAK.search(Path(f"/proc/{self.pid}/status").read_text(encoding="ascii", errors="replace"))
         except OSError:
@@ -99,7 +99,7 @@ class WorkerProcess(Generic[M]):
         return int(found[1]) * 1024 if found else 0
 
     def belongs_to_all(self) -> None:
-        """What it writes from here on is not about the request that had it started."""
+        """Detaches its log from the request that started it."""
         self._for_all = True
 
     def send(self, message: object) -> None:
@@ -118,23 +118,23 @@ class WorkerProcess(Generic[M]):
             raise WorkerDied(f"worker {self.pid} of {self._name} ended: {describe_exit(code)}") from None
 
     async def messages(self) -> AsyncIterator[M]:
-        """All messages until the process ends."""
+        """Yields messages until the process ends."""
         while True:
             yield await self.receive()
 
     def kill(self) -> None:
-        """Ends the process at once, whatever it is doing, and all that it has started; safe to repeat."""
+        """Kills the process and all its children immediately. Idempotent."""
         if self._killed:
             return
         self._killed = True
-        # It leads a group of its own; the group is there as long as anybody is in it.
+        # The process leads its own group, which exists as long as it has a member.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def close(self, ask: Callable[[], None] | None = None, grace: float = 2.0) -> None:
-        """Ends the process: asks first if told how, kills after `grace` seconds, and returns when it is gone."""
+        """Stops the process: calls `ask` if given, kills it after `grace` seconds, and waits until it has exited."""
         try:
             if ask and self._process.returncode is None:
                 ask()
@@ -147,7 +147,7 @@ class WorkerProcess(Generic[M]):
             await asyncio.gather(self._log_task, return_exceptions=True)
 
     async def _gone(self) -> int | None:
-        """Waits until the killed process is gone, for a while at the most; its exit code."""
+        """Waits up to GONE_SECONDS for the killed process. Returns its exit code, None if it does not exit."""
         try:
             return await asyncio.wait_for(self._process.wait(), GONE_SECONDS)
         except TimeoutError:
@@ -156,13 +156,13 @@ class WorkerProcess(Generic[M]):
             return None
 
     async def _forward_log(self) -> None:
-        """Puts what the worker writes to stderr into the service's log, bounded per line."""
+        """Forwards the worker's stderr to the service's log, with a limit per line."""
         assert self._process.stderr  # noqa: S101 (it was asked for above)
         while True:
             try:
                 line = await self._process.stderr.readline()
             except ValueError:
-                continue  # a line over the reader's limit: dropped, the rest goes on
+                continue  # drops a line over the reader's limit
             if not line:
                 return
             if self._for_all:
@@ -172,7 +172,7 @@ class WorkerProcess(Generic[M]):
 
 
 def describe_exit(code: int | None) -> str:
-    """An exit code in words; None: it could not be ended."""
+    """Describes an exit code in words; None: the process did not exit."""
     if code is None:
         return "it cannot be ended: it waits in the kernel, as for a broken device or disk"
     if code >= 0:

@@ -1,4 +1,4 @@
-"""The start of a worker: the process, its first message, and the wait until its model is loaded."""
+"""Starts a worker: launches the process, sends the first message, and waits until the model is loaded."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStart(Generic[M]):
-    """How to start the worker of a model."""
+    """The parameters of a model's worker."""
 
     module: str  # executed as `python -m module FD`
-    messages: Any  # the union of the messages that it sends
+    messages: Any  # union of the messages that it sends
     model_id: str
     environ: Mapping[str, str]
-    load: object  # the first message to it
-    seconds: float  # it has failed when it takes longer to be ready
-    python: str = ""  # the interpreter, where it is another than ours
+    load: object  # first message to the worker
+    seconds: float  # time limit of loading
+    python: str = ""  # interpreter; empty: ours
 
     async def run(self, adopt: Callable[[WorkerProcess[M], M], R]) -> R:
-        """Starts the worker and hands it to `adopt` with what it said when it was ready. No process is left behind
-        when that, or `adopt`, raises.
+        """Starts the worker and passes it to `adopt`, with its ready message. If starting or `adopt` raises, no process
+        is left behind.
 
         Raises:
             Timeout: the model was not loaded in time.
             Internal: the worker died.
-            AllmError: whatever the worker says of a model that it could not load.
+            AllmError: the worker's error for a model that it could not load.
         """
         try:
             worker: WorkerProcess[M] = await WorkerProcess.start(

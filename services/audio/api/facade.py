@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: OpenAI's bytes around the core of transcription."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: OpenAI's wire format over the transcription core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.rest.openai import sse
 from services.rest.openai.multipart import heard_out
 from services.rpc.call import Call
 
-PIECE_BYTES = 512 * 1024  # of a long answer in one message
+PIECE_BYTES = 512 * 1024  # of a long response in one message
 
 Messages = AsyncIterator[httpbody_pb2.HttpBody]
 
@@ -35,7 +35,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
     async def CreateTranscription(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:
-        """What is said, in the language that is spoken; with `stream` while it is decoded."""
+        """Transcribes speech in the language spoken; with `stream`, sends each segment as soon as it is decoded."""
         async with heard_out(request):
             with self._uploads.open() as upload:
                 form = await read_upload(request, upload)
@@ -45,7 +45,7 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
     async def CreateTranslation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:
-        """What is said, in English."""
+        """Transcribes speech and translates it into English."""
         async with heard_out(request):
             with self._uploads.open() as upload:
                 form = await read_upload(request, upload)
@@ -61,13 +61,13 @@ class AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
                 await transcript.gather(events)
         if not answer.stream:
             kind, data = whole(transcript, answer, wanted.task)
-            for start in range(0, max(1, len(data)), PIECE_BYTES):  # an answer without a byte is a message too
+            for start in range(0, max(1, len(data)), PIECE_BYTES):  # an empty response is one message too
                 await call.send(httpbody_pb2.HttpBody(content_type=kind, data=data[start : start + PIECE_BYTES]))
         call.facts["usage"] = transcript.facts
 
 
 async def _stream(events: AsyncIterator[Event], transcript: Transcript, answer: Answer, call: Call) -> None:
-    """Each segment is an event as soon as it is there. Until the first, an error can still be told by the status."""
+    """Sends each segment as an event when it is decoded. An error before the first event can still set the status."""
     async for event in events:
         delta = transcript.add(event)
         if delta and isinstance(event, SegmentDone):

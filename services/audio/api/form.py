@@ -1,4 +1,4 @@
-"""The form of an audio request: its file goes into an upload, its fields come back."""
+"""The form of an audio request: the file goes into an upload, the fields are returned."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ async def read_upload(messages: AsyncIterator[httpbody_pb2.HttpBody], upload: Up
     """Reads a form whose part `file` is the audio; the parts may come in any order.
 
     Raises:
-        InvalidRequest: no form, or no file, two, or an empty one.
-        RequestTooLarge: the file is larger than the upload may be.
-        Timeout: it took too long to come.
+        InvalidRequest: the body is not a form, or has no file, two files or an empty file.
+        RequestTooLarge: the file exceeds the upload limit.
+        Timeout: the file did not arrive in time.
     """
     taken = False
 

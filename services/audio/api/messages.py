@@ -1,4 +1,4 @@
-"""allm.audio.v1's messages: configurations read into the core's words, and what the core tells written."""
+"""allm.audio.v1 messages: configurations read into core requests, and core events written as responses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENCODINGS: dict[int, Encoding] = {
 
 
 def read_config(config: Config, task: Task, *, live: bool = False) -> TranscriptionRequest:
-    """Checks a configuration and puts it into the core's words. Raises InvalidRequest."""
+    """Validates a configuration and converts it into a core request. Raises InvalidRequest."""
     return TranscriptionRequest(
         model=limits.check_model(config.model),
         task=task,
@@ -48,7 +48,7 @@ def read_config(config: Config, task: Task, *, live: bool = False) -> Transcript
 
 
 def read_raw(config: Config) -> RawSound | None:
-    """What the samples are; None for an encoded file. Raises InvalidRequest."""
+    """Returns the format of raw samples; None for an encoded file. Raises InvalidRequest."""
     if not config.HasField("raw"):
         return None
     raw = config.raw
@@ -79,7 +79,7 @@ def _vad(config: Config, *, live: bool) -> VadOptions | None:
 
 
 def transcript_message(transcript: Transcript) -> transcription_pb2.Transcript:
-    """A whole transcript."""
+    """Converts a whole transcript."""
     return transcription_pb2.Transcript(
         text=transcript.text,
         language=transcript.language,
@@ -92,7 +92,7 @@ def transcript_message(transcript: Transcript) -> transcription_pb2.Transcript:
 
 
 def event_message(event: Event) -> Response:
-    """One event of a stream."""
+    """Converts one event of a stream."""
     if isinstance(event, Started):
         return Response(started=transcription_service_pb2.TranscriptionStarted(model=event.model_id))
     if isinstance(event, LanguageFound):
@@ -107,7 +107,7 @@ def event_message(event: Event) -> Response:
 
 
 def segment_message(segment: Segment) -> transcription_pb2.Segment:
-    """A phrase."""
+    """Converts a segment."""
     return transcription_pb2.Segment(
         index=segment.index,
         seek=segment.seek,

@@ -1,7 +1,7 @@
-"""OpenAI's transcriptions: whole answers and stream events, built from a transcript.
+"""OpenAI transcription responses: whole bodies and stream events, built from a transcript.
 
-Reference: https://platform.openai.com/docs/api-reference/audio. `duration` and `usage.seconds` are of the sound
-as it was sent, silence included.
+Reference: https://platform.openai.com/docs/api-reference/audio. `duration` and `usage.seconds` measure the sound as
+sent, silence included.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from services.audio.engine.messages import Segment, Task, TokenLogprob
 from services.rest.openai.body import JSON
 
 PLAIN = "text/plain; charset=utf-8"
-POSITIONS_PER_SECOND = 50  # of sound that the model's decoder looks at: what it has for input tokens
+POSITIONS_PER_SECOND = 50  # encoder positions per second of sound, which count as input tokens
 _encode = msgspec.json.Encoder().encode
 
 
 def whole(transcript: Transcript, answer: Answer, task: Task) -> tuple[str, bytes]:
-    """A whole answer: its content type and its bytes."""
+    """Returns the content type and the bytes of a whole response."""
     if answer.format == "text":
         return PLAIN, f"{transcript.text}\n".encode()
     if answer.format == "srt":
@@ -38,7 +38,7 @@ def whole(transcript: Transcript, answer: Answer, task: Task) -> tuple[str, byte
 
 
 def json_object(transcript: Transcript, answer: Answer, task: Task) -> dict[str, Any]:
-    """The answer in `json`. OpenAI's translations tell no usage."""
+    """Builds the `json` response. OpenAI's translations report no usage."""
     found: dict[str, Any] = {"text": transcript.text}
     if answer.logprobs:
         found["logprobs"] = logprob_objects(transcript.logprobs)
@@ -48,7 +48,7 @@ def json_object(transcript: Transcript, answer: Answer, task: Task) -> dict[str,
 
 
 def verbose_object(transcript: Transcript, answer: Answer, task: Task) -> dict[str, Any]:
-    """The answer in `verbose_json`; a language is called by its English name, and a translation is in English."""
+    """Builds the `verbose_json` response. The language is its English name; a translation is in English."""
     language = "en" if task == "translate" else transcript.language
     found: dict[str, Any] = {
         "task": task,
@@ -70,7 +70,7 @@ def verbose_object(transcript: Transcript, answer: Answer, task: Task) -> dict[s
 
 
 def delta_event(delta: str, segment: Segment, answer: Answer) -> dict[str, Any]:
-    """More text."""
+    """Builds the event that adds text."""
     event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta}
     if answer.logprobs:
         event["logprobs"] = logprob_objects(segment.logprobs or ())
@@ -78,7 +78,7 @@ def delta_event(delta: str, segment: Segment, answer: Answer) -> dict[str, Any]:
 
 
 def done_event(transcript: Transcript, answer: Answer) -> dict[str, Any]:
-    """The end of a stream. Its usage is in tokens: OpenAI's types know no other here."""
+    """Builds the last event of a stream. Its usage is in tokens: OpenAI's types allow no other unit here."""
     heard = math.ceil(transcript.speech_seconds * POSITIONS_PER_SECOND)
     event: dict[str, Any] = {"type": "transcript.text.done", "text": transcript.text}
     if answer.logprobs:
@@ -94,7 +94,7 @@ def done_event(transcript: Transcript, answer: Answer) -> dict[str, Any]:
 
 
 def logprob_objects(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """A token may be less than a character: its bytes tell what its text cannot."""
+    """Builds logprob entries. A token may be less than a character, so its bytes are included."""
     return [
         {"token": token.piece.decode(errors="replace"), "logprob": token.logprob, "bytes": list(token.piece)}
         for token in tokens
@@ -130,5 +130,5 @@ def _duration(transcript: Transcript) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> float:
-    """To the millisecond: what is beyond comes of binary fractions."""
+    """Rounds to milliseconds; further digits are artefacts of binary fractions."""
     return round(float(seconds), 3)

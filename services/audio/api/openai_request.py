@@ -1,8 +1,8 @@
-"""OpenAI's transcriptions and translations: forms, checked, and put into the core's words.
+"""OpenAI transcription and translation requests: forms, validated and converted into core requests.
 
-Reference: https://platform.openai.com/docs/api-reference/audio. A parameter that OpenAI knows and allm cannot honour is
-refused by name; one that nobody knows is ignored. Extensions: `vad_filter` and `beam_size`, and for translations
-`language`, the language that is spoken.
+Reference: https://platform.openai.com/docs/api-reference/audio. A parameter of OpenAI's that allm cannot honour is
+rejected by name; an unknown parameter is ignored. Extensions: `vad_filter` and `beam_size`, and for translations
+`language`, the spoken language.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ VAD_NAMES = (
     "chunking_strategy.silence_duration_ms",
     "chunking_strategy.prefix_padding_ms",
 )
-# Of other models of OpenAI's: they tell speakers apart, or guess at given words and languages.
+# Parameters of other OpenAI models, which distinguish speakers or take keywords and languages as hints.
 REFUSED = ("known_speaker_names", "known_speaker_references", "keywords", "languages")
-# What OpenAI's translations do not have besides.
+# OpenAI's translations lack these too.
 NOT_TRANSLATED = (*REFUSED, "include", "timestamp_granularities", "chunking_strategy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The form that the answer shall have."""
+    """The requested form of the response."""
 
     format: Format = "json"
     stream: bool = False
@@ -48,8 +48,8 @@ def read_transcription(given: Sequence[tuple[str, str]]) -> tuple[Answer, Transc
     """Reads the fields of POST /v1/audio/transcriptions.
 
     Raises:
-        InvalidRequest: a wrong value, or parameters that exclude each other; named.
-        Unsupported: a parameter that cannot be honoured, named.
+        InvalidRequest: a value is wrong, or parameters exclude each other; the error names them.
+        Unsupported: a parameter cannot be honoured; the error names it.
     """
     fields = FormFields(given)
     _refuse(fields, REFUSED)
@@ -135,7 +135,7 @@ def _logprobs(fields: FormFields) -> bool:
 
 
 def _vad(fields: FormFields) -> VadOptions | None:
-    """How to find speech; None: every second is decoded."""
+    """Returns the options of voice activity detection; None decodes every second."""
     strategy = fields.members("chunking_strategy")
     if fields.switch("vad_filter") is False:
         if strategy is not None:

@@ -1,4 +1,4 @@
-"""allm.audio.v1.TranscriptionService: protobuf around the core of transcription."""
+"""allm.audio.v1.TranscriptionService: protobuf over the transcription core."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
     async def Transcribe(  # noqa: N802
         self, request: AsyncIterator[transcription_service_pb2.TranscribeRequest], call: Call
     ) -> transcription_service_pb2.TranscribeResponse:
-        """What is said, in the language that is spoken."""
+        """Transcribes speech in the language spoken."""
         transcript = await self._whole(_Requests(request), "transcribe", call)
         return transcription_service_pb2.TranscribeResponse(
             model=transcript.model_id, transcript=transcript_message(transcript)
@@ -51,7 +51,7 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
     async def Translate(  # noqa: N802
         self, request: AsyncIterator[transcription_service_pb2.TranslateRequest], call: Call
     ) -> transcription_service_pb2.TranslateResponse:
-        """What is said, in English."""
+        """Transcribes speech and translates it into English."""
         transcript = await self._whole(_Requests(request), "translate", call)
         return transcription_service_pb2.TranslateResponse(
             model=transcript.model_id, transcript=transcript_message(transcript)
@@ -61,7 +61,7 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
     async def StreamTranscribe(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: AsyncIterator[transcription_service_pb2.StreamTranscribeRequest], call: Call
     ) -> None:
-        """What is said, while it is being said."""
+        """Transcribes live speech as it arrives."""
         requests = _Requests(request)
         config = await requests.config()
         wanted = read_config(config, "transcribe", live=True)
@@ -79,12 +79,12 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
                             await call.send(event_message(event))
                     listening.cancel()
             except ExceptionGroup as both:
-                # What ends first ends the other too: there is one cause.
+                # The first failure cancels the other task: there is one cause.
                 raise both.exceptions[0] from None
         call.facts["usage"] = transcript.facts
 
     async def _whole(self, requests: _Requests, task: Task, call: Call) -> Transcript:
-        """Takes all of the audio before it begins: only then can every kind of file be read."""
+        """Reads all of the audio before it starts: only then can every file format be decoded."""
         config = await requests.config()
         wanted = read_config(config, task)
         raw = read_raw(config)
@@ -102,7 +102,7 @@ class TranscriptionServicer(transcription_service_pb2_grpc.TranscriptionServiceS
 
 @contextmanager
 def _called_audio() -> Iterator[None]:
-    """Errors that leave the block call the sound as it is called here."""
+    """Renames the parameter `file` to `audio` in errors that leave the block."""
     try:
         yield
     except AllmError as error:
@@ -112,7 +112,7 @@ def _called_audio() -> Iterator[None]:
 
 
 async def _listen(requests: _Requests, feed: LiveFeed) -> None:
-    """Passes on what the caller sends; waits where it is too fast."""
+    """Forwards the caller's audio to the feed; waits while the feed is full."""
     async for data in requests.audio():
         await feed.put(data)
     await feed.end()
@@ -125,14 +125,14 @@ class _Requests:
         self._messages = messages
 
     async def config(self) -> Config:
-        """The first message's. Raises InvalidRequest where something else comes first, or nothing."""
+        """Returns the configuration. Raises InvalidRequest if the first message is missing or has none."""
         message = await anext(self._messages, None)
         if message is None or message.WhichOneof("payload") != "config":
             raise InvalidRequest("The first message must have 'config'.", param="config")
         return message.config
 
     async def audio(self) -> AsyncIterator[bytes]:
-        """The audio of the other messages. Raises InvalidRequest where there is none, or something else."""
+        """Yields the audio of the other messages. Raises InvalidRequest if there is none, or for another payload."""
         there = False
         async for message in self._messages:
             if message.WhichOneof("payload") != "audio":

@@ -6,12 +6,12 @@ from services.audio.engine.messages import Segment
 
 
 class SubtitleWriter:
-    """Makes cues of segments."""
+    """A writer of segments as subtitle cues."""
 
-    head = ""  # what the file begins with
+    head = ""  # the start of the file
 
     def cue(self, segment: Segment) -> str:
-        """The next cue, with the blank line that ends it; "" for a segment without text."""
+        """Returns the next cue with the blank line that ends it; "" for a segment without text."""
         raise NotImplementedError
 
 
@@ -22,7 +22,7 @@ class SrtWriter(SubtitleWriter):
         self._count = 0
 
     def cue(self, segment: Segment) -> str:
-        """The next cue."""
+        """Returns the next cue."""
         text = cue_text(segment.text)
         if not text:
             return ""
@@ -31,29 +31,29 @@ class SrtWriter(SubtitleWriter):
 
 
 class VttWriter(SubtitleWriter):
-    """WebVTT. Hours are always written, as OpenAI's API does; its readers need them from the first hour on only."""
+    """WebVTT. Hours are always written, as OpenAI's API does; readers need them only from the first hour on."""
 
     head = "WEBVTT\n\n"
 
     def cue(self, segment: Segment) -> str:
-        """The next cue."""
+        """Returns the next cue."""
         text = cue_text(segment.text)
         if not text:
             return ""
-        text = text.replace("&", "&amp;").replace("<", "&lt;")  # in WebVTT they begin an escape and a tag
+        text = text.replace("&", "&amp;").replace("<", "&lt;")  # in WebVTT they open an escape and a tag
         return f"{clock(segment.start, '.')} --> {clock(segment.end, '.')}\n{text}\n\n"
 
 
 def cue_text(text: str) -> str:
-    """A segment's text as a cue can hold it: an arrow would be taken for a time, an empty line for the cue's end."""
-    while "-->" in text:  # once is not enough: of `--->` an arrow is left
+    """Cleans a segment's text for a cue: an arrow would read as a timing line, an empty line as the cue's end."""
+    while "-->" in text:  # repeated, because `--->` becomes another arrow
         text = text.replace("-->", "->")
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def clock(seconds: float, mark: str) -> str:
-    """A time as `HH:MM:SS`, `mark` and milliseconds; one below zero is zero."""
+    """Formats a time as `HH:MM:SS`, `mark` and milliseconds; a negative time becomes zero."""
     total = max(0, round(seconds * 1000))
     hours, rest = divmod(total, 3_600_000)
     minutes, rest = divmod(rest, 60_000)

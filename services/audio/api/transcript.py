@@ -1,4 +1,4 @@
-"""A transcript as it grows: what the core tells of a request, put together for an answer."""
+"""A growing transcript: the core's events of one request, collected for the response."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.audio.transcription import Event, Finished, LanguageFound, Segment
 
 @dataclass(slots=True)
 class Transcript:
-    """What is known of a request's answer. Complete once `finished` is set."""
+    """The answer to a request so far; complete once `finished` is set."""
 
     model_id: str = ""
     language: str = ""  # ISO 639-1; empty until it is known
@@ -19,40 +19,40 @@ class Transcript:
     segments: list[Segment] = field(default_factory=list)
     finished: Finished | None = None
     _pieces: list[str] = field(default_factory=list)
-    _space: str = ""  # at the end of the text so far: it belongs to it only if more text follows
+    _space: str = ""  # at the end of the text so far: it counts only if more text follows
 
     @property
     def text(self) -> str:
-        """The whole text so far: exactly the deltas joined, without space around it."""
+        """The text so far: the joined deltas, without surrounding space."""
         return "".join(self._pieces)
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Of all tokens so far."""
+        """The logprobs of all tokens so far."""
         return [token for segment in self.segments for token in segment.logprobs or ()]
 
     @property
     def seconds(self) -> float:
-        """Length of the sound; 0 until it has been heard wholly."""
+        """Length of the sound; 0 until the request has finished."""
         return self.finished.seconds if self.finished else 0.0
 
     @property
     def speech_seconds(self) -> float:
-        """What of it was taken for speech."""
+        """Length of the sound that was decoded as speech."""
         return self.finished.speech_seconds if self.finished else 0.0
 
     @property
     def tokens(self) -> int:
-        """Tokens generated."""
+        """The number of generated tokens."""
         return self.finished.tokens if self.finished else 0
 
     @property
     def facts(self) -> dict[str, float]:
-        """For the log line of the request."""
+        """The fields for the request's log line."""
         return {"seconds": round(self.seconds, 2), "speech": round(self.speech_seconds, 2), "tokens": self.tokens}
 
     def add(self, event: Event) -> str:
-        """Takes the next event. Returns what it adds to the text; "" for nothing."""
+        """Adds the next event. Returns the text that it adds; "" for none."""
         if isinstance(event, Started):
             self.model_id = event.model_id
         elif isinstance(event, LanguageFound):
@@ -66,7 +66,7 @@ class Transcript:
         return ""
 
     async def gather(self, events: AsyncIterator[Event]) -> None:
-        """Takes all events there are."""
+        """Adds all events."""
         async for event in events:
             self.add(event)
 

@@ -1,4 +1,4 @@
-"""Files that callers send: each spooled to the disk, limited in size, so many at once, and gone with its request."""
+"""Uploaded files: spooled to disk, limited in size and number, and removed with their request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from services.audio.sound.source import Upload
 from services.errors import Overloaded, Timeout
 
-UPLOAD_SECONDS = 3600.0  # after which a file must be there
-AT_ONCE = 512  # requests that have a file here, running ones and waiting ones
+UPLOAD_SECONDS = 3600.0  # limit for the arrival of a file
+AT_ONCE = 512  # requests with an uploaded file, running and waiting
 
 
 @asynccontextmanager
 async def in_time() -> AsyncIterator[None]:
-    """A block in which a file comes. Raises Timeout where that takes too long."""
+    """Limits the time in which a file arrives. Raises Timeout when it is over."""
     try:
         async with asyncio.timeout(UPLOAD_SECONDS):
             yield
@@ -25,7 +25,7 @@ async def in_time() -> AsyncIterator[None]:
 
 
 class Uploads:
-    """Where files go while their requests last."""
+    """The uploaded files of the current requests."""
 
     def __init__(self, folder: Path, limit_bytes: int, at_once: int = AT_ONCE) -> None:
         self._folder = folder
@@ -35,7 +35,7 @@ class Uploads:
 
     @contextmanager
     def open(self) -> Iterator[Upload]:
-        """An empty file to write into; leaving the block removes it. Raises Overloaded where too many are open."""
+        """Opens an empty file for writing; leaving the block removes it. Raises Overloaded if too many are open."""
         if self._open >= self._at_once:
             raise Overloaded(f"{self._open} files are being transcribed or wait for it: no more are taken")
         self._open += 1

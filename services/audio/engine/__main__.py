@@ -1,8 +1,8 @@
-"""A worker process: one loaded model. Started by the audio service as `python -m services.audio.engine FD`.
+"""A worker process with one loaded model. The audio service starts it as `python -m services.audio.engine FD`.
 
-Three threads: this one runs the batch loop; another prepares sound beside running steps; a reader takes messages, and
-is the watcher: when the service is gone its end of the socket closes, and the worker ends at once, whatever native code
-is running.
+Three threads: the main thread runs the batch loop; another prepares sound while steps run; a reader takes messages and
+watches the service: when the service is gone, its end of the socket closes, and the worker exits immediately, whatever
+native code is running.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.audio.engine.runtime import Loader
 from services.worker.channel import BlockingChannel, ChannelClosed
 from services.worker.messages import EngineError, LoadingProgress
 
-# For each runtime: the module, and the class that loads a model.
+# Runtime name to module and loader class.
 RUNTIMES = {
     "faster_whisper": ("services.audio.engine.runtimes.faster_whisper", "FasterWhisper"),
     "whisper": ("services.audio.engine.runtimes.whisper", "OpenAIWhisper"),
@@ -33,7 +33,7 @@ log = logging.getLogger("worker")
 
 
 def main() -> None:
-    """Loads what the first message says and serves until stopped."""
+    """Loads the model that the first message names and serves until stopped."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     channel: BlockingChannel[ToWorker] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
     load = channel.receive()
@@ -50,7 +50,7 @@ def main() -> None:
     channel.send(runtime.ready)
     _start("preparation", Preparation(runtime, to_preparation, to_loop.put, channel.send).run)
     BatchLoop(runtime, to_loop, to_preparation.put, channel.send, load.options.whole_windows).run()
-    # Threads of native libraries may still run: nothing of theirs is worth waiting for.
+    # Threads of native libraries may still run; there is no reason to wait for them.
     os._exit(0)
 
 
@@ -69,7 +69,7 @@ def _loader(runtime: str) -> Loader:
 
 
 def _start(name: str, run: Callable[[], None]) -> None:
-    """Runs a thread whose failure ends the worker: the service then says so, and starts another one."""
+    """Starts a thread whose failure ends the worker: the service then reports it and starts another worker."""
 
     def guarded() -> None:
         try:
@@ -84,7 +84,7 @@ def _start(name: str, run: Callable[[], None]) -> None:
 
 
 def _read(channel: BlockingChannel[ToWorker], inbox: PrepareInbox) -> None:
-    """Takes messages as long as the service lives; the service sends requests only after Ready."""
+    """Forwards messages while the service lives; the service sends requests only after Ready."""
     while True:
         message = channel.receive()
         if isinstance(message, Stop):

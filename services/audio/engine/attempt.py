@@ -1,4 +1,4 @@
-"""One try at decoding a window, and whether it is good enough: the thresholds of Whisper's paper."""
+"""One attempt at decoding a window, judged by the thresholds of Whisper's paper."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from services.audio.engine.runtime import Decoded, Vocabulary
 
-REPETITIVE = 2.4  # compression ratio of text from which on it is a loop
-UNLIKELY = -1.0  # mean logprob under which a text is doubted
-NO_SPEECH = 0.6  # probability of no speech over which a doubted text is silence
+REPETITIVE = 2.4  # compression ratio above which a text is a loop
+UNLIKELY = -1.0  # mean logprob below which a text is doubted
+NO_SPEECH = 0.6  # no-speech probability above which a doubted text counts as silence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A result, and what tells of its worth."""
+    """A decoded window with the figures that judge it."""
 
     tokens: list[int]
     temperature: float
@@ -25,19 +25,19 @@ class Attempt:
 
     @property
     def silent(self) -> bool:
-        """Whether there is nothing said: the text counts for nothing."""
+        """True if nothing is said, so that the text is dropped."""
         return self.no_speech_prob > NO_SPEECH and self.avg_logprob <= UNLIKELY
 
     @property
     def failed(self) -> bool:
-        """Whether another try should follow."""
+        """True if another attempt should follow."""
         doubted = self.avg_logprob < UNLIKELY
         silence = doubted and self.no_speech_prob > NO_SPEECH
         return (doubted or self.compression_ratio > REPETITIVE) and not silence
 
 
 def judged(decoded: Decoded, temperature: float, vocabulary: Vocabulary) -> Attempt:
-    """What a window was decoded to, with the compression ratio of its text."""
+    """Returns the attempt of a decoded window, with the compression ratio of its text."""
     return Attempt(
         tokens=decoded.tokens,
         temperature=temperature,
@@ -48,12 +48,12 @@ def judged(decoded: Decoded, temperature: float, vocabulary: Vocabulary) -> Atte
 
 
 def compression_ratio(text: str) -> float:
-    """How many times smaller zlib makes a text: great where it repeats itself."""
+    """Returns the factor by which zlib shrinks a text; high for repetitive text."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))
 
 
 def best(attempts: Sequence[Attempt]) -> Attempt:
-    """Of tries that all failed: the likeliest that does not repeat itself, or the likeliest."""
+    """Returns the best of failed attempts: the likeliest that does not repeat itself, or else the likeliest."""
     calm = [one for one in attempts if one.compression_ratio <= REPETITIVE]
     return max(calm or attempts, key=lambda one: one.avg_logprob)

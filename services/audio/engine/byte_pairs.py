@@ -1,5 +1,5 @@
-"""GPT-2's byte pair encoding, which Whisper's models share: text to tokens, for vocabularies where a token's id is also
-its rank among the merges."""
+"""GPT-2's byte pair encoding, shared by Whisper's models: text to tokens, for vocabularies whose token ids are their
+ranks among the merges."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 
-# A run of letters without a space, as in Chinese, is merged in parts of so many bytes: merging takes quadratic time.
+# Runs of letters without a space, as in Chinese, are merged in chunks of this size: merging takes quadratic time.
 _WORD_BYTES = 512
 _ENDINGS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
-# Unicode's White_Space; Python's own idea of it has four more control characters.
+# Unicode's White_Space; Python's `str.isspace` accepts four more control characters.
 _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(0x2000 + i) for i in range(11)}
-# How text is cut before merging, over a copy that says only what kind each character is of (`_kind`).
+# Splits text into words before merging; matched on a copy that holds only the kind of each character (`_kind`).
 _WORDS = re.compile(r" ?a+| ?1+| ?[.]+|[ _]+(?![^ _])|[ _]+")
 
 
 class BytePairs:
-    """Encodes text. Not changed after loading, so that any thread may use it."""
+    """An encoder of text. Immutable after loading, so any thread may use it."""
 
     def __init__(self, ranks: Mapping[bytes, int]) -> None:
-        """`ranks` gives every token's id; all single bytes are among the tokens."""
+        """`ranks` maps the bytes of every token to its id; it contains all single bytes."""
         self._ranks = ranks
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of `text`; names of special tokens in it are plain text."""
+        """Returns the tokens of `text`; names of special tokens in it are plain text."""
         tokens: list[int] = []
         for word in _words(text):
             data = word.encode(errors="replace")
@@ -33,7 +33,7 @@ class BytePairs:
         return tokens
 
     def _merge(self, word: bytes) -> list[int]:
-        """Joins the neighbours that rank first until no two neighbours make a token."""
+        """Merges the neighbours of the lowest rank until no two neighbours form a token."""
         if (whole := self._ranks.get(word)) is not None:
             return [whole]
         none = len(self._ranks) + 1
@@ -43,7 +43,7 @@ class BytePairs:
             at = pairs.index(rank)
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
             del pairs[at]
-            for pair in (at - 1, at):  # the neighbours' pairs have changed
+            for pair in (at - 1, at):  # both adjacent pairs have changed
                 if 0 <= pair < len(pairs):
                     pairs[pair] = self._ranks.get(parts[pair] + parts[pair + 1], none)
         return [self._ranks[part] for part in parts]

@@ -1,4 +1,4 @@
-"""What the preparation thread hands to the batch loop: requests, and their windows made into spectrograms."""
+"""Messages between the preparation thread and the batch loop: requests, and windows as spectrograms."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from services.audio.engine.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A request that is fit to run; its chunks follow."""
+    """A valid request; its chunks follow."""
 
     request: int
     client: str
     decoding: Decoding
     prompt: list[int]  # tokens of the caller's prompt
-    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
+    deadline: float | None = None  # on the monotonic clock; the caller waits no longer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,15 +27,15 @@ class Chunk:
     """A window of a request, ready to be encoded."""
 
     request: int
-    number: int  # in the request, from 0; that of the window it will become, when `partial`
+    number: int  # in the request, from 0; of the future window if `partial`
     mel: Mel  # [n_mels, WINDOW_FRAMES]
-    window: Window  # without its sound
-    frames: int  # columns of `mel` that are sound
-    partial: bool = False  # whether it is speech that is not over
-    first: int = 0  # column of the window that `mel` begins with
+    window: Window  # without its samples
+    frames: int  # columns of `mel` that hold sound
+    partial: bool = False  # whether the speech is still open
+    first: int = 0  # column of the window at which `mel` begins
 
     def rest(self, columns: int) -> Chunk:
-        """What is left of it behind so many columns."""
+        """Returns the chunk without its first `columns` columns."""
         mel = np.zeros_like(self.mel)
         mel[:, : self.frames - columns] = self.mel[:, columns : self.frames]
         return replace(self, mel=mel, frames=self.frames - columns, first=self.first + columns)
@@ -43,15 +43,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """No chunk of the request follows."""
+    """The end of a request's chunks."""
 
     request: int
-    samples: int  # of its sound
+    samples: int  # of the request's sound
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """To the preparation: the loop has taken a chunk, so that another may follow."""
+    """To the preparation: the loop has taken a chunk, so another may follow."""
 
     request: int
     partial: bool = False
@@ -59,7 +59,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Seek:
-    """To the preparation: where the next window begins, in columns of the file, when there is no `vad`."""
+    """To the preparation: the start of the next window in columns of the file, without `vad`."""
 
     request: int
     frame: int

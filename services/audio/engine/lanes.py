@@ -1,4 +1,4 @@
-"""Where steps are computed: one after the other in the batch loop's own thread, or several at once beside it."""
+"""Lanes that compute steps: one at a time in the batch loop's thread, or several in parallel threads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from services.audio.engine.row import Row
 
-# Steps that may begin and end while one is under way. Whoever watches the worker sees steps end: if one of them hangs,
-# the others must not hide it for long.
+# Steps that may begin and end while one is running. The watchdog sees steps end: if one of them hangs, the others must
+# not hide it for long.
 OVERTAKING = 64
 
 
@@ -18,41 +18,41 @@ OVERTAKING = 64
 class Work:
     """A step of the batch loop."""
 
-    compute: Callable[[], Any]  # in a lane: calls the runtime, and leaves the loop alone
-    settle: Callable[[Any], None]  # in the loop's thread, with what was computed
+    compute: Callable[[], Any]  # in a lane: calls the runtime, does not touch the loop
+    settle: Callable[[Any], None]  # in the loop's thread, with the result
     windows: int
-    encoding: Sequence[Row] = ()  # that are encoded
+    encoding: Sequence[Row] = ()  # that the step encodes
     result: Any = None
-    fault: BaseException | None = None  # of `compute`: a defect, not what a runtime says of a batch
-    overtaken: int = 0  # steps that began later and have ended
+    fault: BaseException | None = None  # of `compute`: a defect, not a runtime's error for a batch
+    overtaken: int = 0  # steps that began later and ended earlier
 
     def run(self) -> None:
-        """Computes; keeps what came of it for the loop."""
+        """Computes the step and keeps its result or fault for the loop."""
         try:
             self.result = self.compute()
-        except BaseException as fault:  # raised in the loop's thread, as if it had computed by itself
+        except BaseException as fault:  # raised again by `Lanes.take`, in the loop's thread
             self.fault = fault
 
 
 class Lanes:
-    """Computes up to `count` steps at the same time, each in a thread; a single one in the thread that starts it."""
+    """Up to `count` parallel lanes, each a thread; a single lane uses the calling thread."""
 
     def __init__(self, count: int, ended: Callable[[Work], None]) -> None:
-        """`ended` is told of each step that was computed, in the thread that computed it."""
+        """`ended` is called with each computed step, in the thread that computed it."""
         self.count = count
         self._ended = ended
         self._pool = ThreadPoolExecutor(count, "lane") if count > 1 else None
-        self.under_way: list[Work] = []  # the oldest first
+        self.under_way: list[Work] = []  # oldest first
 
     @property
     def free(self) -> bool:
-        """Whether another step may begin now."""
+        """True if another step may start now."""
         if not self.under_way:
             return True
         return len(self.under_way) < self.count and self.under_way[0].overtaken < OVERTAKING
 
     def start(self, work: Work) -> None:
-        """Begins a step; `take` must follow once it has ended."""
+        """Starts a step; `take` must follow once it has ended."""
         self.under_way.append(work)
         if self._pool:
             self._pool.submit(self._run, work)
@@ -60,7 +60,7 @@ class Lanes:
             self._run(work)
 
     def take(self, work: Work) -> Any:
-        """The result of a step that has ended. Raises what its computing raised."""
+        """Removes a step that has ended and returns its result. Raises the fault of its computation."""
         place = self.under_way.index(work)
         del self.under_way[place]
         for older in self.under_way[:place]:
@@ -70,7 +70,7 @@ class Lanes:
         return work.result
 
     def close(self) -> None:
-        """Begins nothing more; what is under way ends by itself."""
+        """Starts no more steps; running ones end by themselves."""
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

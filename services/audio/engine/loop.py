@@ -1,10 +1,9 @@
 """The batch loop: windows of all requests share encoder and decoder batches, step by step.
 
-A step is one call of the runtime: windows are encoded, decoded, or, where a result looks wrong, decoded again at a
-higher temperature. A runtime may have lanes: then as many steps are computed at the same time, beside this loop, which
-alone decides what is next and alone knows the requests. Between two steps the loop takes messages, so a cancelled
-request costs at most the steps that run, and a window that has just arrived joins the batch that is being filled. Time
-limits are the service's.
+A step is one call of the runtime: it encodes windows, decodes them, or decodes suspicious results again at a higher
+temperature. A runtime with several lanes computes that many steps in parallel threads; this loop alone chooses the next
+step and knows the requests. The loop takes messages between steps, so a cancelled request costs at most the running
+steps, and a new window joins the batch that is being filled. The service enforces the time limits.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from services.audio.engine.turns import Turns
 from services.worker.messages import EngineError
 from services.worker.pace import Pace
 
-# A batch is filled for so long at the most: encoding more windows makes decoding cheaper, but whoever is first waits.
+# Longest time to fill a batch: encoding more windows makes decoding cheaper, but the first window waits.
 FILL_SECONDS = 2.0
 
 LoopInbox = queue.SimpleQueue[Opened | Chunk | Closed | Cancel | Stop | Work]
 
 
 class BatchLoop:
-    """Runs the requests of one loaded model. `hand` tells the preparation, `send` the service."""
+    """The batch loop of one loaded model. `hand` sends to the preparation, `send` to the service."""
 
     def __init__(
         self,
@@ -64,18 +63,18 @@ class BatchLoop:
         self._batch = runtime.ready.batch_windows
         self._transcripts: dict[int, Transcript] = {}
         self._turns = Turns()
-        self._again: list[Row] = []  # to be encoded once more, whole
+        self._again: list[Row] = []  # to be encoded again, whole
         self._encoded: list[Row] = []  # to be decoded
         self._failing: list[Row] = []  # to be decoded at a higher temperature
-        self._owed = False  # whether the failing ones are next
-        self._filling = 0.0  # since when a batch is being filled
-        self._pace = Pace(1, self._batch, start=self._batch)  # windows that are decoded in one step
+        self._owed = False  # whether the failing rows are next
+        self._filling = 0.0  # when the current batch began to fill
+        self._pace = Pace(1, self._batch, start=self._batch)  # windows decoded in one step
         self._glimpses = PartialDecoder(runtime, self._shortest)
         self._computes = Steps(runtime)
-        # Of one lane a step has ended when it has begun; of several, their threads say so.
+        # A single lane ends a step before `start` returns; several lanes report the end from their threads.
         self._lanes = Lanes(runtime.lanes, inbox.put if runtime.lanes > 1 else self._end)
         self._steps = 0
-        self._ended: list[int] = []  # windows of the steps that have ended in this turn
+        self._ended: list[int] = []  # windows of the steps that ended in this turn
         self._reported: Counters | None = None
         self._phases: list[Phase] = []
 
@@ -86,7 +85,7 @@ class BatchLoop:
         self._lanes.close()
 
     def turn(self) -> bool:
-        """One turn of the loop, at most one step in each lane; waits for a message when there is nothing to do."""
+        """Runs one turn: starts at most one step in each lane; waits for a message if it has nothing to do."""
         if not self._take_messages():
             return False
         self._expire()
@@ -100,11 +99,11 @@ class BatchLoop:
         return True
 
     def _end(self, work: Work) -> None:
-        """Takes what a step has computed."""
+        """Settles a step that has ended."""
         work.settle(self._lanes.take(work))
         self._ended.append(work.windows)
 
-    # --- what comes in
+    # --- incoming messages
 
     def _take_messages(self) -> bool:
         wait = not self._lanes.free or self._next_step() is None
@@ -139,7 +138,7 @@ class BatchLoop:
             transcript.waiting.append(message)
 
     def _expire(self) -> None:
-        """Ends the requests whose callers do not wait any more."""
+        """Refuses requests whose deadline has passed."""
         now = time.monotonic()
         for transcript in [one for one in self._transcripts.values() if one.deadline <= now]:
             self._refuse(transcript, EngineError("TIMEOUT", "the caller's deadline has passed"))
@@ -158,7 +157,7 @@ class BatchLoop:
             self._hand(Cancel(transcript.request))
             self._send(Refused(request=transcript.request, code=error.code, message=error.message, param=error.param))
 
-    # --- what is next
+    # --- scheduling
 
     def _next_step(self) -> Callable[[], Work] | None:
         if self._failing and (self._owed or not (self._encoded or self._fillable())):
@@ -171,31 +170,31 @@ class BatchLoop:
             return self._decode_first
         if self._fillable():
             return self._encode_next
-        # Only where nothing final waits.
+        # Partials wait until no final window does.
         return self._glimpse if any(one.glimpse for one in self._transcripts.values()) else None
 
     def _encoding(self) -> list[Row]:
-        """Rows that are being encoded, in any lane."""
+        """Returns the rows that are being encoded, in any lane."""
         return [row for work in self._lanes.under_way for row in work.encoding]
 
     def _room(self) -> int:
-        """Rows that may still be encoded before the next ones are decoded."""
+        """Returns how many rows may still be encoded before the next decoding step."""
         return self._batch - len(self._again) - len(self._encoded) - len(self._failing) - len(self._encoding())
 
     def _fillable(self) -> bool:
         return self._room() > 0 and any(self._ready())
 
     def _share(self) -> int:
-        """Rows that one step decodes at the most: its lane's part of all that is there, so that none is left idle."""
+        """Returns the most rows that one step decodes: one lane's share of all rows, so that no lane is idle."""
         waiting = sum(len(transcript.waiting) for transcript in self._transcripts.values())
         rows = sum(transcript.running for transcript in self._transcripts.values())
         return min(self._pace.limit, max(1, -(-(waiting + rows) // self._lanes.count)))
 
     def _ready(self) -> Iterator[Transcript]:
-        """Requests with a window that may be taken now."""
+        """Yields the requests with a window that may be taken now."""
         for transcript in self._transcripts.values():
-            # Whoever's language is not known yet begins with one window. Segments are told in order: a request does not
-            # get far ahead of a window that fails again and again.
+            # A request whose language is unknown begins with one window. Segments are sent in order: a request does not
+            # get far ahead of a window that keeps failing.
             if not transcript.waiting or (not transcript.language and transcript.running):
                 continue
             if transcript.waiting[0].number < transcript.next + 2 * self._batch:
@@ -260,7 +259,7 @@ class BatchLoop:
         return self._decode(self._failing)
 
     def _decode(self, waiting: list[Row]) -> Work:
-        """Decodes the oldest of the rows that wait, and all that can be decoded with it."""
+        """Decodes the oldest waiting row together with rows of the same kind."""
         kind = waiting[0].kind()
         rows = [row for row in waiting if row.kind() == kind][: self._share()]
         waiting[:] = [row for row in waiting if row not in rows]
@@ -277,13 +276,13 @@ class BatchLoop:
                 self._tell(row.transcript, outcome)
 
     def _refuse_all(self, computed: Computed[Any]) -> None:
-        """Refuses whose rows could not be computed; batches are smaller once memory has run out."""
+        """Refuses the requests of failed rows; makes batches smaller once memory has run out."""
         if computed.too_many:
             self._batch = max(1, computed.too_many // 2)
         for row, error in computed.refused:
             self._refuse(row.transcript, error)
 
-    # --- what comes out
+    # --- results
 
     def _tell(self, transcript: Transcript, outcome: Outcome) -> None:
         if outcome.more and outcome.cut:
@@ -299,7 +298,7 @@ class BatchLoop:
         if transcript.sequential:
             self._hand(Seek(transcript.request, transcript.seek))
             if transcript.detects and not transcript.told_language:
-                transcript.language = ""  # found in silence
+                transcript.language = ""  # it was detected in silence
         if transcript.glimpse and transcript.glimpse.number < transcript.next:
             self._drop_glimpse(transcript)
 
@@ -308,7 +307,7 @@ class BatchLoop:
         self._hand(Taken(transcript.request, partial=True))
 
     def _glimpse(self) -> Work:
-        """Tells what open speech sounds like so far."""
+        """Decodes partials of open speech."""
         transcripts = [one for one in self._transcripts.values() if one.glimpse]
         chosen: list[tuple[Transcript, Chunk]] = []
         while len(chosen) < self._batch and (transcript := self._turns.next(transcripts)):
@@ -330,7 +329,7 @@ class BatchLoop:
             for transcript, _ in chosen:
                 self._refuse(transcript, found)
             return
-        # What is final may have been told meanwhile.
+        # Final segments may have been sent meanwhile.
         open_still = {one.request for one, chunk in chosen if not one.gone and chunk.number >= one.next}
         for partial in found:
             if partial.request in open_still:
@@ -344,7 +343,7 @@ class BatchLoop:
             self._forget(transcript)
 
     def _report(self) -> None:
-        """The heartbeat after every step, and whenever the counters have changed without one."""
+        """Sends a heartbeat after every step, and whenever the counters have changed without one."""
         running = sum(one.running > 0 for one in self._transcripts.values())
         waiting = len(self._transcripts) - running
         for windows in self._ended:

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms, as the Whisper models were trained on."""
+"""Log-mel spectrograms as in the training of the Whisper models."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from services.audio.engine.messages import SAMPLE_RATE
 from services.audio.engine.window import HOP, WINDOW_SAMPLES, Samples, Window, no_samples
 
 FRAME = 400  # samples of one Fourier transform: 25 ms
-EDGE = FRAME // 2  # samples that a column looks beyond its place
+EDGE = FRAME // 2  # samples that a column reads beyond its position
 COLUMNS = WINDOW_SAMPLES // HOP
-RANGE = 8.0  # powers of ten below the loudest that are told apart
+RANGE = 8.0  # powers of ten below the loudest; fainter sound is clipped
 FAINTEST = 1e-10
 
 Mel = NDArray[np.float32]
 
 
 class LogMel:
-    """Spectrograms of one request's windows.
+    """The spectrograms of one request's windows.
 
-    The reference clips faint sound at a level below the loudest of the whole file. That is not known while sound comes:
-    it is the loudest so far here, so only windows before the file's loudest one may differ, in what is very faint.
+    The reference clips faint sound at a level below the loudest of the whole file. A stream does not know that level:
+    this uses the loudest so far, so only windows before the file's loudest may differ, and only in very faint sound.
     """
 
     def __init__(self, n_mels: int) -> None:
-        """`n_mels`: 80 or 128, as the model has them; ValueError for others."""
+        """`n_mels` is 80 or 128, as in the model; raises ValueError for others."""
         _filters(n_mels)
         self._n_mels = n_mels
         self._loudest = -inf
 
     def of(self, window: Window) -> Mel:
-        """The spectrogram of a window, float32 [n_mels, COLUMNS], given in the order of the file."""
+        """Returns the spectrogram of a window, float32 [n_mels, COLUMNS]. Windows must follow the file's order."""
         powers = _log_powers(window.samples, self._n_mels, window.before, window.after)
         self._loudest = max(self._loudest, float(powers.max(initial=-inf)))
         return _scaled(powers, self._loudest)
 
 
 def log_mel(samples: Samples, n_mels: int) -> Mel:
-    """The spectrogram of one window alone: float32 [n <= WINDOW_SAMPLES] to float32 [n_mels, COLUMNS].
+    """Returns the spectrogram of a single window: float32 [n <= WINDOW_SAMPLES] to float32 [n_mels, COLUMNS].
 
-    Columns behind the sound are 0, as in the reference, which pads the spectrogram and not the sound.
+    Columns after the sound are 0, as in the reference, which pads the spectrogram and not the sound.
     """
     powers = _log_powers(samples[:WINDOW_SAMPLES], n_mels, no_samples(), no_samples())
     return _scaled(powers, float(powers.max(initial=-inf)))
 
 
 def _log_powers(samples: Samples, n_mels: int, before: Samples, after: Samples) -> Mel:
-    """Powers of ten, [n_mels, columns of sound]. Beyond the edges is the file's sound, else a mirror and silence."""
+    """Returns powers of ten, [n_mels, columns of sound]. The edges use the file's sound, else a mirror and silence."""
     columns = len(samples) // HOP
     if not columns:
         return np.zeros((n_mels, 0), dtype=np.float32)
@@ -78,7 +78,7 @@ def _hann() -> Samples:
 
 @cache
 def _filters(n_mels: int) -> Mel:
-    """Triangles over the spectrum, [n_mels, FRAME / 2 + 1], of equal area, evenly spaced on Slaney's mel scale."""
+    """Returns triangular filters, [n_mels, FRAME / 2 + 1], of equal area, evenly spaced on Slaney's mel scale."""
     if n_mels not in (80, 128):
         raise ValueError(f"Whisper models have 80 or 128 mel bands, not {n_mels}")
     nyquist = SAMPLE_RATE / 2

@@ -1,4 +1,4 @@
-"""What an audio service and its worker say to each other. Times are seconds in the file, sound is 16 kHz mono int16."""
+"""Messages between the audio service and its worker. Times are seconds in the file; sound is 16 kHz mono int16."""
 
 from __future__ import annotations
 
@@ -38,35 +38,35 @@ __all__ = [
 
 SAMPLE_RATE = 16_000  # of all sound that a worker takes
 Task = Literal["transcribe", "translate"]
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of Whisper's paper: the next one where a result looks wrong
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of Whisper's paper: the next one applies where a result looks wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How to run a model; zero means derived from the model and the machine."""
+    """Options of a loaded model; zero means derived from the model and the machine."""
 
     model_id: str
     path: str
     threads: int
     gpu: bool
     compute_type: str = "auto"  # auto, or one of the runtime's: float32, float16, bfloat16, int8, int8_float16, ...
-    batch_windows: int = 0  # windows of 30 s that are computed together at the most
-    cache_folder: str = ""  # where a runtime may keep converted weights; empty: nowhere
-    whole_windows: bool = False  # whether every window is filled up to 30 s, as the reference does: slower
+    batch_windows: int = 0  # most windows of 30 s that are computed together
+    cache_folder: str = ""  # folder for a runtime's converted weights; empty: none
+    whole_windows: bool = False  # pad every window to 30 s, as the reference does: slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VadOptions:
-    """How to find speech."""
+    """Options of voice activity detection."""
 
-    threshold: float = 0.5  # probability from which on sound is speech
+    threshold: float = 0.5  # least probability at which sound is speech
     silence_ms: int = 200  # pause that ends a stretch of speech
     padding_ms: int = 300  # kept before and after a stretch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """How to transcribe one request."""
+    """Options of one request."""
 
     task: Task = "transcribe"
     language: str = ""  # ISO 639-1, as Whisper names it; empty: detected in the first window
@@ -74,16 +74,16 @@ class Decoding:
     temperatures: tuple[float, ...] = TEMPERATURES  # tried in this order; never empty
     beam_size: int = 5  # at temperature 0; 1 is greedy
     best_of: int = 5  # samples above temperature 0
-    words: bool = False  # whether words and their times are wanted
-    logprobs: bool = False  # whether each token's logprob is wanted
+    words: bool = False  # return words with their times
+    logprobs: bool = False  # return each token's logprob
     vad: VadOptions | None = field(default_factory=VadOptions)  # None: every second is decoded, as Whisper itself does
-    live: bool = False  # sound comes as it is spoken: pauses end windows, and there are partials
+    live: bool = False  # sound arrives as it is spoken: pauses end windows, and partials are sent
     conditioned: bool = True  # without `vad`: each window is prompted with the text before it
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """First message to a worker: which runtime, which model."""
+    """First message to a worker: the runtime and the model."""
 
     runtime: str
     options: EngineOptions
@@ -96,12 +96,12 @@ class Submit:
     request: int
     client: str
     decoding: Decoding
-    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
+    deadline: float | None = None  # on the monotonic clock; the caller waits no longer
 
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The next sound of a request: little-endian int16, 16 kHz, mono. Nothing follows the `last`."""
+    """The next sound of a request: little-endian int16, 16 kHz, mono. Nothing follows `last`."""
 
     request: int
     samples: bytes
@@ -113,13 +113,13 @@ class Ready:
     """The model is loaded."""
 
     languages: list[str]  # codes, as in `Decoding.language`
-    multilingual: bool  # whether it detects languages and translates; else it knows one language
-    batch_windows: int  # windows that are computed together at the most
+    multilingual: bool  # detects languages and translates; else it knows one language
+    batch_windows: int  # most windows that are computed together
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """The worker no longer holds so many samples, counted from the request's beginning, but in windows."""
+    """The worker no longer holds the request's first `samples` samples, except in windows."""
 
     request: int
     samples: int
@@ -127,7 +127,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """The request's language. Once, before its first segment; never when nothing was said. A given one has 1.0."""
+    """The request's language, once before its first segment; never if nothing was said. A given language has 1.0."""
 
     request: int
     language: str
@@ -146,9 +146,9 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely the model found a token of the text, temperature 1."""
+    """The logprob of a text token at temperature 1."""
 
-    piece: bytes  # maybe only part of a character
+    piece: bytes  # may be only part of a character
     logprob: float
 
 
@@ -157,7 +157,7 @@ class Segment:
     """A phrase."""
 
     index: int  # in the request, from 0
-    seek: int  # where the window began, in hundredths of a second, as in Whisper's own output
+    seek: int  # start of the window, in hundredths of a second, as in Whisper's own output
     start: float
     end: float
     text: str
@@ -166,8 +166,8 @@ class Segment:
     avg_logprob: float  # of the window
     compression_ratio: float  # of the window's text
     no_speech_prob: float  # of the window
-    words: list[Word] | None = None  # where asked for
-    logprobs: list[TokenLogprob] | None = None  # where asked for
+    words: list[Word] | None = None  # if requested
+    logprobs: list[TokenLogprob] | None = None  # if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Transcribed:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """What the speech that is not over sounds like so far; the next partial or segment of the request replaces it."""
+    """The text so far of speech that is not over; the request's next partial or segment replaces it."""
 
     request: int
     text: str
@@ -194,7 +194,7 @@ class Finished:
 
     request: int
     seconds: float  # of sound
-    speech_seconds: float  # of these, what was decoded
+    speech_seconds: float  # of these, seconds that were decoded
     tokens: int  # of all segments' text
 
 
@@ -203,17 +203,17 @@ class Counters:
     """The loop's own counters after a step."""
 
     steps: int
-    running: int  # requests with a window that is being worked on
+    running: int  # requests with a window in progress
     waiting: int  # requests whose windows wait, or that have sent nothing to decode yet
     windows: int  # computed together in the last step
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The end of a step of the batch loop: the heartbeat."""
+    """The end of a batch loop step: the heartbeat."""
 
     counters: Counters
-    phases: list[Phase] = field(default_factory=list)  # `windows`, of requests whose first window is worked on
+    phases: list[Phase] = field(default_factory=list)  # `windows`, of requests whose first window is in progress
 
 
 ToWorker = Load | Submit | Sound | Cancel | Stop

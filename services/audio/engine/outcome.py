@@ -1,4 +1,4 @@
-"""What became of a window, told in the file's time: phrases with their words and the likelihood of their tokens."""
+"""The outcome of a window in the file's time: phrases with their words and token logprobs."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from services.audio.engine.runtime import Aligned, Vocabulary
 from services.audio.engine.window import Window
 from services.audio.engine.words import Utterance, time_words
 
-LOWEST_LOGPROB = -9999.0  # of a probability of 0
+LOWEST_LOGPROB = -9999.0  # for a probability of 0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a window was decoded to."""
+    """The result of decoding a window."""
 
     chunk: Chunk
     attempt: Attempt
-    reached: float  # the temperature that was tried last
+    reached: float  # the last temperature tried
     cut: Cut | None = None  # None: silence
-    aligned: Aligned | None = None  # where words or logprobs are wanted and there is text
-    more: bool = False  # whether the rest of the window is decoded on its own
+    aligned: Aligned | None = None  # if words or logprobs are requested and there is text
+    more: bool = False  # whether the rest of the window is decoded separately
 
     @property
     def first(self) -> float:
-        """Where in the window it begins, in seconds."""
+        """Start in the window, in seconds."""
         return self.chunk.first / 100
 
     @property
     def seek(self) -> int:
-        """Where in the file it begins, in columns."""
+        """Start in the file, in columns."""
         return round(self.chunk.window.at(self.first) * 100) if self.chunk.first else self.chunk.window.seek
 
 
@@ -55,19 +55,19 @@ class Telling:
     """The phrases of a window."""
 
     phrases: list[Told] = field(default_factory=list)
-    last_word: float | None = None  # where the last word ends
-    spoken_until: float = 0.0  # where speech ends, for the words of the next window
+    last_word: float | None = None  # end of the last word
+    spoken_until: float = 0.0  # end of speech, for the words of the next window
 
 
 def text_tokens(tokens: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Those that are text."""
+    """Returns the tokens that are text."""
     return [token for token in tokens if token < vocabulary.eot]
 
 
 def tell(
     outcome: Outcome, vocabulary: Vocabulary, language: str, words: bool, logprobs: bool, spoken_until: float
 ) -> Telling:
-    """Puts a window's phrases into the file's time. `spoken_until` is where speech before the window ended."""
+    """Converts a window's phrases to the file's time. `spoken_until` is the end of speech before the window."""
     window = outcome.chunk.window
     telling = Telling(spoken_until=spoken_until)
     for phrase in outcome.cut.phrases if outcome.cut else []:
@@ -95,10 +95,10 @@ def _add_logprobs(phrases: Sequence[Told], aligned: Aligned, vocabulary: Vocabul
 
 
 def _add_words(telling: Telling, outcome: Outcome, aligned: Aligned, vocabulary: Vocabulary, language: str) -> None:
-    """Times the words in the window where silence was left out of it, else in the file, as the reference does."""
+    """Times words within the window if silence was left out of it, else in the file, as the reference does."""
     window = outcome.chunk.window
     whole = len(window.pieces) == 1
-    begin = window.start if whole else 0.0  # of the window, in the time that words get
+    begin = window.start if whole else 0.0  # of the window, in the time base of the words
     offset = begin + outcome.first
     cuts = outcome.cut.phrases if outcome.cut else []
     utterances = [
@@ -111,7 +111,7 @@ def _add_words(telling: Telling, outcome: Outcome, aligned: Aligned, vocabulary:
     for told, utterance in zip(telling.phrases, utterances, strict=True):
         told.words = [_in_file(word, window, begin) for word in utterance.words]
         if told.words:
-            # The words that were timed know better than timestamp tokens where a phrase is.
+            # Timed words locate a phrase more accurately than timestamp tokens.
             told.start, told.end = window.span(max(0.0, utterance.start - begin), utterance.end - begin)
             told.start = min(told.start, told.words[0].start)
             told.end = max(told.end, told.words[-1].end)

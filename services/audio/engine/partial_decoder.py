@@ -1,4 +1,4 @@
-"""Partials: what speech that is not over sounds like so far, decoded quickly and told as a guess."""
+"""Partials: a fast, provisional decoding of speech that is not over."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from services.audio.engine.transcript import Transcript
 
 
 class PartialDecoder:
-    """Decodes open speech greedily, without times and in one try."""
+    """A greedy decoder of open speech, without times and with a single attempt."""
 
     def __init__(self, runtime: Runtime, shortest: int) -> None:
-        """`shortest` is how many columns are encoded at least."""
+        """`shortest` is the least number of columns to encode."""
         self._runtime = runtime
         self._shortest = shortest
 
     def decode(self, chosen: Sequence[tuple[Transcript, Chunk]]) -> list[Partial]:
-        """The partials of requests; none for speech of which nothing can be made out yet. Raises EngineError."""
+        """Returns the partials of requests; none for speech that is still unintelligible. Raises EngineError."""
         lengths: dict[int, list[tuple[Transcript, Chunk]]] = {}
         for transcript, chunk in chosen:
             lengths.setdefault(columns_for(chunk.frames, self._shortest, lengths), []).append((transcript, chunk))
@@ -34,7 +34,7 @@ class PartialDecoder:
         windows = runtime.encode(np.stack([chunk.mel[:, :columns] for _, chunk in group]))
         languages = [transcript.language for transcript, _ in group]
         if not all(languages):
-            # For this partial only: what a request's language is, its first whole window says.
+            # For this partial only: the first whole window determines a request's language.
             found = runtime.detect(windows)
             languages = [given or guess for given, (guess, _) in zip(languages, found, strict=True)]
         stop = [runtime.vocabulary.no_timestamps]

@@ -1,4 +1,4 @@
-"""What a window was decoded to, cut into phrases at its timestamp tokens, as the reference does."""
+"""Cuts a decoded window into phrases at its timestamp tokens, as the reference does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from services.audio.engine.runtime import TOKEN_SECONDS
 
-FRAMES_PER_TOKEN = 2  # columns of the spectrogram that a timestamp token counts
+FRAMES_PER_TOKEN = 2  # spectrogram columns per timestamp token
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class Phrase:
 
     start: float
     end: float
-    tokens: list[int]  # with the timestamps
+    tokens: list[int]  # including timestamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class Cut:
     """The phrases of a window."""
 
     phrases: list[Phrase]
-    advance: int  # columns by which the next window is further, when windows move on by their text
+    advance: int  # columns to the start of the next window, when windows follow their text
     whole: bool  # whether the text reaches the window's end: one timestamp, after which nothing is said
 
 
 def cut(tokens: Sequence[int], timestamp_begin: int, frames: int, keep_rest: bool = False) -> Cut:
-    """Cuts the tokens of a window with so many columns of sound.
+    """Cuts the tokens of a window with `frames` columns of sound.
 
-    Two timestamps side by side end one phrase and begin the next. What follows the last such pair is not finished and
-    left to the next window, unless a single timestamp ends it, or `keep_rest` says that the window ends with a pause.
+    Two adjacent timestamps end one phrase and begin the next. Text after the last such pair is unfinished and left to
+    the next window, unless a single timestamp ends it, or `keep_rest` says that the window ends with a pause.
     """
     stamps = [token >= timestamp_begin for token in tokens]
     whole = stamps[-2:] == [False, True]
@@ -51,12 +51,12 @@ def cut(tokens: Sequence[int], timestamp_begin: int, frames: int, keep_rest: boo
         phrases.append(Phrase(start, max(start, frames / 100), rest))
         return Cut(phrases, frames, whole)
     advance = frames if whole else (tokens[borders[-1] - 1] - timestamp_begin) * FRAMES_PER_TOKEN
-    # A window that does not move would be decoded for ever.
+    # A window that does not advance would be decoded forever.
     return Cut(phrases, advance if 0 < advance <= frames else frames, whole)
 
 
 def _only(tokens: Sequence[int], timestamp_begin: int, frames: int) -> Phrase:
-    """All of a window without a border in it; it ends with its last timestamp where there is one."""
+    """Returns a window without a border as one phrase; it ends at its last timestamp, if any."""
     stamps = [token for token in tokens if token > timestamp_begin]
     end = _seconds(stamps[-1], timestamp_begin) if stamps else frames / 100
     return Phrase(0.0, end, list(tokens))

@@ -1,7 +1,7 @@
-"""From sound to spectrograms, beside the batch that runs: finds speech, cuts windows, hands them to the loop.
+"""The preparation thread: finds speech, cuts windows and makes their spectrograms while a batch runs.
 
-Sound is looked at only as fast as its windows are taken: what waits is kept as it came, and the service sends no more
-than it was told is consumed. Requests take turns, so that a long file does not keep a short one waiting.
+Sound is processed only as fast as the loop takes its windows: the rest waits unprocessed, and the service sends only
+a limited amount ahead of the reported consumption. Requests take turns, so a long file does not delay a short one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from services.audio.engine.windows import SpeechWindows, WholeWindows
 from services.worker.messages import EngineError
 
 SAMPLE_BYTES = 2
-BLOCK_BYTES = 8 * SAMPLE_RATE * SAMPLE_BYTES  # of one request that are looked at before the next one has its turn
-HELD_SAMPLES = 60 * SAMPLE_RATE  # that a planner holds at the most before more is fed
-BACKLOG_BYTES = 1200 * SAMPLE_RATE * SAMPLE_BYTES  # of one request; twice what a service sends ahead
+BLOCK_BYTES = 8 * SAMPLE_RATE * SAMPLE_BYTES  # of one request, processed in one turn
+HELD_SAMPLES = 60 * SAMPLE_RATE  # most that a planner holds before it is fed more
+BACKLOG_BYTES = 1200 * SAMPLE_RATE * SAMPLE_BYTES  # of one request; twice what the service sends ahead
 PARTIAL_SAMPLES = SAMPLE_RATE  # of new sound between two partials of a request
 
 PrepareInbox = queue.SimpleQueue[Submit | Sound | Cancel | Taken | Seek | Stop]
@@ -34,7 +34,7 @@ PrepareInbox = queue.SimpleQueue[Submit | Sound | Cancel | Taken | Seek | Stop]
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """A request's sound."""
+    """The sound of one request."""
 
     request: int
     client: str
@@ -42,18 +42,18 @@ class _Feed:
     planner: SpeechWindows | WholeWindows
     mel: LogMel
     backlog: deque[bytes] = field(default_factory=deque)
-    waiting: int = 0  # bytes of the backlog
-    ended: bool = False  # whether the last sound has come
-    fed_all: bool = False  # and has been looked at
-    moved: bool = False  # whether the loop has said where the next window begins
+    waiting: int = 0  # bytes in the backlog
+    ended: bool = False  # whether the last sound has arrived
+    fed_all: bool = False  # and was fed to the planner
+    moved: bool = False  # whether the loop has sent the start of the next window
     number: int = 0  # of the next chunk
     out: int = 0  # chunks that the loop has not taken
     partial_out: bool = False
-    partial_at: int = 0  # samples that were fed when the last partial was made
-    told: int = 0  # samples that the service knows to be consumed
+    partial_at: int = 0  # samples fed when the last partial was made
+    told: int = 0  # samples reported to the service as consumed
 
     def add(self, samples: bytes, last: bool) -> None:
-        """Puts sound behind what waits; what follows the last is dropped."""
+        """Appends sound to the backlog; drops sound after the last."""
         if self.ended:
             return
         if samples:
@@ -62,7 +62,7 @@ class _Feed:
         self.ended = last
 
     def take(self) -> bytes:
-        """The next block, whole samples; half a sample stays for the one it belongs to, or is dropped at the end."""
+        """Returns the next block of whole samples. Half a sample waits for its rest, or is dropped at the end."""
         block = bytearray()
         while self.backlog and len(block) < BLOCK_BYTES:
             block += self.backlog.popleft()
@@ -75,7 +75,7 @@ class _Feed:
 
 
 class Preparation:
-    """Prepares the requests of one loaded model. `hand` gets what the loop takes, `send` what the service is told."""
+    """The preparation of one loaded model's requests. `hand` sends to the loop, `send` to the service."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Preparation:
             pass
 
     def turn(self) -> bool:
-        """Takes what has arrived and prepares one block of one request; waits for a message when there is none."""
+        """Takes messages and prepares one block of one request; waits for a message if it has nothing to do."""
         if not self._take_messages():
             return False
         feed = self._turns.next(feed for feed in self._feeds.values() if self._can_go_on(feed))
@@ -109,7 +109,7 @@ class Preparation:
                 self._refuse(feed.request, error)
         return True
 
-    # --- what comes in
+    # --- incoming messages
 
     def _take_messages(self) -> bool:
         wait = not any(map(self._can_go_on, self._feeds.values()))
@@ -133,7 +133,7 @@ class Preparation:
             self._forget(message.request)
             self._hand(message)
         elif feed is None:
-            return  # it was refused or cancelled, and what was under way came too late
+            return  # refused or cancelled while the message was on its way
         elif isinstance(message, Sound):
             self._add(feed, message)
         elif isinstance(message, Seek):
@@ -190,7 +190,7 @@ class Preparation:
             others = any(other.client == feed.client for other in self._feeds.values())
             self._turns.forget(request, feed.client, others)
 
-    # --- what is made of it
+    # --- windows and chunks
 
     def _can_go_on(self, feed: _Feed) -> bool:
         if feed.out >= self._ahead:
@@ -203,7 +203,7 @@ class Preparation:
         return waits and planner.fed - planner.consumed < HELD_SAMPLES
 
     def _go_on(self, feed: _Feed) -> None:
-        """Feeds one block, and hands on the windows that it completes."""
+        """Feeds one block and sends the windows that it completes."""
         planner = feed.planner
         feed.moved = False
         if self._can_feed(feed):
@@ -226,7 +226,7 @@ class Preparation:
             self._hand(Closed(feed.request, planner.fed))
 
     def _peek(self, feed: _Feed) -> None:
-        """Makes a partial of live speech, when there is enough new sound and nothing else of the request waits."""
+        """Sends a partial of live speech if there is enough new sound and nothing else of the request waits."""
         planner = feed.planner
         if not feed.decoding.live or feed.partial_out or feed.out or feed.backlog or feed.ended:
             return

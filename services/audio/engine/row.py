@@ -1,4 +1,4 @@
-"""A window in the batch loop: encoded, tried at rising temperatures, and done."""
+"""A row of the batch loop: a window, encoded and decoded at rising temperatures until it is done."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from services.audio.engine.mel import Mel
 from services.audio.engine.runtime import WINDOW_FRAMES, Encoded, Step
 from services.audio.engine.transcript import Transcript
 
-# Columns that windows are filled up to: the encoder's work grows with them, and only equal ones are decoded together.
+# Columns that windows are padded to: the encoder's work grows with them, and only equal lengths decode together.
 LENGTHS = (1500, 2000, 2500, WINDOW_FRAMES)
-# Silence behind the sound, in columns. Models were trained on windows of 30 s: with 2 s of silence they repeat
-# themselves, with 5 s as many words were right as with 30 s (tiny.en: 6.8 % wrong of 129 clips, and 6.9 %), for a
-# third of the encoder's work or less; with 4 s as many as with 5 (4.85 % wrong of 147 clips, both).
+# Silence after the sound, in columns. Models were trained on windows of 30 s: with 2 s of silence they repeat
+# themselves; with 5 s as many words were right as with 30 s (tiny.en: 6.8 % wrong of 129 clips, and 6.9 %), for a
+# third of the encoder's work or less; with 4 s as many as with 5 s (4.85 % wrong of 147 clips, both).
 MARGIN = 400
-# The longest that a window is filled up to only to be decoded with others.
+# Longest length that a window is padded to only to share a decoding batch.
 JOINED = 2000
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A window that is being worked on."""
+    """A window in progress."""
 
     transcript: Transcript
     chunk: Chunk
-    columns: int  # that are encoded
+    columns: int  # number of encoded columns
     window: Encoded | None = None
     prompt: list[int] = field(default_factory=list)
-    rung: int = 0  # of the ladder of temperatures
+    rung: int = 0  # index of the temperature
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
     def gone(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """True if the request was cancelled, refused or finished."""
         return self.transcript.gone
 
     @property
     def mel(self) -> Mel:
-        """What is encoded, [n_mels, columns]."""
+        """The encoder's input, [n_mels, columns]."""
         return self.chunk.mel[:, : self.columns]
 
     @property
     def temperature(self) -> float:
-        """Of the next try."""
+        """The temperature of the next attempt."""
         return self.transcript.decoding.temperatures[self.rung]
 
     def kind(self) -> Hashable:
-        """What is the same for all rows that are decoded together."""
+        """Returns the key that all rows of one decoding batch share."""
         decoding = self.transcript.decoding
         width = decoding.best_of if self.temperature > 0 else decoding.beam_size
         return self.columns, self.temperature, width
 
     def step(self, max_tokens: int) -> Step:
-        """How to decode it and its like."""
+        """Returns the options for decoding rows of this kind."""
         decoding = self.transcript.decoding
         return Step(
             temperature=self.temperature,
@@ -66,9 +66,9 @@ class Row:
         )
 
     def failed_again(self, attempt: Attempt) -> bool:
-        """Notes a try that failed; whether there is another one to make.
+        """Records a failed attempt. Returns True if another one should follow.
 
-        A window that was not filled up to 30 s is first filled up: that alone may have been the fault.
+        A window shorter than 30 s is padded to 30 s first: its length alone may be the cause.
         """
         self.attempts.append(attempt)
         if self.columns < WINDOW_FRAMES:
@@ -80,15 +80,15 @@ class Row:
         return False
 
     def best(self) -> Attempt:
-        """The best of the tries that failed."""
+        """Returns the best of the failed attempts."""
         return best(self.attempts)
 
 
 def columns_for(frames: int, shortest: int, others: Collection[int]) -> int:
-    """How many columns a window with so many of sound is filled up to; at least what the runtime needs.
+    """Returns the columns that a window with `frames` columns of sound is padded to; at least `shortest`.
 
-    Up to the next length where `others`, which it can then be decoded with, have that: a batch more to decode costs
-    more than that much more to encode.
+    Pads to the next length if `others` have that length and can then share a batch: decoding another batch costs more
+    than encoding the extra columns.
     """
     wanted = max(shortest, frames + MARGIN)
     place = next((place for place, length in enumerate(LENGTHS) if length >= wanted), len(LENGTHS) - 1)

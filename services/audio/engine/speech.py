@@ -1,4 +1,4 @@
-"""Where in a sound there is speech: how likely each frame is speech, in order; stretches of speech out."""
+"""Speech detection: turns the speech probabilities of frames, in order, into stretches of speech."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import numpy as np
 from services.audio.engine.messages import SAMPLE_RATE, VadOptions
 from services.audio.engine.window import Samples
 
-FRAME = 512  # samples that one probability stands for
-SHORTEST = 0  # samples: speech that is not longer is none
-HYSTERESIS = 0.15  # speech goes on until the probability is so far below the threshold
-LOWEST = 0.01  # but at least so much
+FRAME = 512  # samples per probability
+SHORTEST = 0  # samples: speech must be longer than this
+HYSTERESIS = 0.15  # speech continues until the probability is this far below the threshold
+LOWEST = 0.01  # lower bound of that limit
 
 
 class Stretch(NamedTuple):
-    """A stretch of speech with the silence around it that is kept. In samples of the file."""
+    """A stretch of speech with the silence kept around it, in samples of the file."""
 
     start: int
     end: int
 
     @property
     def length(self) -> int:
-        """Samples."""
+        """Length in samples."""
         return self.end - self.start
 
     def shortened(self, length: int) -> Stretch:
-        """The same, without what is beyond a length."""
+        """Returns the stretch, cut off after `length` samples."""
         return Stretch(self.start, min(self.end, self.start + length))
 
 
 class SpeechDetector:
-    """Finds stretches of speech, frame by frame, as Silero's own code does for a whole file.
+    """A frame-by-frame detector of speech, with the rules of Silero's own code for whole files.
 
     Speech begins with a frame at the threshold, and ends where frames have been below a lower one for `silence_ms`.
-    Stretches get `padding_ms` at both ends, or half of the silence between them where that is less; so they never
-    overlap, and with a silence shorter than both paddings nothing is lost. A stretch is known once its padding is.
+    Stretches get `padding_ms` at both ends, or half of the silence between them if that is less; so they never overlap,
+    and a silence shorter than both paddings is kept whole. A stretch is known once its padding is.
     """
 
     def __init__(self, options: VadOptions) -> None:
@@ -45,15 +45,15 @@ class SpeechDetector:
         self._silence = options.silence_ms * SAMPLE_RATE // 1000
         self._padding = options.padding_ms * SAMPLE_RATE // 1000
         self.position = 0  # samples seen
-        self._start: int | None = None  # of the speech that goes on, without padding
-        self._quiet: int | None = None  # since when it may be over
-        self._cut = False  # whether it goes on from a stretch that was cut
-        self._over: Stretch | None = None  # the stretch before, whose end is not padded yet
-        self._last = 0  # where the last speech ended, without padding
-        self._floor = 0  # where the stretch before ends, with padding: none begins earlier
+        self._start: int | None = None  # of the current speech, without padding
+        self._quiet: int | None = None  # start of the silence that may end it
+        self._cut = False  # whether it continues a stretch that was cut
+        self._over: Stretch | None = None  # the previous stretch, whose end is not padded yet
+        self._last = 0  # end of the last speech, without padding
+        self._floor = 0  # end of the previous stretch, with padding: none begins earlier
 
     def step(self, probability: float) -> list[Stretch]:
-        """Takes the next frame; gives the stretches that are known now, in order."""
+        """Takes the next frame. Returns the stretches that are known now, in order."""
         here = self.position
         self.position += FRAME
         if probability >= self._threshold:
@@ -68,7 +68,7 @@ class SpeechDetector:
         return self._settle()
 
     def end(self, samples: int) -> list[Stretch]:
-        """The stretches that are left of a sound of so many samples. Speech that goes on lasts to the end."""
+        """Returns the remaining stretches of a sound of `samples` samples. Current speech lasts to the end."""
         found: list[Stretch] = []
         if self._start is not None:
             self.position, self._quiet = samples, None
@@ -78,12 +78,12 @@ class SpeechDetector:
         return found
 
     def flush(self) -> list[Stretch]:
-        """Gives the stretch that is over at once, with the silence there is; nothing while somebody speaks."""
+        """Returns the ended stretch immediately, with the silence so far; nothing during speech."""
         over = self.over
         return [self._finish(over.end)] if over and self._start is None else []
 
     def cut(self, place: int) -> Stretch:
-        """Ends the open stretch at a place in it, where the next one begins; ValueError where there is none."""
+        """Ends the open stretch at `place`, where the next one begins; raises ValueError for a place outside it."""
         extent = self.open
         if not extent or not extent.start < place < extent.end:
             raise ValueError(f"no speech goes on at sample {place}")
@@ -93,26 +93,26 @@ class SpeechDetector:
 
     @property
     def open(self) -> Stretch | None:
-        """The speech that goes on: from the padding before it to where it was last heard."""
+        """The current speech: from the padding before it to its last speech frame."""
         if self._start is None or self._over or not self._sure(self._start):
             return None
         return Stretch(self._padded(self._start), self._heard())
 
     @property
     def over(self) -> Stretch | None:
-        """The stretch that is over but not given yet, with the padding there is."""
+        """The ended stretch that was not returned yet, with the padding so far."""
         if not self._over:
             return None
         return Stretch(self._over.start, min(self.position, self._over.end + self._padding))
 
     @property
     def silence(self) -> int:
-        """Samples since speech was last heard; 0 while it goes on."""
+        """Samples since the last speech; 0 during speech."""
         return 0 if self._start is not None else self.position - self._last
 
     @property
     def needed(self) -> int:
-        """Sound before this place is in no stretch that is still to come."""
+        """The position before which no future stretch has sound."""
         if self._over:
             return self._over.start
         return self._padded(self.position if self._start is None else self._start)
@@ -121,14 +121,14 @@ class SpeechDetector:
         return self.position if self._quiet is None else self._quiet
 
     def _sure(self, start: int) -> bool:
-        """Whether the speech that goes on has lasted long enough to be speech."""
+        """Returns True if the current speech is long enough to count as speech."""
         return self._cut or self._heard() - start > SHORTEST
 
     def _padded(self, start: int) -> int:
         return max(self._floor, start - self._padding)
 
     def _settle(self) -> list[Stretch]:
-        """The stretch before, once it is sure how much of the silence behind it the next one leaves it."""
+        """Returns the previous stretch once its share of the silence after it is certain."""
         if not self._over:
             return []
         end, start = self._over.end, self._start
@@ -139,7 +139,7 @@ class SpeechDetector:
         return []
 
     def _finish(self, end: int) -> Stretch:
-        """The stretch before, ending with its padding."""
+        """Returns the previous stretch with its padded end."""
         if not self._over:
             raise ValueError("no stretch waits for its padding")
         self._floor = end
@@ -147,7 +147,7 @@ class SpeechDetector:
         return stretch
 
     def _close(self, end: int) -> list[Stretch]:
-        """Ends the speech that goes on. The one before it is settled unless this one is too short to be speech."""
+        """Ends the current speech. It becomes the previous stretch unless it is too short to count as speech."""
         start, cut = self._start, self._cut
         self._start = self._quiet = None
         self._cut = False
@@ -159,7 +159,7 @@ class SpeechDetector:
 
 
 def quietest(samples: Samples) -> int:
-    """The middle of the quietest 160 ms of some sound, float32 [n]; the last of several."""
+    """Returns the middle of the quietest 160 ms of some sound, float32 [n]; the last of several."""
     hop = SAMPLE_RATE // 50
     energy = np.square(samples[: len(samples) // hop * hop].reshape(-1, hop)).sum(axis=1)
     width = 8

@@ -1,7 +1,7 @@
-"""What the steps of the batch loop compute: windows encoded, decoded, judged, and aligned with their sound.
+"""The computations of the batch loop's steps: encode, decode, judge and align windows.
 
-All of it may run in any thread, several steps at the same time: no two have a row in common, and the loop leaves the
-rows of a step alone until it has ended.
+They may run in any thread, several steps in parallel: no two steps share a row, and the loop leaves the rows of a step
+alone until it has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.audio.engine.row import Row
 from services.audio.engine.runtime import Aligned, Decoded, Encoded, Runtime
 from services.worker.messages import EngineError
 
-# Columns: where a window's text ends with so much of its sound left, the model has stopped in the middle of it.
+# Columns: if a window's text ends at least this far before its sound, the model has stopped in the middle of it.
 SHORTEST_REST = 100
 
 T = TypeVar("T")
@@ -28,28 +28,28 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Computed(Generic[T]):
-    """What was computed for rows, and which of them could not be."""
+    """Results for rows, and the rows that failed."""
 
     results: list[tuple[Row, T]] = field(default_factory=list)
     refused: list[tuple[Row, EngineError]] = field(default_factory=list)
-    too_many: int = 0  # rows that took more memory together than there is; 0: none did
+    too_many: int = 0  # rows that exceeded the memory together; 0: none did
 
     def note(self, other: Computed[Any]) -> None:
-        """Takes over who was refused in another computation, and that memory ran out."""
+        """Adds the refusals of another computation, and its lack of memory."""
         self.refused += other.refused
         self.too_many = self.too_many or other.too_many
 
 
 @dataclass(slots=True)
 class Tried(Computed[Outcome]):
-    """What rows were decoded to."""
+    """The outcomes of decoded rows."""
 
-    failed: list[Row] = field(default_factory=list)  # to be tried again; those without a window encoded first
-    seconds: float = 0.0  # that decoding took
+    failed: list[Row] = field(default_factory=list)  # to be tried again; those without a window are encoded first
+    seconds: float = 0.0  # duration of decoding
 
 
 def guarded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], Sequence[T]]) -> Computed[T]:
-    """Computes something for each row. Where that fails for all together, each is tried alone."""
+    """Computes something for each row. If that fails for all together, each row is tried alone."""
     if not rows:
         return Computed()
     try:
@@ -66,13 +66,13 @@ def guarded(rows: Sequence[Row], compute: Callable[[Sequence[Row]], Sequence[T]]
 
 
 class Steps:
-    """Computes steps with a runtime."""
+    """The computation of steps with a runtime."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def encode(self, rows: Sequence[Row]) -> Computed[Encoded]:
-        """Handles of the rows' windows; those of one length together."""
+        """Returns handles of the rows' windows; encodes those of equal length together."""
         found: Computed[Encoded] = Computed()
         for columns in sorted({row.columns for row in rows}):
             same = [row for row in rows if row.columns == columns]
@@ -82,12 +82,12 @@ class Steps:
         return found
 
     def detect(self, windows: Sequence[tuple[Row, Encoded]]) -> Computed[tuple[str, float]]:
-        """The language of each window, and how likely it is."""
+        """Returns the language of each window and its probability."""
         of = dict(windows)
         return guarded([row for row, _ in windows], lambda some: self._runtime.detect([of[row] for row in some]))
 
     def decode(self, rows: Sequence[Row]) -> Tried:
-        """Decodes rows of one kind, judges what came of them, and aligns what is good where that is wanted."""
+        """Decodes rows of one kind, judges the results, and aligns the good ones if requested."""
         started = time.monotonic()
         decoded = guarded(rows, self._decoded)
         tried = Tried(seconds=time.monotonic() - started)
@@ -118,7 +118,7 @@ class Steps:
         return Outcome(row.chunk, attempt, row.temperature, pieces, more=more)
 
     def _align(self, outcomes: dict[Row, Outcome], tried: Tried) -> list[tuple[Row, Outcome]]:
-        """The outcomes, with where the text of each is in its sound, where that is wanted and there is text."""
+        """Returns the outcomes, with the alignment of each text if it is requested and there is text."""
         texts: dict[Row, list[int]] = {}
         for row, outcome in outcomes.items():
             decoding = row.transcript.decoding

@@ -1,4 +1,4 @@
-"""A request as the batch loop sees it: what waits, what its windows became, and the segments made of them in order."""
+"""A request in the batch loop: its waiting chunks, the outcomes of its windows, and its segments in order."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from services.audio.engine.messages import Segment, Word
 from services.audio.engine.outcome import Outcome, Telling, Told, tell, text_tokens
 from services.audio.engine.runtime import Vocabulary
 
-RESET_TEMPERATURE = 0.5  # text that was sampled at a higher one does not prompt what follows
+RESET_TEMPERATURE = 0.5  # text that was sampled above it does not prompt the next window
 
 
 class Transcript:
     """A running request."""
 
     def __init__(self, opened: Opened, vocabulary: Vocabulary, context: int) -> None:
-        """`context` is how many tokens the decoder takes, prompt and text together."""
+        """`context` is the decoder's limit of prompt and text tokens together."""
         self.request = opened.request
         self.client = opened.client
         self.decoding = opened.decoding
         self.deadline = math.inf if opened.deadline is None else opened.deadline  # on the monotonic clock
-        self.sequential = self.decoding.vad is None  # each window begins where the text of the one before it ends
+        self.sequential = self.decoding.vad is None  # each window begins where the text of the previous one ends
         self.language = self.decoding.language or ("" if vocabulary.multilingual else vocabulary.languages[0])
         self.detects = not self.language
         self.probability = 1.0
         self.told_language = False
         self.waiting: deque[Chunk] = deque()
         self.glimpse: Chunk | None = None  # speech that is not over
-        self.running = 0  # windows that are being worked on
-        self.begun = False  # whether any was
-        self.gone = False  # cancelled or refused: what it still has in a batch is thrown away
+        self.running = 0  # windows in progress
+        self.begun = False  # whether any window was in progress
+        self.gone = False  # cancelled, refused or finished: results still in a batch are dropped
         self.samples: int | None = None  # of all its sound, once no chunk follows
         self.decoded_frames = 0
         self.tokens = 0  # of text, in all segments
         self.next = 0  # number of the window whose segments come next
-        self.seek = 0  # where the next window begins, in columns of the file, when they follow each other
+        self.seek = 0  # start of the next window in columns of the file, if sequential
         self._vocabulary = vocabulary
-        self._longest = context // 2 - 1  # tokens of text before
+        self._longest = context // 2 - 1  # most tokens of preceding text
         self._prompt = opened.prompt[-self._longest :]
         self._before = list(self._prompt)
         self._outcomes: dict[int, list[Outcome]] = {}
         self._index = 0
-        self._reached = 0.0  # where the last segment ends
+        self._reached = 0.0  # end of the last segment
         self._spoken_until = 0.0
 
     def prompt(self, language: str = "") -> list[int]:
-        """The decoder's whole prompt for the next window, in the request's language or another."""
+        """Returns the decoder's whole prompt for the next window, in the request's language or another."""
         vocabulary = self._vocabulary
         before = self._before if self.sequential else self._prompt
         start = vocabulary.start(language or self.language, self.decoding.task)
@@ -56,11 +56,11 @@ class Transcript:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do or to wait for."""
+        """True if nothing is left to do or to wait for."""
         return self.samples is not None and not self.waiting and not self.running
 
     def settle(self, outcome: Outcome) -> list[Segment]:
-        """Takes what became of a window, or of a part of one; gives the segments that can be told now, in order."""
+        """Takes the outcome of a window, or of a part of one. Returns the segments that can be sent now, in order."""
         self._outcomes.setdefault(outcome.chunk.number, []).append(outcome)
         segments: list[Segment] = []
         while parts := self._outcomes.pop(self.next, None):
@@ -85,12 +85,12 @@ class Transcript:
         return segments
 
     def _said(self, told: Told) -> str:
-        """The text of a phrase; nothing where it takes no time or is blank."""
+        """Returns the text of a phrase; nothing if it takes no time or is blank."""
         text = self._vocabulary.decode(text_tokens(told.tokens, self._vocabulary))
         return text if told.start != told.end and text.strip() else ""
 
     def _segment(self, outcome: Outcome, told: Told, text: str) -> Segment:
-        """The next segment. Times never go back: where the model's do, they stay where they were."""
+        """Returns the next segment. Its times never go back before the end of the previous segment."""
         start = max(told.start, self._reached)
         end = self._reached = max(start, told.end)
         attempt = outcome.attempt
@@ -113,7 +113,7 @@ class Transcript:
         return segment
 
     def _remember(self, kept: Sequence[Told], reached: float) -> None:
-        """Keeps text as the prompt of the next window, unless it was sampled too freely."""
+        """Keeps text as the prompt of the next window, unless its temperature was too high."""
         if not self.decoding.conditioned or reached > RESET_TEMPERATURE:
             self._before = []
             return
@@ -122,7 +122,7 @@ class Transcript:
 
 
 def _seek(outcome: Outcome, telling: Telling) -> int:
-    """Where the next window begins: behind the last phrase that is finished, or its last word."""
+    """Returns the start of the next window: after the last finished phrase, or its last word."""
     window, frames = outcome.chunk.window, outcome.chunk.frames
     if outcome.cut is None:
         return window.seek + frames
@@ -132,7 +132,7 @@ def _seek(outcome: Outcome, telling: Telling) -> int:
 
 
 def _in_order(words: Sequence[Word], start: float, end: float) -> list[Word]:
-    """Words inside their segment, none before the one it follows."""
+    """Returns words clamped to their segment, none before its predecessor."""
     placed = []
     for word in words:
         start = min(max(start, word.start), end)

@@ -1,4 +1,4 @@
-"""Whose turn it is: clients in turn, and in each its requests in turn, however much one of them has sent."""
+"""Fair turns: clients take turns, and so do the requests of a client, whatever amount one of them has sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 
 class Waits(Protocol):
-    """Somebody who waits for a turn."""
+    """A request that waits for a turn."""
 
     @property
     def request(self) -> int:
@@ -15,14 +15,14 @@ class Waits(Protocol):
 
     @property
     def client(self) -> str:
-        """Whose request it is."""
+        """The client of the request."""
 
 
 W = TypeVar("W", bound=Waits)
 
 
 class Turns:
-    """Remembers who had a turn and when."""
+    """The latest turns of clients and requests."""
 
     def __init__(self) -> None:
         self._now = 0
@@ -30,9 +30,9 @@ class Turns:
         self._requests: dict[int, int] = {}
 
     def next(self, waiting: Iterable[W]) -> W | None:
-        """The one whose client, then who itself, has waited longest for a turn; the oldest of several. Takes the turn.
+        """Picks the client, then its request, that waited longest for a turn; the oldest of several. Takes the turn.
 
-        A client who never had one comes first.
+        A client that never had a turn comes first.
         """
         chosen = min(waiting, key=self._rank, default=None)
         if chosen is not None:
@@ -41,7 +41,7 @@ class Turns:
         return chosen
 
     def forget(self, request: int, client: str, others: bool) -> None:
-        """The request is over; `others` says whether its client has more."""
+        """Forgets a request that is over; `others` says whether its client has more."""
         self._requests.pop(request, None)
         if not others:
             self._clients.pop(client, None)

@@ -1,6 +1,6 @@
-"""How likely sound is speech: the Silero model that the faster-whisper package carries, run as sound comes.
+"""Speech probabilities from the Silero model that the faster-whisper package carries, computed incrementally.
 
-None of the package's code is run: it would load CTranslate2 and PyAV too.
+None of the package's code runs: it would also load CTranslate2 and PyAV.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from services.worker.messages import EngineError
 
 PACKAGE = "faster_whisper"
 FILE = "silero_vad_v6.onnx"
-CONTEXT = 64  # samples before a frame that the model sees with it
+CONTEXT = 64  # preceding samples that the model sees with a frame
 STATE = (1, 1, 128)
-BATCH = 256  # frames computed in one call, 8 s: more gains little and holds more memory
+BATCH = 256  # frames in one call, 8 s: more gains little and takes more memory
 
 
 class SpeechMeter:
-    """Measures one request's sound. All meters of a process share the model, which runs on one thread.
+    """The speech meter of one request. All meters of a process share the model, which runs on one thread.
 
-    About 8 ms of work for each second of sound.
+    It takes about 8 ms for each second of sound.
     """
 
     def __init__(self) -> None:
-        """Loads the model where no meter has; EngineError UNSUPPORTED where it is not installed."""
+        """Loads the model unless another meter has; raises EngineError UNSUPPORTED if it is not installed."""
         self._session = _session()
         self._cell = np.zeros(STATE, dtype=np.float32)
         self._hidden = self._cell
-        self._rest: Samples = np.zeros(CONTEXT, dtype=np.float32)  # what came before, then less than a frame
+        self._rest: Samples = np.zeros(CONTEXT, dtype=np.float32)  # CONTEXT samples, then less than a frame
 
     def feed(self, samples: Samples) -> Samples:
-        """Takes sound, float32 [n]; gives the probability of speech in each further frame of FRAME samples."""
+        """Takes sound, float32 [n]. Returns the probability of speech in each further frame of FRAME samples."""
         sound = np.concatenate([self._rest, samples], dtype=np.float32)
         frames = (len(sound) - CONTEXT) // FRAME
         self._rest = sound[frames * FRAME :].copy()
         if not frames:
             return np.zeros(0, dtype=np.float32)
-        # [frames, CONTEXT + FRAME]: a frame and the end of the one before
+        # [frames, CONTEXT + FRAME]: each frame with the end of the previous one
         seen = np.lib.stride_tricks.sliding_window_view(sound, CONTEXT + FRAME)[::FRAME]
         found = [self._measure(seen[first : first + BATCH]) for first in range(0, frames, BATCH)]
         return np.concatenate(found)
 
     def end(self) -> Samples:
-        """The probability of the last frame, which silence fills up; none when the sound ended with a frame."""
+        """Returns the probability of the last frame, padded with silence; none if the sound ended with a frame."""
         left = len(self._rest) - CONTEXT
         return self.feed(np.zeros(FRAME - left if left else 0, dtype=np.float32))
 

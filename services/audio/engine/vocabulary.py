@@ -1,7 +1,7 @@
-"""Whisper's tokens: text, markup and timestamps, for models of English and of 99 or 100 languages.
+"""Whisper's tokens: text, markup and timestamps, for English models and models of 99 or 100 languages.
 
 All of Whisper's vocabularies have one layout: text, the end of text, the start of transcript, the languages, the tasks
-and other markup, and the timestamps. So the text tokens and how many tokens there are say everything.
+and other markup, and the timestamps. So the text tokens and the total number of tokens define everything.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from services.audio.engine.byte_pairs import BytePairs
 from services.audio.engine.languages import LANGUAGES
 from services.worker.messages import EngineError
 
-MULTILINGUAL = 51865  # tokens, or more; English alone has one less
+MULTILINGUAL = 51865  # tokens, or more; English-only models have one less
 TIMESTAMPS = 1501  # 0 to 30 s in steps of 0.02 s
 _MARKUP = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")
 _END = "<|endoftext|>"
 _UNSPACED = {"zh", "ja", "th", "lo", "my", "yue"}  # written without spaces between words
 _NO_CHARACTER = "\ufffd"
-# What stands for sounds and speakers in subtitles. A model is kept from writing it, as in the reference.
+# Symbols for sounds and speakers in subtitles. A model must not write them, as in the reference.
 _SYMBOLS = list('"#()*+/:;<=>@[\\]^_`{|}~「」『』')
 _SYMBOLS += ["<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]"]
 _SYMBOLS += ["{{", "}}", "♪♪", "♪♪♪"]
-_MUSIC = list("♩♪♫♬♭♮♯")  # maybe several tokens each, of which the first stands for nothing else
+_MUSIC = list("♩♪♫♬♭♮♯")  # possibly several tokens each, the first of which stands for nothing else
 
 
 class WhisperVocabulary:
-    """A model's tokens. Not changed after loading, so that any thread may use it."""
+    """A model's tokens. Immutable after loading, so any thread may use it."""
 
     def __init__(self, pieces: list[bytes], size: int, source: str) -> None:
         """`pieces` are the bytes of the text tokens, `size` counts all tokens, `source` is named in errors.
 
         Raises:
-            EngineError: MODEL_INVALID when these are no tokens of a Whisper model.
+            EngineError: MODEL_INVALID if these are not the tokens of a Whisper model.
         """
         count = size - len(pieces) - 2 - len(_MARKUP) - TIMESTAMPS
         ranks: dict[bytes, int] = {}
@@ -69,40 +69,40 @@ class WhisperVocabulary:
         self.suppressed = self._suppressed()  # never a token of an answer
 
     def start(self, language: str, task: str) -> list[int]:
-        """The start of transcript: [sot], and, where multilingual, the language and the task."""
+        """Returns the start of transcript: [sot], and, if multilingual, the language and the task."""
         if not self.multilingual:
             return [self.sot]
         return [self.sot, self._language_tokens[language], self.translate if task == "translate" else self.transcribe]
 
     def language_token(self, language: str) -> int:
-        """The token of a language; KeyError where there is none."""
+        """Returns the token of a language; raises KeyError if there is none."""
         return self._language_tokens[language]
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text; special tokens that are spelled out are plain text."""
+        """Returns the tokens of a text; names of special tokens in it are plain text."""
         return self._pairs.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens; special tokens, timestamps and parts of characters add nothing."""
+        """Returns the text of tokens; special tokens, timestamps and parts of characters add nothing."""
         return b"".join(map(self.piece, tokens)).decode(errors="ignore")
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one text token, maybe only part of a character; b"" for others."""
+        """Returns the bytes of one text token, which may be only part of a character; b"" for other tokens."""
         return self._pieces[token] if 0 <= token < self.eot else b""
 
     def name(self, token: int) -> str:
-        """How a special token is spelled out."""
+        """Returns the name of a special token."""
         return self._names[token - self.eot]
 
     def names(self) -> list[str]:
-        """All tokens in the order of ids, their bytes written as GPT-2 writes them."""
+        """Returns all tokens in the order of ids, their bytes written as GPT-2 writes them."""
         letters = {byte: letter for letter, byte in _BYTES.items()}
         return ["".join(map(letters.__getitem__, piece)) for piece in self._pieces] + self._names
 
     def split_words(self, tokens: Sequence[int], language: str) -> tuple[list[str], list[list[int]]]:
-        """Words of text tokens, with the space before each, and the tokens of each.
+        """Returns the words of text tokens, with the space before each, and the tokens of each.
 
-        Words end at spaces; in languages without any, wherever a character ends. Special tokens are words.
+        Words end at spaces; in languages without spaces, after every character. Special tokens are words.
         """
         words, groups = self._split_characters(tokens)
         if language not in _UNSPACED:
@@ -113,7 +113,7 @@ class WhisperVocabulary:
         """Compares the layout with the names that `source` gives to special tokens.
 
         Raises:
-            EngineError: MODEL_INVALID when one has another id.
+            EngineError: MODEL_INVALID if one has another id.
         """
         for name in ("<|startoftranscript|>", "<|transcribe|>", "<|notimestamps|>", "<|0.00|>", "<|30.00|>"):
             wanted = self.eot + self._names.index(name)
@@ -122,7 +122,7 @@ class WhisperVocabulary:
                 raise EngineError("MODEL_INVALID", message)
 
     def _split_characters(self, tokens: Sequence[int]) -> tuple[list[str], list[list[int]]]:
-        """The shortest runs of tokens that are whole characters."""
+        """Returns the shortest runs of tokens that are whole characters."""
         words: list[str] = []
         groups: list[list[int]] = []
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -130,7 +130,7 @@ class WhisperVocabulary:
         group: list[int] = []
         for token in tokens:
             special = token >= self.eot
-            if special and group:  # of a character that does not end
+            if special and group:  # of an incomplete character
                 words.append(text + decoder.decode(b"", final=True))
                 groups.append(group)
                 text, group = "", []
@@ -159,7 +159,7 @@ class WhisperVocabulary:
         return words, joined
 
     def _suppressed(self) -> tuple[int, ...]:
-        found = {self.encode(" -")[0], self.encode(" '")[0]}  # allowed inside a word, not where one begins
+        found = {self.encode(" -")[0], self.encode(" '")[0]}  # allowed inside a word, not at its start
         for symbol in _SYMBOLS + _MUSIC:
             for text in (symbol, " " + symbol):
                 tokens = self.encode(text)
@@ -170,10 +170,10 @@ class WhisperVocabulary:
 
 
 def converted_vocabulary(folder: Path) -> WhisperVocabulary:
-    """Of a CTranslate2 folder: vocabulary.json or vocabulary.txt, every token in the order of ids.
+    """Reads the vocabulary of a CTranslate2 folder: vocabulary.json or .txt, every token in the order of ids.
 
     Raises:
-        EngineError: MODEL_INVALID when there is none, or it is none of a Whisper model.
+        EngineError: MODEL_INVALID if it is missing, or not that of a Whisper model.
     """
     path = folder / "vocabulary.json"
     if path.is_file():
@@ -190,10 +190,10 @@ def converted_vocabulary(folder: Path) -> WhisperVocabulary:
 
 
 def tokenizer_vocabulary(folder: Path, size: int) -> WhisperVocabulary:
-    """Of a transformers folder: tokenizer.json, for a model of `size` tokens.
+    """Reads the vocabulary of a transformers folder: tokenizer.json, for a model of `size` tokens.
 
     Raises:
-        EngineError: MODEL_INVALID when there is none, or it is none of such a model.
+        EngineError: MODEL_INVALID if it is missing, or not that of such a model.
     """
     path = folder / "tokenizer.json"
     document = _read_json(path)
@@ -211,10 +211,10 @@ def tokenizer_vocabulary(folder: Path, size: int) -> WhisperVocabulary:
 
 
 def package_vocabulary(assets: Path, size: int) -> WhisperVocabulary:
-    """Of the openai-whisper package's `assets` folder, for a model of `size` tokens: their checkpoints hold none.
+    """Reads openai-whisper's `assets` folder for a model of `size` tokens: its checkpoints hold no vocabulary.
 
     Raises:
-        EngineError: MODEL_INVALID when no such model has so many tokens.
+        EngineError: MODEL_INVALID if no such model has `size` tokens.
     """
     path = assets / ("multilingual.tiktoken" if size >= MULTILINGUAL else "gpt2.tiktoken")
     pieces: list[bytes] = []
@@ -230,12 +230,12 @@ def package_vocabulary(assets: Path, size: int) -> WhisperVocabulary:
 def _pieces(names: list[str], path: Path) -> list[bytes]:
     try:
         return [bytes(map(_BYTES.__getitem__, name)) for name in names]
-    except (KeyError, TypeError) as error:  # a name may be no text
+    except (KeyError, TypeError) as error:  # a name may not be a string
         raise EngineError("MODEL_INVALID", f"{path}: {error.args[0]!r} stands for no byte") from None
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's way to write any byte as a printable character: those that are none move up behind the others."""
+    """Returns GPT-2's printable characters and their bytes: unprintable bytes get characters after the others."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

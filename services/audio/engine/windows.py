@@ -1,4 +1,4 @@
-"""Cuts a request's sound into the windows that the model decodes: by speech, or one after the other as Whisper does."""
+"""Cuts a request's sound into windows for the model: by speech, or one after the other as Whisper does."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ from services.audio.engine.window import HOP, WINDOW_SAMPLES, Piece, Samples, Wi
 __all__ = ["Meter", "Piece", "SpeechWindows", "WholeWindows", "Window", "Windows"]
 
 
-EDGE = 200  # samples that a column of the spectrogram looks beyond its place
-PAUSE = 6 * SAMPLE_RATE // 10  # silence after which a live speaker is taken to have finished a phrase
-SEARCHED = 10 * SAMPLE_RATE  # end of a window in which the quietest place is sought
-APART = WINDOW_SAMPLES  # silence that ends a window: so there are never more windows than without leaving silence out
+EDGE = 200  # samples that a column of the spectrogram reads beyond its position
+PAUSE = 6 * SAMPLE_RATE // 10  # silence that ends a phrase of a live speaker
+SEARCHED = 10 * SAMPLE_RATE  # end of a window that is searched for the quietest position
+APART = WINDOW_SAMPLES  # silence that ends a window, so that leaving out silence never makes more windows
 
 
 class Meter(Protocol):
-    """What finds how likely sound is speech: `services.audio.engine.vad.SpeechMeter`."""
+    """The interface of a speech meter: `services.audio.engine.vad.SpeechMeter`."""
 
     def feed(self, samples: Samples) -> Samples:
-        """Takes sound; gives a probability for each further `FRAME` samples of all that was fed."""
+        """Takes sound. Returns a probability for each further `FRAME` samples of all that was fed."""
 
     def end(self) -> Samples:
-        """The probability of what is left."""
+        """Returns the probability of the rest."""
 
 
 class Windows(Protocol):
-    """Sound in, windows out. Where `feed` cuts the sound makes no difference to the windows.
+    """The interface from sound to windows. The way in which `feed` splits the sound does not change the windows.
 
-    Use: `feed` sound as it comes and `end` after the last; then take windows with `ready` until it gives None.
-    It holds the sound that a window may still need: 30 s and what was fed since `ready` was last emptied.
+    Use: `feed` sound as it arrives and `end` after the last; then take windows with `ready` until it returns None.
+    It holds the sound that a window may still need: 30 s, and sound fed since `ready` last returned None.
     """
 
     def feed(self, samples: Samples) -> None:
         """Takes the next sound, float32 [n], any n."""
 
     def end(self) -> None:
-        """Says that no sound follows. `feed` raises ValueError from now on."""
+        """Marks the end of the sound. `feed` raises ValueError from now on."""
 
     def ready(self) -> Window | None:
-        """The next window to decode, or None: wait for more sound, or, where `done`, forget the request."""
+        """Returns the next window to decode. None: wait for more sound, or, if `done`, forget the request."""
 
     def open(self) -> Window | None:
-        """The speech so far that is in no window yet, to show what is being said; None when there is none."""
+        """Returns the speech so far that is in no window yet, for partials; None if there is none."""
 
     @property
     def done(self) -> bool:
-        """Whether the sound has ended and no window follows."""
+        """True if the sound has ended and no window follows."""
 
     @property
     def fed(self) -> int:
-        """Samples that were fed."""
+        """Samples fed so far."""
 
     @property
     def consumed(self) -> int:
-        """Of these, how many it no longer holds, be they in windows that were taken or in silence. Never falls."""
+        """Samples of these that it no longer holds, in windows that were taken or in silence. Never falls."""
 
 
 class WholeWindows:
-    """Every second is decoded, as in the reference: a window of 30 s that moves to where the text before it ended.
+    """Windows over every second, as in the reference: 30 s each, from where the text before ended.
 
-    After each window that `ready` gave, `seek` must say where the next one begins; until then there is none.
+    After each window from `ready`, `seek` must set the start of the next one; until then `ready` returns None.
     """
 
     def __init__(self) -> None:
@@ -76,19 +76,19 @@ class WholeWindows:
         self._taken = 0  # samples of the window that waits for `seek`
 
     def feed(self, samples: Samples) -> None:
-        """Takes the next sound; ValueError after the end."""
+        """Takes the next sound; raises ValueError after the end."""
         if self._ended:
             raise ValueError("the sound has ended")
         self._held.add(samples)
 
     def end(self) -> None:
-        """Says that no sound follows."""
+        """Marks the end of the sound."""
         self._ended = True
 
     def ready(self) -> Window | None:
-        """The next 30 s, or what is left at the end: less than 10 ms are no window."""
+        """Returns the next 30 s, or the rest at the end; less than 10 ms are no window."""
         left = self._held.end - self._start
-        # The last columns of the spectrogram look half a frame further than the window.
+        # The last columns of the spectrogram read half a frame beyond the window.
         enough = WINDOW_SAMPLES + EDGE if not self._ended else HOP
         if self._taken or left < enough:
             return None
@@ -97,9 +97,9 @@ class WholeWindows:
         return window
 
     def seek(self, frame: int) -> None:
-        """Where in the file the next window begins, in columns of 10 ms: behind the beginning of the one before it.
+        """Sets the start of the next window, in columns of 10 ms in the file: after the start of the previous one.
 
-        ValueError when no window is out, or for a place that does not lie in it or at its end.
+        Raises ValueError if no window is out, or for a position that is neither in it nor at its end.
         """
         sample = frame * HOP
         if not self._start < sample <= self._start + self._taken:
@@ -108,24 +108,24 @@ class WholeWindows:
         self._held.forget(sample - EDGE)
 
     def open(self) -> Window | None:
-        """The sound so far that is in no window yet; None when it is less than 10 ms."""
+        """Returns the sound so far that is in no window yet; None if it is less than 10 ms."""
         if self._taken or self._held.end - self._start < HOP:
             return None
         return self._window()
 
     @property
     def done(self) -> bool:
-        """Whether the sound has ended and no window follows."""
+        """True if the sound has ended and no window follows."""
         return self._ended and not self._taken and self._held.end - self._start < HOP
 
     @property
     def fed(self) -> int:
-        """Samples that were fed."""
+        """Samples fed so far."""
         return self._held.end
 
     @property
     def consumed(self) -> int:
-        """Samples that it no longer holds: those before the place that was sought last."""
+        """Samples that it no longer holds: those before the last position of `seek`."""
         return self._held.start
 
     def _window(self) -> Window:
@@ -140,10 +140,10 @@ class WholeWindows:
 
 
 class SpeechWindows:
-    """Only speech is decoded: stretches of it are packed into windows, and the silence between them is left out.
+    """Windows of speech only: stretches are packed into windows, and the silence between them is left out.
 
     A window is complete when the next stretch would not fit, when no speech follows for 30 s, at the end of the sound,
-    and, `live`, as soon as the speaker pauses for 0.6 s. A stretch of more than 30 s is cut at its quietest place.
+    and, if `live`, as soon as the speaker pauses for 0.6 s. A stretch of more than 30 s is cut where it is quietest.
     """
 
     def __init__(self, options: VadOptions, meter: Meter, live: bool = False) -> None:
@@ -154,12 +154,12 @@ class SpeechWindows:
         self._held = HeldSound()
         self._ended = False
         self._packed: list[tuple[Stretch, Samples]] = []
-        self._length = 0  # samples of what is packed
+        self._length = 0  # packed samples
         self._complete: deque[Window] = deque()
-        self._waiting = 0  # samples of what is complete
+        self._waiting = 0  # samples in complete windows
 
     def feed(self, samples: Samples) -> None:
-        """Takes the next sound; ValueError after the end."""
+        """Takes the next sound; raises ValueError after the end."""
         if self._ended:
             raise ValueError("the sound has ended")
         self._held.add(samples)
@@ -168,7 +168,7 @@ class SpeechWindows:
         self._held.forget(self._detector.needed)
 
     def end(self) -> None:
-        """Says that no sound follows, and completes the last window."""
+        """Marks the end of the sound and completes the last window."""
         if self._ended:
             return
         for probability in self._meter.end().tolist():
@@ -180,7 +180,7 @@ class SpeechWindows:
         self._held.forget(self._held.end)
 
     def ready(self) -> Window | None:
-        """The next complete window."""
+        """Returns the next complete window."""
         if not self._complete:
             return None
         window = self._complete.popleft()
@@ -188,7 +188,7 @@ class SpeechWindows:
         return window
 
     def open(self) -> Window | None:
-        """What is packed, with the stretch whose end is not known yet; of more than 30 s not the first pieces."""
+        """Returns the packed stretches and the current one; drops the first pieces beyond 30 s."""
         packed = list(self._packed)
         stretch = self._detector.open or self._detector.over
         if stretch:
@@ -200,12 +200,12 @@ class SpeechWindows:
 
     @property
     def done(self) -> bool:
-        """Whether the sound has ended and every window was taken."""
+        """True if the sound has ended and every window was taken."""
         return self._ended and not self._complete
 
     @property
     def fed(self) -> int:
-        """Samples that were fed."""
+        """Samples fed so far."""
         return self._held.end
 
     @property
@@ -214,7 +214,7 @@ class SpeechWindows:
         return self._held.start - self._length - self._waiting
 
     def _step(self, probability: float) -> None:
-        """Takes one frame further: everything is decided here, so that it makes no difference how sound is fed."""
+        """Processes one frame. Every decision is made here, so the way in which sound is fed does not matter."""
         detector = self._detector
         for stretch in detector.step(probability):
             self._pack(stretch)
@@ -231,7 +231,7 @@ class SpeechWindows:
                 self._emit()
 
     def _make_room(self, extent: Stretch) -> None:
-        """Completes the window that a stretch which is not over no longer fits into, and cuts one that is too long."""
+        """Completes the window if the open stretch no longer fits into it, and cuts a stretch that is too long."""
         if self._packed and self._length + extent.length > WINDOW_SAMPLES:
             self._emit()
         if extent.length > WINDOW_SAMPLES:
@@ -241,7 +241,7 @@ class SpeechWindows:
             self._emit()
 
     def _pack(self, stretch: Stretch) -> None:
-        # Padding may make it longer than it was found to be.
+        # Padding may make it longer than detected.
         stretch = stretch.shortened(WINDOW_SAMPLES)
         if self._packed and self._length + stretch.length > WINDOW_SAMPLES:
             self._emit()

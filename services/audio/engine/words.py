@@ -1,4 +1,4 @@
-"""The times of words: from the path of an alignment, with the reference's corrections of what attention gets wrong."""
+"""Word times: from the path of an alignment, with the reference's corrections of attention errors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from services.audio.engine.messages import Word
 from services.audio.engine.runtime import TOKEN_SECONDS, Aligned
 
-OPENING = "\"'“¿([{-"  # belongs to the word behind it
+OPENING = "\"'“¿([{-"  # belongs to the word after it
 CLOSING = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (full width is meant) -- belongs to the word before it
 SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001 (the same)
-LONGEST_MEDIAN = 0.7  # seconds: words are not longer on average, whatever the alignment says
-PAUSE = 4  # times the median word: after such a silence, the first words are suspected to be too long
-TRUSTED = 0.5  # seconds: where a segment's own times differ so much from its words', they are the better ones
+LONGEST_MEDIAN = 0.7  # seconds: the median word is not longer, whatever the alignment says
+PAUSE = 4  # times the median word: after such a silence, the first words may be too long
+TRUSTED = 0.5  # seconds: a segment's own times are better if they differ by more than this from its words'
 
 
 @dataclass(slots=True)
 class Utterance:
-    """A segment whose words are wanted. `time_words` fills in `words`, and moves `start` and `end` to them."""
+    """A segment that needs words. `time_words` sets `words`, and moves `start` and `end` to them."""
 
     tokens: Sequence[int]  # of text, no timestamps
     start: float  # seconds
@@ -50,11 +50,11 @@ def time_words(
     offset: float = 0.0,
     spoken_until: float = 0.0,
 ) -> float:
-    """Gives a window's utterances their words, in place; returns where the last word ends.
+    """Sets the words of a window's utterances, in place; returns the end of the last word.
 
-    `words` and their tokens are those of all the utterances' tokens together, as the vocabulary splits them, and
-    `aligned` is their alignment with the window. All times are seconds that count the window's beginning as `offset`:
-    the utterances' before and after, and `spoken_until`, where speech before the window ended.
+    `words` and their tokens are those of all the utterances together, as the vocabulary splits them, and `aligned` is
+    their alignment with the window. All times are seconds, with the window's start at `offset`: the utterances' before
+    and after, and `spoken_until`, the end of speech before the window.
     """
     timings = _timings(words, word_tokens, aligned)
     lengths = [timing.length for timing in timings if timing.length != 0]
@@ -82,15 +82,15 @@ def time_words(
 
 
 def _timings(words: Sequence[str], word_tokens: Sequence[Sequence[int]], aligned: Aligned) -> list[_Timing]:
-    """Where each word begins and ends: at the path's first step to its first token, and to the next word's."""
+    """Times each word: from the path's first step on its first token to that on the next word's."""
     first = np.concatenate([[True], np.diff(aligned.text_indices) != 0])
-    # Of each token, and of the end of text. Divided, as the reference does: lengths are compared to the last bit.
+    # For each token, and the end of text. Division as in the reference: lengths are compared to the last bit.
     times = (aligned.time_indices[first] / round(1 / TOKEN_SECONDS)).tolist()
     timings = []
     token = 0
     for word, tokens in zip(words, word_tokens, strict=True):
         until = token + len(tokens)
-        # In float64: the mean of a long word's float32 would depend on how it is summed.
+        # In float64: a float32 mean of a long word would depend on the order of its sum.
         probability = float(np.mean(aligned.probabilities[token:until], dtype=np.float64))
         timings.append(_Timing(word, len(tokens), times[token], times[until], probability))
         token = until
@@ -98,7 +98,7 @@ def _timings(words: Sequence[str], word_tokens: Sequence[Sequence[int]], aligned
 
 
 def _shorten_at_sentence_ends(timings: list[_Timing], longest: float) -> None:
-    """A pause between sentences is part of no word: neither of the mark that ends one nor of the next one's first."""
+    """Removes a pause between sentences from the mark that ends one and from the first word of the next."""
     for before, timing in pairwise(timings):
         if timing.length > longest:
             if timing.word in SENTENCE_ENDS:
@@ -108,7 +108,7 @@ def _shorten_at_sentence_ends(timings: list[_Timing], longest: float) -> None:
 
 
 def _merge_punctuation(timings: list[_Timing]) -> None:
-    """Joins marks to their words, whose times stay: what was joined to another is left with no text and no tokens."""
+    """Joins marks to their words, whose times stay; a joined mark keeps no text and no tokens."""
     word = len(timings) - 1
     for place in range(len(timings) - 2, -1, -1):
         mark = timings[place]
@@ -130,7 +130,7 @@ def _merge_punctuation(timings: list[_Timing]) -> None:
 
 
 def _shorten_after_pause(spoken: list[_Timing], spoken_until: float, median: float) -> None:
-    """A pause before a segment is not part of its first two words."""
+    """Removes a pause before a segment from its first two words."""
     first, longest = spoken[0], 2 * median
     second = spoken[1] if len(spoken) > 1 else None
     if first.end - spoken_until <= PAUSE * median:
@@ -143,7 +143,7 @@ def _shorten_after_pause(spoken: list[_Timing], spoken_until: float, median: flo
 
 
 def _fit(utterance: Utterance, spoken: list[_Timing], median: float) -> None:
-    """Moves a segment's ends to its words', or, where a word reaches far beyond the segment, the word's to them."""
+    """Moves a segment's ends to its words', or, if a word reaches far beyond the segment, the word's to the segment."""
     first, last = spoken[0], spoken[-1]
     if utterance.start < first.end and utterance.start - TRUSTED > first.start:
         first.start = max(0.0, min(first.end - median, utterance.start))

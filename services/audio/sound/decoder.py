@@ -1,4 +1,4 @@
-"""A decoder process, seen from the service: it takes one file after the other and may be lost with any of them."""
+"""A decoder process of the service: it takes one file after the other, and any of them may end it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from services.sandbox.start import ConfinedStart
 from services.worker.process import WorkerDied, WorkerProcess
 
 MODULE = "services.audio.sound.decoding"
-FILES = 200  # a process is replaced after so many, whatever its libraries have leaked by then
+FILES = 200  # a process is replaced after this many, whatever its libraries have leaked by then
 
 
 class Decoder:
-    """A process that has been warmed up."""
+    """A warmed-up decoder process."""
 
     def __init__(self, process: WorkerProcess[FromDecoder]) -> None:
         self._process = process
         self._files = 0
         self.idle_since = time.monotonic()
-        self.broken = False  # not to be given another file
+        self.broken = False  # must not get another file
 
     @classmethod
     async def start(cls) -> Decoder:
-        """Starts a process and waits until it can take a file. Raises Unsupported and Internal where it cannot."""
+        """Starts a process and waits until it can take a file. Raises Unsupported or Internal if it cannot."""
         start = ConfinedStart(module=MODULE, messages=FromDecoder, name="sound decoder", kind="the sound decoder")
         return cls(await start.run())
 
@@ -35,18 +35,18 @@ class Decoder:
 
     @property
     def peak_memory(self) -> int:
-        """The most memory that the process has held, in bytes; 0 where that cannot be known."""
+        """Peak memory of the process in bytes; 0 if it is unknown."""
         return self._process.peak_memory
 
     @property
     def reusable(self) -> bool:
-        """Whether it may have another file."""
+        """True if the process may take another file."""
         return not self.broken and self._files < FILES
 
     async def begin(self, order: Open) -> bool:
-        """Hands over a file; False where the process was gone before it could look at it."""
+        """Sends a file to the process. Returns False if the process was gone before it began."""
         self._files += 1
-        self.broken = True  # until this file has come to its end
+        self.broken = True  # until this file has ended well
         self.send(order)
         try:
             return isinstance(await self.receive(), Begun)
@@ -62,6 +62,6 @@ class Decoder:
         return await self._process.receive()
 
     async def close(self) -> None:
-        """Ends the process at once."""
+        """Ends the process immediately."""
         self.broken = True
         await self._process.close()

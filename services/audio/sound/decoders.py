@@ -1,7 +1,7 @@
-"""The decoder processes of a service: a few wait warm, more start on demand, and no more than allowed run at once.
+"""The pool of decoder processes: a few wait warm, more start on demand, up to a limit.
 
-A process holds one file for as long as its sound is read, which is mostly waiting for the reader. One that came to no
-good end with a file is never given another caller's.
+A process holds one file while its sound is read, which is mostly waiting for the reader. A process that did not end a
+file well never gets another caller's.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from services.audio.sound.sound import PARAM, DecodedSound, PlainSound, Sound, t
 from services.audio.sound.source import LiveFeed, RawSound, SoundSource, Upload, make_private, remove_abandoned
 from services.errors import AllmError, Internal, InvalidRequest, Overloaded
 
-SPARE = 2  # processes that wait for a file, so that no short request waits for one to start
-IDLE_SECONDS = 60.0  # after which those beyond the spare ones are ended
-LIVE_SHARE = 0.75  # of the decoders at the most: a live feed holds one for as long as its speaker likes, files do not
+SPARE = 2  # idle processes, so that no short request waits for a start
+IDLE_SECONDS = 60.0  # after which idle processes beyond the spare ones end
+LIVE_SHARE = 0.75  # most of the decoders: a live feed holds one for as long as its speaker likes, files do not
 
 log = logging.getLogger(__name__)
 
 
 class SoundDecoders:
-    """Turns uploads and live feeds into sound."""
+    """The decoders of uploads and live feeds."""
 
     def __init__(
         self, *, decoders: int, folder: Path, max_seconds: float, queue: int, stall_seconds: float, spare: int = SPARE
     ) -> None:
-        """Up to `decoders` files are open at once and `queue` more may wait; uploads lie in `folder`."""
+        """`decoders` files are open at the same time at most, and `queue` more may wait; uploads lie in `folder`."""
         self._places = asyncio.Semaphore(decoders)
         self._most = decoders
         self._most_live = max(1, int(decoders * LIVE_SHARE))
@@ -45,15 +45,15 @@ class SoundDecoders:
         self._stall_seconds = stall_seconds
         self._spare = min(spare, decoders)
         self._idle: list[Decoder] = []
-        self._starting: asyncio.Task[None] | None = None  # a spare process on its way
+        self._starting: asyncio.Task[None] | None = None  # starts a spare process
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def start(self) -> None:
-        """Removes what a crash left in the folder and starts the spare processes.
+        """Removes a crash's leftovers from the folder and starts the spare processes.
 
         Raises:
-            Unsupported: sound cannot be decoded here; the message says what is missing.
+            Unsupported: sound cannot be decoded here; the message names the missing part.
             Internal: no process starts, or the folder cannot be used.
         """
         try:
@@ -65,7 +65,7 @@ class SoundDecoders:
         self._idle += await asyncio.gather(*(Decoder.start() for _ in range(self._spare)))
 
     async def close(self) -> None:
-        """Ends all idle processes; those with a file end with their context."""
+        """Ends all idle processes; a process with a file ends with its context."""
         self._closed = True
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -79,16 +79,16 @@ class SoundDecoders:
 
     @asynccontextmanager
     async def open(self, source: SoundSource, raw: RawSound | None = None, name_hint: str = "") -> AsyncIterator[Sound]:
-        """The sound of a source; leaving the block ends its decoding, whatever it is at. The source stays the caller's.
+        """Yields the sound of a source; leaving the block stops decoding and closes a live feed, but not an upload.
 
         Args:
-            source: a whole upload, or a feed that still comes.
-            raw: what its samples are, if it has no header.
-            name_hint: what the caller calls the file. Only told in errors: what a file is, its content says.
+            source: a whole upload, or a live feed.
+            raw: the format of its samples, if it has no header.
+            name_hint: the caller's name of the file. It appears only in errors: the content decides the format.
 
         Raises:
             InvalidRequest: the upload is empty, or raw and too long.
-            Overloaded: as many as allowed are decoded already, and as many wait; live feeds do not wait.
+            Overloaded: the limits of decoded and of waiting files are reached, or the limit of live feeds.
         """
         self._check(source, raw)
         try:
@@ -122,7 +122,7 @@ class SoundDecoders:
 
     @asynccontextmanager
     async def _live_share(self, source: SoundSource) -> AsyncIterator[None]:
-        """Keeps live feeds from taking the decoders that files wait for."""
+        """Limits live feeds, so that decoders remain for files."""
         if not isinstance(source, LiveFeed):
             yield
             return
@@ -151,10 +151,10 @@ class SoundDecoders:
             self._replenish()
 
     async def _decoder(self, order: Open) -> Decoder:
-        """A process that has begun with the file; one that had died while idle is passed over."""
+        """Returns a process that has begun with the file; skips one that died while idle."""
         while True:
             if not self._idle and self._starting:
-                await asyncio.wait([self._starting])  # it is there sooner than another
+                await asyncio.wait([self._starting])  # it is ready sooner than a new one
             decoder = self._idle.pop() if self._idle else await Decoder.start()
             self._replenish()
             try:
@@ -179,7 +179,7 @@ class SoundDecoders:
         await decoder.close()
 
     def _replenish(self) -> None:
-        """Starts a process for the next file if none waits for it."""
+        """Starts a process for the next file if none is idle."""
         if not (self._idle or self._starting or self._closed or self._places.locked()):
             self._starting = self._spawn(self._start_spare())
 
@@ -192,7 +192,7 @@ class SoundDecoders:
             self._starting = None
 
     def _trim(self) -> None:
-        """Ends processes that a rush of requests has left behind; the longest unused come first."""
+        """Ends idle processes beyond the spare ones; those unused longest end first."""
         now = time.monotonic()
         while len(self._idle) > self._spare and now - self._idle[0].idle_since >= IDLE_SECONDS:
             self._spawn(self._idle.pop(0).close())

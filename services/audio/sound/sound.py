@@ -1,4 +1,4 @@
-"""Sound as it is decoded: read piece by piece, so that no length of a file matters."""
+"""Decoded sound, read incrementally, so that the length of a file does not matter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from services.errors import InvalidRequest
 from services.worker.process import WorkerDied
 
 PARAM = "file"
-MAX_NAME = 100  # characters of a file's name that an error repeats
+MAX_NAME = 100  # characters of a file's name in an error
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +31,15 @@ class Sound(Protocol):
     """Sound of one file or feed: 16 kHz, one channel, int16 little-endian."""
 
     async def read(self) -> bytes:
-        """The next sound, at most a few seconds; empty at the end.
+        """Returns the next sound, at most a few seconds; empty at the end.
 
         Raises:
-            InvalidRequest: the file is at fault; the message says how.
+            InvalidRequest: the file is at fault; the message names the fault.
         """
 
 
 class PlainSound:
-    """Raw sound that already is what models take: nothing is decoded, only its length is watched."""
+    """Raw sound in the models' own format: nothing is decoded, only its length is checked."""
 
     def __init__(self, source: SoundSource, max_seconds: float) -> None:
         self._source = source
@@ -70,11 +70,11 @@ class PlainSound:
 
 
 class DecodedSound:
-    """Sound from a decoder process, which works only a little ahead of who reads."""
+    """Sound from a decoder process, which works only a little ahead of the reader."""
 
     def __init__(self, decoder: Decoder, source: SoundSource, stall_seconds: float, name: str = "") -> None:
         self._decoder = decoder
-        self._name = "".join(each for each in name[:MAX_NAME] if each.isprintable())  # only told in errors
+        self._name = "".join(each for each in name[:MAX_NAME] if each.isprintable())  # only for errors
         self._source = source
         self._stall_seconds = stall_seconds
         self._ended = False
@@ -94,7 +94,7 @@ class DecodedSound:
                 self._source.unlink()
             elif isinstance(message, Ended):
                 self._ended = True
-                self._decoder.broken = False  # the only good end: after any other the process gets no other's file
+                self._decoder.broken = False  # the only good end: after any other the process gets no further file
             elif isinstance(message, Refused):
                 raise self._failed(message.message)
             else:
@@ -118,7 +118,7 @@ class DecodedSound:
 
 
 def too_long(max_seconds: float, seconds: float = 0.0) -> InvalidRequest:
-    """The error of sound over the limit; `seconds` is its length where that is known."""
+    """Returns the error for sound over the limit; `seconds` is its length if that is known."""
     length = f"{seconds:.0f} seconds" if seconds > max_seconds else f"over {max_seconds:g} seconds"
     most = f"at most {max_seconds:g} seconds are taken at once (ALLM_MAX_AUDIO_SECONDS)"
     return InvalidRequest(f"the sound is {length} long: {most}; split it", param=PARAM)

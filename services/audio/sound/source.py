@@ -1,6 +1,6 @@
-"""Where sound comes from: an uploaded file or a feed that still comes; and what raw sound is made of.
+"""Sources of sound: an uploaded file or a live feed; and the format of raw sound.
 
-Both have a limit of what they hold. Nothing here knows what a format is.
+Both limit the bytes that they hold. This module knows no container format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PIECE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RawSound:
-    """Interleaved samples without a header. Raises InvalidRequest for what cannot be."""
+    """Interleaved samples without a header. Raises InvalidRequest for impossible values."""
 
     sample_rate: int
     channels: int = 1
@@ -50,15 +50,15 @@ class RawSound:
 
     @property
     def plain(self) -> bool:
-        """Whether it is what models take, so that nothing has to be decoded."""
+        """True if this is the models' own format, so that nothing has to be decoded."""
         return self == RawSound(16_000)
 
 
 class Upload:
-    """A file that a caller sends: written piece by piece, then decoded from any place. A context that removes it.
+    """A caller's file: written incrementally, then read from any position. A context that removes it.
 
     It lies in a folder that only the service's user may read, and is locked as long as its process lives, so that
-    `remove_abandoned` of another process can tell it from what a crash left.
+    `remove_abandoned` in another process can distinguish it from the leftovers of a crash.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -71,7 +71,7 @@ class Upload:
             raise Internal(f"no upload can be kept: {error.strerror}") from error
 
     def write(self, data: bytes) -> None:
-        """Appends bytes. Raises RequestTooLarge over the limit, and Internal where the disk takes no more."""
+        """Appends bytes. Raises RequestTooLarge over the limit, and Internal if the disk takes no more."""
         if self.size + len(data) > self._limit:
             message = f"the file is over the limit of {self._limit} bytes (ALLM_MAX_AUDIO_BYTES)"
             raise RequestTooLarge(message, param="file")
@@ -84,11 +84,11 @@ class Upload:
         self.size += len(data)
 
     def read(self, count: int, offset: int) -> bytes:
-        """At most `count` bytes from `offset` on."""
+        """Returns at most `count` bytes from `offset` on."""
         return os.pread(self._file, count, offset)
 
     def unlink(self) -> None:
-        """Takes the file's name away; whoever has it open may go on reading. Safe to repeat."""
+        """Removes the file's name; open descriptors stay readable. Safe to repeat."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ class Upload:
 
 
 class LiveFeed:
-    """Bytes that come while they are decoded; at most `limit` of them wait."""
+    """Bytes that are decoded as they arrive. Writers wait while `limit` or more of them are unread."""
 
     def __init__(self, limit: int = 256 * 1024) -> None:
         self._limit = limit
@@ -117,7 +117,7 @@ class LiveFeed:
         self._changed = asyncio.Condition()
 
     async def put(self, data: bytes) -> None:
-        """Adds bytes; waits while more than the limit is there. What comes after `end` or `close` is dropped."""
+        """Adds bytes; waits while the limit is reached. Bytes after `end` or `close` are dropped."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._over or len(self._waiting) < self._limit)
             if not self._over and data:
@@ -125,20 +125,20 @@ class LiveFeed:
                 self._changed.notify_all()
 
     async def end(self) -> None:
-        """Nothing more comes; what is there is still read."""
+        """Marks the end of the feed; its remaining bytes are still read."""
         async with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Nobody reads any more: whoever waits in `put` goes on, and what is there is dropped."""
+        """Ends reading: callers that wait in `put` continue, and the remaining bytes are dropped."""
         async with self._changed:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
 
     async def take(self, count: int) -> bytes:
-        """At least one byte and at most `count`; nothing at the end. Waits for what comes."""
+        """Returns at least one byte and at most `count`; nothing at the end. Waits for bytes."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._over or bool(self._waiting))
             data = bytes(self._waiting[:count])
@@ -147,7 +147,7 @@ class LiveFeed:
             return data
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All bytes to the end, as they come."""
+        """Yields all bytes to the end, as they arrive."""
         while data := await self.take(PIECE_BYTES):
             yield data
 
@@ -160,19 +160,19 @@ SoundSource = Upload | LiveFeed
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder that only this user may look into."""
+    """Creates a folder that only this user may read."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
 
 
 def remove_abandoned(folder: Path) -> int:
-    """Removes uploads whose process has gone without doing so, and says how many; those of living ones are locked."""
+    """Removes the uploads of dead processes and returns their number; living processes hold a lock on theirs."""
     removed = 0
     for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
         if entry.suffix != SUFFIX:
             continue
-        with contextlib.suppress(OSError):  # another process is about it, or uses it
+        with contextlib.suppress(OSError):  # another process removes it, or uses it
             file = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -184,7 +184,7 @@ def remove_abandoned(folder: Path) -> int:
 
 
 def _locked_file(folder: Path) -> tuple[Path, int]:
-    """A new file, open and locked. One that was taken for abandoned before it was locked is made anew."""
+    """Creates a file, open and locked; repeats if another process removed it as abandoned before it was locked."""
     while True:
         path = folder / f"{secrets.token_hex(16)}{SUFFIX}"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -20,7 +20,7 @@ ADMITTED = "admitted"
 
 
 class AuthorizationServicer(external_auth_pb2_grpc.AuthorizationServicer):
-    """Answers for every request that comes to the gateway. What it raises Envoy takes for a 503: nobody gets in."""
+    """Answers Envoy for every request to the gateway. Envoy answers 503 if it raises: no request is admitted."""
 
     def __init__(self, gatekeeper: Gatekeeper) -> None:
         self._gatekeeper = gatekeeper
@@ -28,7 +28,7 @@ class AuthorizationServicer(external_auth_pb2_grpc.AuthorizationServicer):
     async def Check(  # noqa: N802
         self, request: pb.CheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.CheckResponse:
-        """Whether a request may pass. Envoy's access log tells of each; a line here, too, would double it."""
+        """Decides whether a request is admitted. Envoy's access log has each request, so none is logged here."""
         started = time.perf_counter()
         try:
             response, outcome = admission(self._gatekeeper.check(read_request(request))), ADMITTED

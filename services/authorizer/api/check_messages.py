@@ -1,7 +1,7 @@
-"""Envoy's questions and our answers to them, as protobuf (third_party/allm/envoy/external_auth.proto).
+"""Converts Envoy's check requests and our answers from and to protobuf (third_party/allm/envoy/external_auth.proto).
 
-A refusal is written in the caller's protocol here, for only here it is known what is wrong: OpenAI's error object for
-REST, a status with details for gRPC, and the same in headers for gRPC-Web.
+A refusal is written here in the caller's protocol, because only the authorizer knows the error: OpenAI's error object
+for REST, a status with details for gRPC, and the same in headers for gRPC-Web.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ CLIENT = "x-client-id"
 GRPC = "application/grpc"
 GRPC_WEB = "application/grpc-web"
 WEB_TYPE = "x-grpc-web-type"
-# What percent-encoding of a gRPC message leaves as it is.
+# The characters that percent-encoding of a gRPC message keeps.
 PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
 def read_request(request: pb.CheckRequest) -> Asked:
-    """What Envoy tells of a request."""
+    """Reads Envoy's description of a request."""
     http = request.attributes.request.http
     return Asked(http.method, http.path, http.headers.get("authorization", ""))
 
 
 def admission(admitted: Admitted) -> pb.CheckResponse:
-    """Lets a request pass, with its caller's identity in place of whatever claims to be one."""
+    """Returns an answer that admits a request and sets its caller's identity, replacing any that the request claims."""
     ok = pb.OkHttpResponse(
         headers=[_header(CLIENT, admitted.client), _header(HEADER, admitted.identity)],
         headers_to_remove=["authorization"],
@@ -44,7 +44,7 @@ def admission(admitted: Admitted) -> pb.CheckResponse:
 
 
 def refusal(error: AllmError, request: pb.CheckRequest) -> pb.CheckResponse:
-    """Ends a request with an error."""
+    """Returns an answer that rejects a request with an error."""
     sent = request.attributes.request.http.headers
     content_type = sent.get("content-type", "")
     headers = error.headers()
@@ -54,7 +54,7 @@ def refusal(error: AllmError, request: pb.CheckRequest) -> pb.CheckResponse:
         headers |= {DETAILS: details, "grpc-status": str(code)}
         http_status, body = 200, error.message
         if content_type.startswith(GRPC_WEB):
-            # Envoy takes this for a reply to plain HTTP: the gateway's fallback.lua makes it one of gRPC-Web.
+            # Envoy treats this as a reply to plain HTTP: the gateway's fallback.lua turns it into gRPC-Web.
             headers |= {"grpc-message": quote(error.message, safe=PLAIN), WEB_TYPE: content_type}
             body = ""
     else:

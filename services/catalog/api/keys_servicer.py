@@ -1,4 +1,4 @@
-"""allm.keys.v1.KeyService: protobuf around the keys."""
+"""allm.keys.v1.KeyService: the gRPC service for API keys."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
 
 SECONDS = 30.0  # a disk may be slow
-MAX_TIME = 253_402_300_799  # the last second that a protobuf timestamp has
+MAX_TIME = 253_402_300_799  # the last second of a protobuf timestamp
 
 
 class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
-    """The API of keys."""
+    """The API for managing keys."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
@@ -25,7 +25,7 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
     async def CreateKey(  # noqa: N802
         self, request: keys_pb2.CreateKeyRequest, call: Call
     ) -> keys_pb2.CreateKeyResponse:
-        """Makes a key, and gives it away for the only time."""
+        """Creates a key and returns its secret, which is never returned again."""
         new = NewKey(
             name=request.name,
             scopes=tuple(request.scopes),
@@ -40,14 +40,14 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
 
     @typed(SECONDS, scope=ADMIN)
     async def ListKeys(self, request: keys_pb2.ListKeysRequest, call: Call) -> keys_pb2.ListKeysResponse:  # noqa: N802
-        """All keys, the oldest first."""
+        """Returns all keys, the oldest first."""
         return keys_pb2.ListKeysResponse(keys=map(key_message, self._keys.all()))
 
     @typed(SECONDS, scope=ADMIN)
     async def RevokeKey(  # noqa: N802
         self, request: keys_pb2.RevokeKeyRequest, call: Call
     ) -> keys_pb2.RevokeKeyResponse:
-        """Ends a key for good."""
+        """Revokes a key for good."""
         if not request.id:
             raise InvalidRequest("Missing required parameter: 'id'.", param="id")
         revoked = await self._keys.revoke(request.id)
@@ -58,7 +58,7 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
     async def WatchKeys(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: keys_pb2.WatchKeysRequest, call: Call
     ) -> None:
-        """All keys that are not revoked, a mark, then every change; for as long as the caller wants."""
+        """Streams all keys that are not revoked, a mark, then every change, until the caller cancels."""
         response = keys_pb2.WatchKeysResponse
         with self._keys.watchers.watch() as watch:
             while event := await watch.next():
@@ -72,7 +72,7 @@ class KeyServicer(keys_pb2_grpc.KeyServiceServicer):
 
 
 def key_message(key: ApiKey) -> keys_pb2.ApiKey:
-    """A key, without its hash."""
+    """Converts a key to protobuf, without its hash."""
     message = keys_pb2.ApiKey(
         id=key.id,
         name=key.name,
@@ -91,7 +91,7 @@ def key_message(key: ApiKey) -> keys_pb2.ApiKey:
 
 
 def _expires(request: keys_pb2.CreateKeyRequest) -> int:
-    """When a new key shall expire; 0: never. Raises InvalidRequest for a time that is none."""
+    """Returns a new key's expiry; 0: never. Raises InvalidRequest for an invalid time."""
     if not request.HasField("expire_time"):
         return 0
     seconds = request.expire_time.seconds

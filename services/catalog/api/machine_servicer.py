@@ -1,4 +1,4 @@
-"""allm.models.v1.MachineService: protobuf around the samples of the machine."""
+"""allm.models.v1.MachineService: the gRPC service for samples of the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.telemetry.figures import HostFigures
 
 
 class MachineServicer(machine_service_pb2_grpc.MachineServiceServicer):
-    """The API of what the machine does."""
+    """The API for watching the machine."""
 
     def __init__(self, watchers: MachineWatchers) -> None:
         self._watchers = watchers
@@ -26,7 +26,7 @@ class MachineServicer(machine_service_pb2_grpc.MachineServiceServicer):
     async def WatchMachine(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: machine_service_pb2.WatchMachineRequest, call: Call
     ) -> None:
-        """The past, a mark, then a sample at each interval; for as long as the caller wants."""
+        """Streams past samples, a mark, then a sample per interval, until the caller cancels."""
         seconds = request.history.ToMilliseconds() / 1000
         if seconds < 0:
             raise InvalidRequest("'history' must not be negative", param="history")
@@ -42,7 +42,7 @@ class MachineServicer(machine_service_pb2_grpc.MachineServiceServicer):
 
 
 def sample_message(sample: Sample) -> machine_service_pb2.MachineSample:
-    """Everything at one moment."""
+    """Converts a sample to protobuf."""
     message = machine_service_pb2.MachineSample(
         hosts=map(_host, sample.hosts), traffic=map(_traffic, sample.traffic), events=map(event_message, sample.events)
     )

@@ -1,4 +1,4 @@
-"""Views of models as protobuf, and replicas' reports out of it."""
+"""Converts model views to protobuf, and replicas' reports from protobuf."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from services.models.status import Status
 MAX_REPLICA = 128  # characters of a replica's name
 MAX_STATUSES = 10_000
 MAX_RUNTIMES = 64
-MAX_WORDS = 1000  # architectures, capabilities, devices of a runtime, each
+MAX_WORDS = 1000  # limit for each of a runtime's architectures, capabilities and devices
 MAX_WORD = 128  # characters
 MAX_REASON = 1000
 DEVICES = ("cuda", "mps", "cpu")
 
 
 class ModelMessages:
-    """Messages of models, made once for each view."""
+    """A cache of model messages, one for each view."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[ModelView, model_pb2.Model]] = {}
 
     def of(self, view: ModelView) -> model_pb2.Model:
-        """A model with everything that is known of it. Not to be changed."""
+        """Returns the complete message of a model. It must not be changed."""
         made = self._made.get(view.id)
         if made is None or made[0] is not view:
             made = self._made[view.id] = (view, model_message(view))
         return made[1]
 
     def of_all(self, views: list[ModelView]) -> list[model_pb2.Model]:
-        """All models; what is kept of those that are gone is dropped."""
+        """Returns the messages of all models, and drops those of deleted ones."""
         messages = [self.of(view) for view in views]
         if len(self._made) > len(views):
             there = {view.id for view in views}
@@ -51,7 +51,7 @@ class ModelMessages:
 
 
 def model_message(view: ModelView, *, replicas: bool = True) -> model_pb2.Model:
-    """A model; `replicas`: with what each of them reports."""
+    """Converts a model; `replicas`: with the status that each replica reports."""
     message = wire.model_message(view.desired)
     message.state = wire.STATES[view.state]
     message.reason = view.reason
@@ -64,12 +64,12 @@ def model_message(view: ModelView, *, replicas: bool = True) -> model_pb2.Model:
 
 
 def desired_message(view: ModelView, *, replicas: bool) -> manifest_pb2.DesiredModel:
-    """A model as a watcher gets it."""
+    """Converts a model for a watcher."""
     return wire.desired_message(view.desired, model_message(view, replicas=replicas))
 
 
 def resolution_message(opinion: Opinion) -> model_service_pb2.Resolution:
-    """What one replica thinks of its runtimes."""
+    """Converts one replica's verdicts on its runtimes."""
     return model_service_pb2.Resolution(
         replica=opinion.replica,
         device=opinion.device,
@@ -83,7 +83,7 @@ def resolution_message(opinion: Opinion) -> model_service_pb2.Resolution:
 
 
 def models_file(declarations: Declarations) -> model_service_pb2.ModelsFile | None:
-    """What of the models file is not applied; None where there is no such file."""
+    """Returns the models file's unapplied entries; None if there is no models file."""
     if declarations.path is None:
         return None
     problems = [model_service_pb2.ModelsFileProblem(**asdict(problem)) for problem in declarations.problems()]
@@ -91,7 +91,7 @@ def models_file(declarations: Declarations) -> model_service_pb2.ModelsFile | No
 
 
 def read_modality(value: model_pb2.Modality.ValueType, param: str) -> Modality:
-    """A modality that must be one. Raises InvalidRequest."""
+    """Reads a required modality. Raises InvalidRequest."""
     try:
         return wire.word(wire.MODALITIES, value)
     except Internal as error:
@@ -100,12 +100,12 @@ def read_modality(value: model_pb2.Modality.ValueType, param: str) -> Modality:
 
 
 def read_loras(loras: Iterable[model_pb2.Lora]) -> tuple[LoraChoice, ...]:
-    """LoRAs as an operator names them."""
+    """Reads the LoRAs that an operator requests."""
     return tuple(LoraChoice(lora.source, lora.scale if lora.HasField("scale") else 1.0) for lora in loras)
 
 
 def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
-    """What a replica reports. Raises InvalidRequest, also where it is larger than a replica's can be."""
+    """Reads a replica's report. Raises InvalidRequest, also for a report over the limits."""
     name = request.replica
     if not 1 <= len(name) <= MAX_REPLICA or not name.isprintable():
         raise InvalidRequest(f"'replica' must have 1 to {MAX_REPLICA} characters that can be printed", param="replica")
@@ -129,7 +129,7 @@ def read_report(request: model_service_pb2.ReportModelStatusRequest) -> Report:
 
 
 def _runtimes(offers: Iterable[model_service_pb2.RuntimeOffer], modality: Modality) -> tuple[Runtime, ...]:
-    """Puts together what is offered of each runtime: one offer may be about some of its capabilities only."""
+    """Merges the offers of each runtime: one offer may cover only some of its capabilities."""
     runtimes: dict[str, Runtime] = {}
     for offer in offers:
         (name,) = _words("runtimes", [offer.name])
@@ -138,7 +138,7 @@ def _runtimes(offers: Iterable[model_service_pb2.RuntimeOffer], modality: Modali
         runtime = Runtime(
             name=name,
             modality=modality,
-            # Formats that a newer service reads and this catalog has never heard of cannot be registered here either.
+            # Ignores formats that only a newer service knows: this catalog cannot register them either.
             formats=frozenset(word for word, value in wire.FORMATS.items() if value in offer.formats),
             architectures=dict.fromkeys(_words("runtimes.capabilities", offer.capabilities), architectures),
             devices=frozenset(_words("runtimes.devices", offer.devices)),
@@ -166,7 +166,7 @@ def _words(param: str, words: Iterable[str]) -> list[str]:
 
 
 def _status(message: model_pb2.ReplicaStatus) -> Status:
-    """What is said of one model; kept in memory, so its texts are cut to what anybody would read."""
+    """Reads the status of one model. It stays in memory, so its texts are cut to a readable length."""
     short = model_pb2.ReplicaStatus()
     short.CopyFrom(message)
     short.reason, short.next.reason = message.reason[:MAX_REASON], message.next.reason[:MAX_REASON]

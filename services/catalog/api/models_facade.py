@@ -1,4 +1,4 @@
-"""GET and DELETE of /v1/models in OpenAI's shape: what is ready, and on request the others with all that is known."""
+"""GET and DELETE of /v1/models in OpenAI's format: the ready models, and on request all models with details."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ SECONDS = 30.0
 
 
 class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
-    """OpenAI's model endpoints over the catalog."""
+    """OpenAI's model endpoints on top of the catalog."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._ready: tuple[int, httpbody_pb2.HttpBody] | None = None  # the plain list, and the version it is of
+        self._ready: tuple[int, httpbody_pb2.HttpBody] | None = None  # the plain list, with its version
 
     @facade(SECONDS, scope="")
     async def ListModels(  # noqa: N802
         self, request: models_service_pb2.ListModelsRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
-        """All models that are ready, under their ids and aliases; with `state=all` all there are, under their ids."""
+        """Lists the ready models under their ids and aliases; with `state=all` all models, under their ids."""
         if request.state == "all":
             more = _models_file(self._catalog.declarations) if ADMIN in call.identity.scopes else {}
             return _list([_detailed(view) for view in all_visible(self._catalog.views)], more)
         if request.state:
             raise InvalidRequest(f"'state' must be 'all' or left out, not {request.state!r}", param="state")
-        if call.identity.models:  # a key with a list of its own
+        if call.identity.models:  # a key limited to some models
             return _ready(all_visible(self._catalog.views))
         version = self._catalog.views.version
         if self._ready is None or self._ready[0] != version:
@@ -50,7 +50,7 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
     async def GetModel(  # noqa: N802
         self, request: models_service_pb2.GetModelRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
-        """One model that is ready."""
+        """Returns one ready model."""
         view = visible(self._catalog.views, _id(request.id))
         call.model = view.id
         if not view.serving:
@@ -62,7 +62,7 @@ class ModelsFacade(models_service_pb2_grpc.ModelsServiceServicer):
     async def DeleteModel(  # noqa: N802
         self, request: models_service_pb2.DeleteModelRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
-        """Forgets a model, named by its id."""
+        """Deletes a model, named by its id."""
         view = self._catalog.views.get(_id(request.id))
         if view.id != request.id:
             what = f"`{request.id}` is an alias of the model `{view.id}`: to delete that model, name its id"
@@ -86,7 +86,7 @@ def _list(models: list[dict[str, Any]], more: dict[str, Any] | None = None) -> h
 
 
 def _models_file(declarations: Declarations) -> dict[str, Any]:
-    """What of the models file is not applied."""
+    """Returns the models file's unapplied entries."""
     if declarations.path is None:
         return {}
     problems = [asdict(problem) for problem in declarations.problems()]
@@ -141,7 +141,7 @@ def _memory(memory: MemoryStatus) -> dict[str, Any]:
 
 
 def _progress(view: ModelView) -> dict[str, int] | None:
-    """Of the replica that is furthest; None where nothing is being fetched."""
+    """Returns the progress of the replica that is furthest; None if nothing is being fetched."""
     under_way = [status for _, status in view.replicas if status.total_bytes > 0]
     if not under_way:
         return None

@@ -1,4 +1,4 @@
-"""allm.models.v1.ModelService: protobuf around the catalog."""
+"""allm.models.v1.ModelService: the gRPC service on top of the catalog."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def UpdateModel(  # noqa: N802
         self, request: model_service_pb2.UpdateModelRequest, call: Call
     ) -> model_service_pb2.UpdateModelResponse:
-        """Gives a model another source, other parts, aliases or defaults, or another way of being run."""
+        """Changes a model's source, parts, aliases, defaults, runtime or engine settings."""
         given = request.HasField
         change = Change(
             source=request.source,
@@ -69,7 +69,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def GetModel(  # noqa: N802
         self, request: model_service_pb2.GetModelRequest, call: Call
     ) -> model_service_pb2.GetModelResponse:
-        """One model, whatever its state, and its files."""
+        """Returns one model in any state, with its files."""
         view = visible(self._catalog.views, _id(request.id))
         return model_service_pb2.GetModelResponse(
             model=self._message(view, call),
@@ -81,10 +81,10 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def ListModels(  # noqa: N802
         self, request: model_service_pb2.ListModelsRequest, call: Call
     ) -> model_service_pb2.ListModelsResponse:
-        """All models that the caller may use, by id."""
+        """Lists all models that the caller may use, by id."""
         views = self._catalog.views
         file = messages.models_file(self._catalog.declarations) if ADMIN in call.identity.scopes else None
-        if call.identity.models:  # a key with a list of its own
+        if call.identity.models:  # a key limited to some models
             models = list(map(self._messages.of, all_visible(views)))
         else:
             models = self._messages.of_all(views.all())
@@ -94,7 +94,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def DeleteModel(  # noqa: N802
         self, request: model_service_pb2.DeleteModelRequest, call: Call
     ) -> model_service_pb2.DeleteModelResponse:
-        """Forgets a model."""
+        """Deletes a model."""
         await self._catalog.delete(_id(request.id))
         return model_service_pb2.DeleteModelResponse()
 
@@ -102,7 +102,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def LoadModel(  # noqa: N802
         self, request: model_service_pb2.LoadModelRequest, call: Call
     ) -> model_service_pb2.LoadModelResponse:
-        """Wants a model in memory."""
+        """Marks a model to be loaded and kept in memory."""
         view = await self._catalog.load(_id(request.id), request.runtime)
         return model_service_pb2.LoadModelResponse(model=self._message(view, call))
 
@@ -110,7 +110,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def UnloadModel(  # noqa: N802
         self, request: model_service_pb2.UnloadModelRequest, call: Call
     ) -> model_service_pb2.UnloadModelResponse:
-        """Gives a model's memory back."""
+        """Frees a model's memory."""
         view = await self._catalog.unload(_id(request.id))
         return model_service_pb2.UnloadModelResponse(model=self._message(view, call))
 
@@ -118,7 +118,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def WatchModels(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: model_service_pb2.WatchModelsRequest, call: Call
     ) -> None:
-        """All models, a mark, then every change; for as long as the caller wants."""
+        """Streams all models, a mark, then every change, until the caller cancels."""
         response = model_service_pb2.WatchModelsResponse
         modality = messages.read_modality(request.modality, "modality") if request.modality else None
         with self._catalog.watchers.watch(modality, statuses=request.statuses) as watch:
@@ -135,7 +135,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def ReportModelStatus(  # noqa: N802
         self, request: model_service_pb2.ReportModelStatusRequest, call: Call
     ) -> model_service_pb2.ReportModelStatusResponse:
-        """A replica's heartbeat."""
+        """Takes in a replica's heartbeat."""
         known = self._catalog.report(messages.read_report(request))
         within = duration_pb2.Duration()
         within.FromMilliseconds(round(REPORT_WITHIN * 1000))
@@ -145,7 +145,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def ExplainModel(  # noqa: N802
         self, request: model_service_pb2.ExplainModelRequest, call: Call
     ) -> model_service_pb2.ExplainModelResponse:
-        """How every live replica resolves a model."""
+        """Explains how every live replica resolves a model."""
         visible(self._catalog.views, _id(request.id))
         view, opinions = self._catalog.explain(_id(request.id))
         return model_service_pb2.ExplainModelResponse(
@@ -156,7 +156,7 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
     async def RecordBenchmark(  # noqa: N802
         self, request: model_service_pb2.RecordBenchmarkRequest, call: Call
     ) -> model_service_pb2.RecordBenchmarkResponse:
-        """Notes a measurement."""
+        """Stores a measurement."""
         (measurement,) = wire.read_measurements([request.benchmark])
         await self._catalog.record(_id(request.id), measurement)
         return model_service_pb2.RecordBenchmarkResponse()

@@ -1,4 +1,4 @@
-"""The models that a caller may know of: all, but for a key with a list of its own."""
+"""The models visible to a caller: all, unless its key is limited to some."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from services.catalog.replicas.model_view import ModelView, ModelViews
 
 
 def visible(views: ModelViews, name: str) -> ModelView:
-    """The model of that id or alias. Raises ModelNotFound and ModelNotAllowed."""
+    """Returns the model with that id or alias. Raises ModelNotFound and ModelNotAllowed."""
     caller = current_caller()
     with caller.looking_for(name):
         view = views.get(name)
@@ -16,6 +16,6 @@ def visible(views: ModelViews, name: str) -> ModelView:
 
 
 def all_visible(views: ModelViews) -> list[ModelView]:
-    """All models that the caller may use, by id."""
+    """Returns all models that the caller may use, by id."""
     identity = current_caller().identity
     return [view for view in views.all() if not identity.models or identity.may_use(*view.registration.names)]

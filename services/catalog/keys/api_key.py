@@ -1,4 +1,4 @@
-"""One API key as the catalog keeps it, and its row in the database."""
+"""An API key in the catalog, and its row in the database."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ class ApiKey:
     """A key. Times are seconds since the epoch."""
 
     id: str
-    hash: bytes = field(repr=False)  # SHA-256; the key itself is nowhere
-    hint: str  # the first characters, to recognise it by
+    hash: bytes = field(repr=False)  # SHA-256; the key itself is not stored
+    hint: str  # the first characters, for people to recognise it
     name: str
     scopes: tuple[str, ...]
     models: tuple[str, ...] = ()  # ids, aliases or `prefix*`; none: all
-    requests_per_minute: int = 0  # 0: no limit; so is the next
+    requests_per_minute: int = 0  # 0: no limit; same for the next field
     tokens_per_minute: int = 0
     created: int
     expires: int = 0  # 0: never
-    revoked: int = 0  # 0: it was not
+    revoked: int = 0  # 0: not revoked
 
     @property
     def ended(self) -> int:
-        """When it stopped being of use, or will; 0: never."""
+        """The time at which it expires or was revoked, whichever is earlier; 0: never."""
         return min((at for at in (self.expires, self.revoked) if at), default=0)
 
 
 def insert(connection: sqlite3.Connection, key: ApiKey) -> None:
-    """Writes a new key. Raises sqlite3.IntegrityError where its id or its hash is there already."""
+    """Inserts a new key. Raises sqlite3.IntegrityError if its id or hash exists already."""
     connection.execute(f"INSERT INTO api_keys ({_COLUMNS}) VALUES ({_MARKS})", _values(key))  # noqa: S608 (constants)
 
 
 def revoke(connection: sqlite3.Connection, key_id: str, at: int) -> None:
-    """Notes that a key is revoked."""
+    """Marks a key as revoked."""
     connection.execute("UPDATE api_keys SET revoked = ? WHERE id = ?", (at, key_id))
 
 
@@ -48,7 +48,7 @@ def forget(connection: sqlite3.Connection, key_ids: list[str]) -> None:
 
 
 def read_all(connection: sqlite3.Connection) -> list[ApiKey]:
-    """All keys, the oldest first."""
+    """Returns all keys, the oldest first."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM api_keys ORDER BY created, rowid")  # noqa: S608 (constants)
     return [_read(row) for row in rows]
 
@@ -87,4 +87,4 @@ def _read(row: tuple[object, ...]) -> ApiKey:
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0  # STRICT tables hold nothing else
+    return value if isinstance(value, int) else 0  # STRICT tables guarantee an integer

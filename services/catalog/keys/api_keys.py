@@ -1,7 +1,7 @@
-"""All API keys: on disk first, then known in memory and told to whoever watches.
+"""All API keys: changes go to disk first, then to memory, then to the watchers.
 
-A key is made, and at some time revoked; nothing else about it ever changes. What has ended is listed for a while, for
-operators who look for what happened, and then forgotten.
+A key is created, and may be revoked; nothing else about it changes. Ended keys stay listed for a while, so that
+operators can investigate, and are then deleted.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from services.errors import InvalidRequest, KeyNotFound
 log = logging.getLogger(__name__)
 
 SCOPES = (INFERENCE, ADMIN)  # that a key may have
-MAX_KEYS = 10_000  # of use; authorizers hold them all
-MAX_NAME = 128  # characters; so are the next two
-MAX_MODEL = 129  # of an id, or of the beginning of one and its star
+MAX_KEYS = 10_000  # usable keys; authorizers hold them all
+MAX_NAME = 128  # characters; same for the next two
+MAX_MODEL = 129  # of an id, or of a prefix and its star
 MAX_MODELS_TOGETHER = 2000  # every call carries the list in a header
 MAX_MODELS = 64
 MAX_REQUESTS = 2**31 - 1
-MAX_TOKENS = 2**53 - 1  # what every JSON reader takes for the same number
-KEPT_SECONDS = 90 * 86_400  # how long a key is listed after its end
+MAX_TOKENS = 2**53 - 1  # largest integer that every JSON reader reads exactly
+KEPT_SECONDS = 90 * 86_400  # how long an ended key stays listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key as an operator wants it."""
+    """A key as an operator requests it."""
 
     name: str
     scopes: tuple[str, ...] = ()  # none: inference
@@ -46,7 +46,7 @@ class NewKey:
 
 
 class ApiKeys:
-    """The table of keys, with a picture of it in memory. `clock`: seconds since the epoch."""
+    """The table of keys, with a copy in memory. `clock`: seconds since the epoch."""
 
     def __init__(self, database: Database, found: list[ApiKey], clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -57,20 +57,20 @@ class ApiKeys:
 
     @classmethod
     async def load(cls, database: Database, clock: Callable[[], float] = time.time) -> ApiKeys:
-        """Reads all keys, and forgets those that ended long ago."""
+        """Reads all keys, and deletes those that ended long ago."""
         keys = cls(database, await database.read(api_key.read_all), clock)
         await keys._changes.run(keys._forget_old)
         return keys
 
     def all(self) -> list[ApiKey]:
-        """All keys that are listed, the oldest first."""
+        """Returns all listed keys, the oldest first."""
         return list(self._keys.values())
 
     async def create(self, new: NewKey) -> tuple[ApiKey, str]:
-        """Makes a key; gives what is kept of it, and the key itself, which nobody can have again.
+        """Creates a key; returns its record, and the key itself, which cannot be retrieved again.
 
         Raises:
-            InvalidRequest: something about it is wrong, or there are too many keys. The message names the field.
+            InvalidRequest: a field is invalid, or there are too many keys. The message names the field.
         """
         now = int(self._clock())
         _check(new, now)
@@ -102,7 +102,7 @@ class ApiKeys:
         return await self._changes.run(work)
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """Ends a key for good; again, nothing happens. Raises KeyNotFound."""
+        """Revokes a key for good; a second time does nothing. Raises KeyNotFound."""
 
         async def work() -> ApiKey:
             found = self._keys.get(key_id)
@@ -120,7 +120,7 @@ class ApiKeys:
         return await self._changes.run(work)
 
     async def close(self) -> None:
-        """Ends all watches, and waits for what is being written."""
+        """Ends all watches and waits for pending writes."""
         self.watchers.close()
         await self._changes.close()
 
@@ -135,7 +135,7 @@ class ApiKeys:
 
 
 def _check(new: NewKey, now: int) -> None:
-    """Makes sure that a key can be made. Raises InvalidRequest with the field at fault."""
+    """Validates a new key. Raises InvalidRequest with the field at fault."""
     if not 1 <= len(new.name) <= MAX_NAME or not new.name.isprintable():
         raise InvalidRequest(f"'name' must have 1 to {MAX_NAME} characters that can be printed", param="name")
     if unknown := sorted(set(new.scopes) - set(SCOPES)):

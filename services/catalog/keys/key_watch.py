@@ -1,7 +1,6 @@
-"""Who watches the keys: each watcher gets all that are not revoked, a mark, and then every change.
+"""Watches of the keys: each watcher gets all keys that are not revoked, a mark, and then every change.
 
-As with models, only that a key has changed is kept for a watcher that reads slowly, so its memory is bounded by the
-number of keys.
+As with models, a slow watcher queues only the ids of changed keys, so its memory is bounded by the number of keys.
 """
 
 from __future__ import annotations
@@ -16,47 +15,47 @@ from services.catalog.keys.api_key import ApiKey
 from services.catalog.open_watches import OpenWatches
 
 MAX_WATCHERS = 100  # one for each gateway
-MOST_AT_ONCE = 500  # keys of a snapshot
+MOST_AT_ONCE = 500  # keys of a snapshot per event
 
 
 @dataclass(frozen=True, slots=True)
 class KeysAdded:
-    """Keys are there."""
+    """Keys that the reader does not have yet."""
 
     keys: tuple[ApiKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRemoved:
-    """The key of this id is no more."""
+    """The key with this id was revoked or deleted."""
 
     key_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeysSynced:
-    """Everything that there was when the watch began has been told."""
+    """Marks the end of the snapshot from the beginning of the watch."""
 
 
 KeyEvent = KeysAdded | KeyRemoved | KeysSynced
 
 
 class KeyWatch:
-    """One watcher of `keys`, a picture that others change."""
+    """A single watcher of `keys`, a live mapping."""
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
         self._keys = keys
         self._closed = False
         self._wake = asyncio.Event()
-        self._sent: set[str] = set()  # ids that the reader takes for good
+        self._sent: set[str] = set()  # ids of keys that the reader holds as valid
         self._first = deque(keys)  # ids of the snapshot
-        self._marked = False  # whether its end was told
+        self._marked = False  # whether the end of the snapshot was sent
         self._pending: dict[str, None] = {}
 
     async def next(self) -> KeyEvent | None:
-        """The next event; waits for one. None: the catalog stops."""
+        """Waits for the next event and returns it; None when the catalog stops."""
         while not self._closed:
-            # What was revoked is told before the rest of a snapshot.
+            # Revocations are sent before the rest of a snapshot.
             if self._pending:
                 key_id = next(iter(self._pending))
                 del self._pending[key_id]
@@ -74,22 +73,22 @@ class KeyWatch:
         return None
 
     def notify(self, key_id: str) -> None:
-        """Something about this key has changed."""
+        """Marks a key as changed and wakes the watcher."""
         self._pending[key_id] = None
         self._wake.set()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the watch."""
         self._closed = True
         self._wake.set()
 
     def _take(self) -> tuple[ApiKey, ...]:
-        """A part of the snapshot."""
+        """Returns the next part of the snapshot."""
         ids = [self._first.popleft() for _ in range(min(len(self._first), MOST_AT_ONCE))]
         return tuple(key for key_id in ids if (key := self._new(key_id)))
 
     def _look(self, key_id: str) -> KeyEvent | None:
-        """What the reader does not know of a key yet."""
+        """Returns the event that brings the reader up to date on a key, if any."""
         if new := self._new(key_id):
             return KeysAdded((new,))
         if key_id in self._sent and not self._valid(key_id):
@@ -110,21 +109,21 @@ class KeyWatch:
 
 
 class KeyWatchers:
-    """All that watch."""
+    """All open watches of the keys."""
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
         self._keys = keys
         self._open: OpenWatches[KeyWatch] = OpenWatches(MAX_WATCHERS, "keys")
 
     def watch(self) -> AbstractContextManager[KeyWatch]:
-        """A watch for as long as the block runs. Raises Overloaded when there are too many."""
+        """Opens a watch for the duration of the block. Raises Overloaded when there are too many."""
         return self._open.watch(lambda: KeyWatch(self._keys))
 
     def notify(self, key_id: str) -> None:
-        """Something about this key has changed."""
+        """Notifies all watchers of a changed key."""
         for watch in self._open:
             watch.notify(key_id)
 
     def close(self) -> None:
-        """Ends all of them, and those to come."""
+        """Ends all watches, including any opened later."""
         self._open.close()

@@ -1,4 +1,4 @@
-"""What was counted between two reports of a replica."""
+"""The increase of a replica's counters between two of its reports."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from services.telemetry.figures import Figures
 
 @dataclass(slots=True)
 class CounterDelta:
-    """Sums: of the counters, and of the times in each bucket, by its upper end in seconds."""
+    """Sums of the counters, and counts per histogram bucket, keyed by the bucket's upper bound in seconds."""
 
     counters: dict[figures.Counter, float] = field(default_factory=dict)
     times: dict[figures.Times, Counter[float]] = field(default_factory=dict)
 
     def add(self, other: CounterDelta) -> None:
-        """Takes another's sums in."""
+        """Adds another delta to this one."""
         for name, value in other.counters.items():
             self.counters[name] = self.counters.get(name, 0.0) + value
         for times, buckets in other.times.items():
@@ -26,9 +26,9 @@ class CounterDelta:
 
 
 def gained(before: Figures | None, now: Figures) -> CounterDelta:
-    """What `now` has more than `before`; all that it has where that is None.
+    """Returns the increase from `before` to `now`; all of `now` where `before` is None.
 
-    What has become less counts as nothing: series of a model that was deleted end.
+    A counter that has decreased adds nothing: the series of a deleted model end.
     """
     old = before.counters if before else {}
     found = CounterDelta({name: max(0.0, value - old.get(name, 0.0)) for name, value in now.counters.items()})

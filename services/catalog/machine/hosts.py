@@ -1,4 +1,4 @@
-"""Memories that replicas see, each once: several replicas of a machine tell of the same one."""
+"""Merges the hosts and devices that several replicas of one machine report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from services.telemetry.figures import DeviceFigures, HostFigures
 
-SHOWN = 12  # characters of a GPU's id that tell it from another of the same name
+SHOWN = 12  # characters of a GPU's id that distinguish it from another of the same name
 
 
 def merged(seen: Iterable[HostFigures]) -> tuple[HostFigures, ...]:
-    """Hosts by name, and their devices by name. `seen`: what was told last comes last, and counts.
+    """Returns the hosts by name, each with its devices by name. `seen` is in order of report: the latest report wins.
 
-    Of thresholds that differ the lowest counts. A device that several containers of a machine see belongs to the first
-    of them. Two devices of a host that are called the same, because their services see others, are told apart.
+    If thresholds differ, the lowest counts. A device that several containers of a machine see belongs to the first of
+    them. Two devices of a host that share a name, because their services see different devices, get distinct names.
     """
     hosts: dict[str, HostFigures] = {}
     devices: dict[str, dict[str, DeviceFigures]] = {}
@@ -23,7 +23,7 @@ def merged(seen: Iterable[HostFigures]) -> tuple[HostFigures, ...]:
     for host in seen:
         known = hosts.get(host.id)
         threshold = min(host.threshold, known.threshold) if known else host.threshold
-        name = min(host.name, known.name) if known else host.name  # containers of a machine have names of their own
+        name = min(host.name, known.name) if known else host.name  # each container of a machine has its own name
         hosts[host.id] = replace(host, threshold=threshold, name=name)
         devices.setdefault(host.id, {}).update((each.id, each) for each in host.devices)
         newest.update((each.id, each) for each in host.devices)

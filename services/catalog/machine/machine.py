@@ -1,4 +1,4 @@
-"""What all live replicas do, put together from what each of them reports."""
+"""The state of all live replicas together, aggregated from their reports."""
 
 from __future__ import annotations
 
@@ -16,68 +16,68 @@ from services.models.descriptor import MODALITIES, Modality
 from services.telemetry import figures
 from services.telemetry.figures import COUNTERS, Event, Figures, HostFigures
 
-MAX_EVENTS = 256  # of one sample; of more, the latest
-OLDEST_EVENT = 900.0  # seconds; what happened earlier, while the catalog was away, is no news
-_STEADY: tuple[figures.Counter, ...] = ("generated_tokens", "prompt_tokens")  # the others grow in large pieces
+MAX_EVENTS = 256  # per sample; if there are more, the latest are kept
+OLDEST_EVENT = 900.0  # seconds; older events, from while the catalog was down, are dropped
+_STEADY: tuple[figures.Counter, ...] = ("generated_tokens", "prompt_tokens")  # the other counters grow in large steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What the replicas of a modality do, all together. What was not measured is in no mapping."""
+    """The load of a modality's replicas together. The mappings leave out anything that was not measured."""
 
     modality: Modality
     replicas: int
     running: int
     waiting: int
-    rates: Mapping[figures.Counter, float]  # a second
+    rates: Mapping[figures.Counter, float]  # per second
     times: Mapping[figures.Times, Percentiles]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Everything at one moment."""
+    """The state of all hosts and replicas at one moment."""
 
     at: float  # seconds since the epoch
     hosts: tuple[HostFigures, ...]
     traffic: tuple[Traffic, ...]
-    events: tuple[Event, ...]  # since the sample before, oldest first
+    events: tuple[Event, ...]  # since the previous sample, oldest first
 
     @property
     def size(self) -> int:
-        """How many entries it has, for those who keep many."""
+        """The number of entries, by which the history of samples is bounded."""
         devices = sum(len(host.devices) for host in self.hosts)
         return len(self.hosts) + devices + len(self.traffic) + len(self.events)
 
 
 @dataclass(slots=True)
 class _Told:
-    """What is known of one replica."""
+    """The last report of one replica."""
 
     modality: Modality
     figures: Figures
-    heard: float  # by the machine's clock
+    heard: float  # by `Machine`'s clock
     speed: Speed = field(default_factory=Speed)
     event: int = 0  # number of its last event
 
 
 class Machine:
-    """Takes figures in, and makes samples of them. `clock`: seconds that only grow; `now`: seconds since the epoch.
+    """Collects figures and makes samples of them. `clock`: monotonic seconds; `now`: seconds since the epoch.
 
-    Its memory is bounded by the number of live replicas, which the board bounds.
+    Its memory is bounded by the number of live replicas, which `ReplicaStatus` bounds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._now = now
-        self._told: dict[str, _Told] = {}  # by replica; what was told last comes last
+        self._told: dict[str, _Told] = {}  # by replica, in order of the last report
         self._minutes: dict[Modality, RollingWindow] = {}
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
     def take(self, replica: str, modality: Modality, told: Figures) -> None:
-        """What a live replica reports.
+        """Takes in a live replica's report.
 
-        The first time there is nothing to compare with, so its counters count from there on; but those of a process
-        that has begun since the last report came whole.
+        The first report has no predecessor to compare with, so the counters count from then on. If the process has
+        started since the last report, its counters count in full.
         """
         at, known = self._clock(), self._told.pop(replica, None)
         if known and known.modality != modality:
@@ -98,13 +98,13 @@ class Machine:
         self._told[replica] = new
 
     def drop(self, replica: str, *, lost: bool = False) -> None:
-        """A replica counts no more. `lost`: it has not said goodbye."""
+        """Stops counting a replica. `lost`: it went silent without signing off."""
         self._told.pop(replica, None)
         if lost:
             self._events.append(Event(at=self._now(), kind="replica_lost", replica=replica))
 
     def sample(self) -> Sample:
-        """How everything is now; what has happened is told only once."""
+        """Returns a sample of the current state. Each event appears in one sample only."""
         events = tuple(sorted(self._events, key=lambda event: event.at))
         self._events.clear()
         return Sample(

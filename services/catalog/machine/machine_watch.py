@@ -1,7 +1,7 @@
-"""Samples of the machine: one every two seconds, those of the last minutes kept, and who watches them.
+"""Samples of the machine: one every two seconds, a history of the last minutes, and its watchers.
 
-A watcher that reads slowly holds up nobody, and costs nothing but its place: what it has not read yet is what is kept
-for all. When it comes too late, it misses the oldest.
+All watchers read the same history, so a slow one blocks nobody and needs no buffer. A watcher that falls too far behind
+misses the oldest samples.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from services.catalog.replicas.replica_status import REPORT_WITHIN
 
 log = logging.getLogger(__name__)
 
-INTERVAL = REPORT_WITHIN  # seconds from one sample to the next: replicas tell nothing new more often
+INTERVAL = REPORT_WITHIN  # seconds from one sample to the next: replicas report no more often
 KEPT_SECONDS = 900.0
-MOST_KEPT = 100_000  # entries of all samples; with over two hundred hosts and devices less than KEPT_SECONDS are kept
+MOST_KEPT = 100_000  # entries of all samples; with over 200 hosts and devices less than KEPT_SECONDS are kept
 MAX_WATCHERS = 100
 
 
@@ -39,11 +39,11 @@ class SampleHistory:
 
     @property
     def begin(self) -> int:
-        """Number of the oldest sample that is kept."""
+        """Number of the oldest sample kept."""
         return self.end - len(self._samples)
 
     def add(self, sample: Sample) -> None:
-        """One more; the oldest ones go."""
+        """Appends a sample and drops the oldest ones."""
         self._samples.append(sample)
         self._size += sample.size
         self.end += 1
@@ -51,15 +51,15 @@ class SampleHistory:
             self._size -= self._samples.popleft().size
 
     def _keeps(self, oldest: Sample, now: float) -> bool:
-        """Also where the clock has been set back: what then is of the future goes."""
+        """Also drops samples from the future, in case the clock was set back."""
         return self._size <= self._most and 0 <= now - oldest.at <= self._seconds
 
     def __getitem__(self, number: int) -> Sample:
-        """That sample, or the oldest where it is gone. Raises IndexError for one that is not there yet."""
+        """Returns that sample, or the oldest one kept. Raises IndexError for a sample not yet taken."""
         return self._samples[max(0, number - self.begin)]
 
     def since(self, seconds: float) -> int:
-        """Number of the first sample that is at most so much older than the last one; 0 seconds: the last one."""
+        """Returns the number of the first sample at most `seconds` older than the last; 0 seconds: the last one."""
         if not self._samples:
             return self.end
         oldest = self._samples[-1].at - seconds
@@ -68,22 +68,22 @@ class SampleHistory:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """Everything of the past has been told."""
+    """Marks the end of the past samples."""
 
 
 class MachineWatch:
-    """One watcher."""
+    """A single watcher's position in the history."""
 
     def __init__(self, history: SampleHistory, seconds: float) -> None:
         self._history = history
         self._next = history.since(seconds)
-        self._now = history.end  # where the past ends
+        self._now = history.end  # the first number after the past
         self._marked = False
         self._closed = False
         self._wake = asyncio.Event()
 
     async def next(self) -> Sample | CaughtUp | None:
-        """The next event; waits for one. None: the catalog stops."""
+        """Waits for the next event and returns it; None when the catalog stops."""
         while not self._closed:
             self._next = max(self._next, self._history.begin)
             if not self._marked and self._next >= self._now:
@@ -97,17 +97,17 @@ class MachineWatch:
         return None
 
     def notify(self) -> None:
-        """There is one more sample."""
+        """Wakes the watcher: a sample was added."""
         self._wake.set()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the watch."""
         self._closed = True
         self._wake.set()
 
 
 class MachineWatchers:
-    """Takes the samples, and tells all that watch. It needs a running loop; close it."""
+    """Takes the samples and notifies all watchers. It needs a running loop; close it."""
 
     def __init__(self, machine: Machine, clock: Callable[[], float] = time.monotonic) -> None:
         self._machine = machine
@@ -117,7 +117,7 @@ class MachineWatchers:
         self._task = asyncio.create_task(self._sample())
 
     def watch(self, seconds: float) -> AbstractContextManager[MachineWatch]:
-        """A watch for as long as the block runs. `seconds`: how far back it begins; 0: with the last sample.
+        """Opens a watch for the duration of the block. `seconds`: how far back it begins; 0: at the last sample.
 
         Raises Overloaded when there are too many.
         """
@@ -130,11 +130,11 @@ class MachineWatchers:
             watch.notify()
 
     def end_watches(self) -> None:
-        """Ends all of them, and those to come."""
+        """Ends all watches, including any opened later."""
         self._open.close()
 
     async def close(self) -> None:
-        """Ends everything."""
+        """Ends all watches and stops sampling."""
         self.end_watches()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -145,7 +145,7 @@ class MachineWatchers:
         while True:
             try:
                 self.tick()
-            except Exception:  # one round that fails must not end the samples for good
+            except Exception:  # a failed round must not end the sampling
                 log.exception("unexpected error in a sample of the machine")
             due = max(due + INTERVAL, self._clock())
             await asyncio.sleep(due - self._clock())

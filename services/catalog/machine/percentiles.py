@@ -1,7 +1,7 @@
-"""Percentiles out of a histogram.
+"""Percentiles of a histogram.
 
-As Prometheus's histogram_quantile: within a bucket the values are taken to lie evenly, the first bucket begins at 0,
-and of what lies above the last bound nothing is known but that bound.
+As in Prometheus's histogram_quantile, values are assumed to be evenly distributed within a bucket, the first bucket
+begins at 0, and a value above the last finite bound counts as that bound.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Buckets = Mapping[float, int]  # upper end in seconds, the last one infinite -> how many times lie in the bucket
+Buckets = Mapping[float, int]  # upper bound in seconds, the last one infinite -> number of values in the bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Seconds, and of how many times."""
+    """Percentiles in seconds, and the number of measured values."""
 
     p50: float
     p95: float
@@ -24,7 +24,7 @@ class Percentiles:
 
 
 def percentiles(buckets: Buckets) -> Percentiles | None:
-    """None where nothing was measured."""
+    """Returns the percentiles; None if nothing was measured."""
     count = sum(buckets.values())
     if not count:
         return None
@@ -33,7 +33,7 @@ def percentiles(buckets: Buckets) -> Percentiles | None:
 
 
 def percentile(buckets: Buckets, share: float) -> float:
-    """What `share` (0 to 1) of the times are at most; 0 where there are none, or no bound."""
+    """Returns the value that `share` (0 to 1) of the values do not exceed; 0 without values or finite bounds."""
     wanted = share * sum(buckets.values())
     below, low = 0, 0.0
     for high, count in sorted(buckets.items()):

@@ -1,4 +1,4 @@
-"""What came together within the last minute: percentiles, and rates of what is counted in large pieces."""
+"""A rolling window of one minute: percentiles, and rates of counters that grow in large steps."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from services.telemetry import figures
 from services.telemetry.figures import TIMES
 
 WINDOW = 60.0  # seconds
-BIN = 2.0  # seconds whose gains are kept as one: so memory does not grow with the replicas
+BIN = 2.0  # seconds that share one bin, so memory does not grow with the number of replicas
 
 
 class RollingWindow:
-    """What a modality's replicas gained within the last minute. All times are seconds of one clock that only grows."""
+    """The gains of a modality's replicas within the last minute. All times are seconds of one monotonic clock."""
 
     def __init__(self, began: float) -> None:
         self._began = began
         self._bins: deque[tuple[float, CounterDelta]] = deque()
 
     def add(self, at: float, gain: CounterDelta) -> None:
-        """Something was gained."""
+        """Adds a gain at that time."""
         if not self._bins or at - self._bins[-1][0] >= BIN:
             self._bins.append((at, CounterDelta()))
         self._bins[-1][1].add(gain)
         self._forget(at)
 
     def rate(self, counter: figures.Counter, at: float) -> float:
-        """How much of it a second."""
+        """Returns the counter's rate per second."""
         self._forget(at)
         whole = sum(gain.counters.get(counter, 0.0) for _, gain in self._bins)
         return whole / max(BIN, min(WINDOW, at - self._began))
 
     def percentiles(self, at: float) -> dict[figures.Times, Percentiles]:
-        """Of the times that were measured; without those of which there were none."""
+        """Returns the percentiles of each kind of time that was measured."""
         self._forget(at)
         whole = CounterDelta()
         for _, gain in self._bins:

@@ -1,4 +1,4 @@
-"""What an image model is made of beside its own files: a base for a checkpoint of one file, and LoRAs."""
+"""The parts of an image model in addition to its own files: a base for a single-file checkpoint, and LoRAs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MAX_LORAS = 16
 MOST_SCALE = 10.0
 MOST_STEPS = 1000
 MOST_GUIDANCE = 100.0
-_SINGLE = ""  # where an inspection puts the tensors of a checkpoint of one file
+_SINGLE = ""  # the key under which an inspection lists the tensors of a single-file checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class LoraChoice:
-    """A LoRA as an operator names it."""
+    """A LoRA as an operator requests it."""
 
     source: str
     scale: float = 1.0
@@ -36,20 +36,20 @@ class LoraChoice:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What an operator asks a model to be made of. `base` is empty where what is usual is meant."""
+    """The parts that an operator requests for a model. An empty `base` means the usual one."""
 
     base: str = ""
     loras: tuple[LoraChoice, ...] = ()
-    kept: bool = False  # whether the base is one of earlier, which a pipeline's folder simply does without
+    kept: bool = False  # the base is kept from earlier; a pipeline's folder then ignores it
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> Composition:
-        """What a registered model was asked to be made of."""
+        """Returns the composition that was requested for a registered model."""
         base = next((part.source for part in parts if part.kind == "base"), "")
         return cls(base, tuple(LoraChoice(part.source, part.scale) for part in parts if part.kind == "lora"))
 
     def check(self, format: Format, roots: Sequence[Path]) -> None:
-        """Makes sure that it can be meant. Raises InvalidRequest with param `base` or `loras`."""
+        """Checks the composition against the format. Raises InvalidRequest with param `base` or `loras`."""
         for name, there in (("base", self.base), ("loras", self.loras)):
             if there and format != FORMAT:
                 raise InvalidRequest(f"'{name}' is for models of the format {FORMAT}, not {format}", param=name)
@@ -71,7 +71,7 @@ class Composition:
 
 
 def check_defaults(defaults: ImageDefaults, format: Format) -> None:
-    """Makes sure that a model can be drawn with these. Raises InvalidRequest with param `image_defaults`."""
+    """Checks a model's image defaults. Raises InvalidRequest with param `image_defaults`."""
     if defaults == ImageDefaults():
         return
     param = "image_defaults"
@@ -79,18 +79,18 @@ def check_defaults(defaults: ImageDefaults, format: Format) -> None:
         raise InvalidRequest(f"'{param}' is for image models ({FORMAT}), not {format}", param=param)
     if defaults.steps is not None and not 1 <= defaults.steps <= MOST_STEPS:
         raise InvalidRequest(f"'{param}.steps' must be from 1 to {MOST_STEPS}, not {defaults.steps}", param=param)
-    if defaults.guidance is not None and not 0 <= defaults.guidance <= MOST_GUIDANCE:  # also what is no number
+    if defaults.guidance is not None and not 0 <= defaults.guidance <= MOST_GUIDANCE:  # also catches NaN
         limits = f"from 0 to {MOST_GUIDANCE:g}"
         raise InvalidRequest(f"'{param}.guidance' must be {limits}, not {defaults.guidance:g}", param=param)
 
 
 def compose(finding: Finding, wanted: Composition, roots: Sequence[Path]) -> tuple[Part, ...]:
-    """Lists, checks and pins what belongs to a model. Blocks.
+    """Lists, checks and pins a model's parts. Blocks.
 
     Raises:
         InvalidRequest: a base is named for a model that brings its own configuration.
-        ModelInvalid: files are missing or damaged, or do not fit the model; `param` says which part is meant.
-        ModelNotReady, Overloaded: the hub cannot be asked now.
+        ModelInvalid: files are missing or damaged, or do not fit the model; `param` names the part at fault.
+        ModelNotReady, Overloaded: the hub cannot be reached now.
     """
     parts = []
     if _SINGLE in finding.tensors:
@@ -134,7 +134,7 @@ def _lora(finding: Finding, choice: LoraChoice, roots: Sequence[Path]) -> Part:
 
 @contextmanager
 def _about(param: str) -> Iterator[None]:
-    """Whatever is wrong is wrong with that parameter."""
+    """Attributes any error in the block to that parameter."""
     try:
         yield
     except AllmError as error:

@@ -1,8 +1,8 @@
-"""Follows the models file: what it declares is registered, brought up to date, and removed when it no longer has it.
+"""Follows the models file: registers and updates the models it declares, and removes those it no longer has.
 
-The file is read again every few seconds, whatever it is: a ConfigMap is swapped by a link, which no watch of a folder
-tells everywhere. A change counts once it was read twice, since it may be half written. Each entry is applied by itself,
-and again with growing pauses while that fails: the hub may be away.
+The file is read again every few seconds, because a ConfigMap is swapped by a link, which file watches do not report
+everywhere. A change counts once it was read twice, because the file may be half written. Each entry is applied
+separately, and retried with growing pauses while that fails, since the hub may be down.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
 FIRST_PAUSE = 2.0  # seconds until an entry that failed is tried again; doubled each time
 LONGEST_PAUSE = 300.0
-AT_ONCE = 3  # entries that are looked at; of the surveyor's places one is left to operators
+AT_ONCE = 3  # entries surveyed at a time; one of the surveyor's threads is left to operators
 
 
 class Declarations:
-    """The models file at `path`, applied; None: there is no such file. It needs a running loop; close it."""
+    """Applies the models file at `path`; None: there is no such file. It needs a running loop; close it."""
 
     def __init__(self, path: Path | None, registrations: Registrations, registrar: Registrar) -> None:
         self._path = path
         self._registrations = registrations
         self._registrar = registrar
-        self._seen: bytes | Problem | None = None  # what was last read, or why it was not
-        self._taken: bytes | Problem | None = None  # what was last understood, or tried to
-        self._file: ModelsFile | None = None  # the last one that could be understood
-        self._fault: Problem | None = None  # what is wrong with the file as a whole
-        self._failures: dict[str, AllmError] = {}  # by id: what applying an entry ended with
+        self._seen: bytes | Problem | None = None  # the content last read, or the reason it could not be
+        self._taken: bytes | Problem | None = None  # the content last parsed, successfully or not
+        self._file: ModelsFile | None = None  # the last file that could be parsed
+        self._fault: Problem | None = None  # the problem of the file as a whole
+        self._failures: dict[str, AllmError] = {}  # by id: the error that applying an entry ended with
         self._tasks: dict[str, tuple[Declaration, asyncio.Task[None]]] = {}
-        self._looked: set[str] = set()  # ids whose local files this process has looked at
+        self._looked: set[str] = set()  # ids whose local files this process has surveyed
         self._places = asyncio.Semaphore(AT_ONCE)
         self._tried = asyncio.Event()
         self._following = asyncio.create_task(self._follow())
 
     @property
     def path(self) -> Path | None:
-        """The file."""
+        """The path of the models file."""
         return self._path
 
     def problems(self) -> list[Problem]:
-        """What of the file is not applied, and why."""
+        """Returns the parts of the file that are not applied, each with the reason."""
         found = [self._fault] if self._fault else []
         if self._file:
             found += self._file.problems
@@ -66,13 +66,13 @@ class Declarations:
         return found
 
     def check_by_hand(self, registration: Registration) -> None:
-        """Makes sure that an operator may change or remove a model by hand. Raises InvalidRequest."""
+        """Checks that an operator may change or remove a model by hand. Raises InvalidRequest."""
         if registration.declared and self._path:
             what = f"the model {registration.id!r} is declared in ALLM_MODELS_FILE: change {self._path} instead"
             raise InvalidRequest(what, param="id")
 
     async def tried(self, seconds: float) -> None:
-        """Waits until everything in the file was tried once, but no longer than that."""
+        """Waits until every entry of the file was tried once, for `seconds` at most."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._tried.wait(), seconds)
 
@@ -92,20 +92,20 @@ class Declarations:
             try:
                 await self._look(self._path)
                 await self._reconcile()
-            except Exception:  # a disk that is full, or a bug in one round, must not end it
+            except Exception:  # a full disk, or a bug in one round, must not end the loop
                 log.exception("unexpected error while the models file was applied")
             metrics.MODELS_FILE_PROBLEMS.set(len(self.problems()))
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _let_go(self) -> None:
-        """Without a file, what one had declared is an operator's to change."""
+        """Releases the declared models to operators, because there is no models file."""
         for registration in self._registrations:
             if registration.declared:
                 with contextlib.suppress(AllmError):
                     await self._registrations.change(registration, lambda old: replace(old, declared=""))
 
     async def _look(self, path: Path) -> None:
-        """Reads the file, and takes it in where it is another one. What cannot be understood changes nothing."""
+        """Reads the file and parses it if it has changed. A file that cannot be parsed changes nothing."""
         found = await asyncio.to_thread(_read, path)
         settled = self._taken is None or found == self._seen
         self._seen = found
@@ -124,7 +124,7 @@ class Declarations:
         log.info("models file read", extra=facts)
 
     async def _reconcile(self) -> None:
-        """Has everything under way that the file asks for, and removes what it no longer has."""
+        """Starts all changes that the file asks for, and removes the models it no longer has."""
         file = self._file
         if file is None:
             self._tried.set()
@@ -148,14 +148,14 @@ class Declarations:
         self._note_tried()
 
     def _due(self, declaration: Declaration) -> bool:
-        """Whether an entry says something else than what is registered, or its files may have changed meanwhile."""
+        """Reports whether an entry differs from its registration, or its files may have changed meanwhile."""
         found = self._registrations.find(declaration.id)
         if found is None or found.declared != declaration.text:
             return True
         return declaration.local and declaration.id not in self._looked
 
     async def _apply(self, declaration: Declaration) -> None:
-        """Applies an entry, however often that has to be tried."""
+        """Applies an entry, retrying until it succeeds."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -176,7 +176,7 @@ class Declarations:
     async def _declare(self, declaration: Declaration) -> None:
         found = self._registrations.find(declaration.id)
         before = json.loads(found.declared) if found and found.declared else {}
-        # What the entry no longer says goes back to what it is without; what it never said stays an operator's.
+        # A field that the entry no longer sets returns to its default; one it never set stays an operator's.
         runtime = declaration.new.runtime or ("" if before.get("runtime") else None)
         keep_loaded = declaration.keep_loaded
         if keep_loaded is None and before.get("keep_loaded") is not None:
@@ -196,7 +196,7 @@ class Declarations:
             log.exception("unexpected error while a model was declared", extra={"model": declaration.id})
             error = Internal("it could not be registered: the catalog's log says why")
         self._failures[declaration.id] = error
-        if (before is None or before.message != error.message) and self._path:  # said once, not each time
+        if (before is None or before.message != error.message) and self._path:  # logged once, not at each retry
             _log(declaration.problem(error.param, error.message), self._path)
 
     def _note_tried(self) -> None:
@@ -217,7 +217,7 @@ class Declarations:
             log.info("model removed: the models file no longer has it", extra={"model": registration.id})
 
     async def _free_names(self, declaration: Declaration, declared: dict[str, Declaration]) -> None:
-        """Takes names from declared models that are to have them no longer: aliases may move, or change places."""
+        """Takes names from declared models that no longer declare them, so that aliases can move or be swapped."""
         for name in (declaration.id, *declaration.new.aliases):
             try:
                 holder = self._registrations.get(name)
@@ -226,7 +226,7 @@ class Declarations:
             other = declared.get(holder.id)
             if holder.id == declaration.id or not holder.declared or other is None or name in other.new.aliases:
                 continue
-            with contextlib.suppress(AllmError):  # applying it tells what is wrong
+            with contextlib.suppress(AllmError):  # applying the entry reports the error
                 await self._registrations.change(holder, partial(_without, name))
 
 

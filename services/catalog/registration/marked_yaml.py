@@ -1,7 +1,7 @@
-"""YAML whose values know where they stand, so that what is wrong can be told by its line. JSON is YAML, too.
+"""YAML values with their positions, so that errors can name the line. JSON is a subset of YAML.
 
-Only the nodes of a document are made, never objects: what a value is, whoever reads it says. A revision `1e5` stays the
-text that it is.
+Only the nodes of a document are built, never objects: the caller determines each value's type. A revision `1e5` stays
+text.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from typing import NoReturn
 
 import yaml
 
-MAX_DEPTH = 16  # of mappings and lists in each other
+MAX_DEPTH = 16  # of nested mappings and lists
 _CORE = "tag:yaml.org,2002:"
 _SCALARS = frozenset(_CORE + kind for kind in ("str", "int", "float", "bool", "null", "timestamp"))
 _FLAGS = {"true": True, "false": False}
 
 
 class Wrong(Exception):
-    """Something in a document is not as it must be. `line` counts from 1 and is 0 where none is meant."""
+    """An error in a document. `line` counts from 1; 0: no particular line."""
 
     def __init__(self, line: int, key: str, message: str) -> None:
         super().__init__(message)
         self.line = line
-        self.key = key  # as in `models[2].aliases`; empty: the document
+        self.key = key  # as in `models[2].aliases`; empty: the whole document
         self.message = message
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A value of a document. All its methods raise Wrong where it is of another kind."""
+    """A value of a document. All its methods raise Wrong if it has another type."""
 
     node: yaml.Node
     key: str
 
     @property
     def line(self) -> int:
-        """Where it begins, from 1."""
+        """The line where it begins, from 1."""
         return int(self.node.start_mark.line) + 1
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is said: `key:`, `null` or `~`."""
+        """True for a null value: `key:`, `null` or `~`."""
         return isinstance(self.node, yaml.ScalarNode) and self.node.tag == f"{_CORE}null"
 
     def fields(self, allowed: tuple[str, ...]) -> dict[str, Marked]:
-        """What a mapping holds under keys that are allowed; without those that say nothing."""
+        """Returns a mapping's values without the null ones. Raises Wrong for a key that is not allowed."""
         found = self._pairs()
         for name, value in found.items():
             if name not in allowed:
@@ -54,14 +54,14 @@ class Marked:
         return {name: value for name, value in found.items() if not value.empty}
 
     def peek(self, name: str) -> str:
-        """The text under a key, whatever else is wrong with the mapping; empty: there is none."""
+        """Returns the text under a key, ignoring all errors of the mapping; empty: there is none."""
         for key, value in self.node.value if isinstance(self.node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and key.value == name and isinstance(value, yaml.ScalarNode):
                 return "" if value.tag == f"{_CORE}null" else str(value.value)
         return ""
 
     def items(self, most: int) -> list[Marked]:
-        """The values of a list."""
+        """Returns the values of a list."""
         if not isinstance(self.node, yaml.SequenceNode):
             self._fail("must be a list")
         if len(self.node.value) > most:
@@ -69,25 +69,25 @@ class Marked:
         return [Marked(node, f"{self.key}[{number}]") for number, node in enumerate(self.node.value)]
 
     def text(self) -> str:
-        """A text; a number without quotes is the text that is written there."""
+        """Returns a text; an unquoted number counts as the text that is written."""
         return str(self._scalar("a text").value)
 
     def flag(self) -> bool:
-        """`true` or `false`."""
+        """Returns `true` or `false` as a bool."""
         value = self._plain("true or false").value.lower()
         if value not in _FLAGS:
             self._fail("must be true or false")
         return _FLAGS[value]
 
     def integer(self) -> int:
-        """A whole number."""
+        """Returns an integer."""
         try:
             return int(self._plain("a whole number").value)
         except ValueError:
             self._fail("must be a whole number")
 
     def number(self) -> float:
-        """A number."""
+        """Returns a finite number."""
         try:
             value = float(self._plain("a number").value)
         except ValueError:
@@ -116,7 +116,7 @@ class Marked:
         return self.node
 
     def _plain(self, what: str) -> yaml.ScalarNode:
-        """One without quotes: in quotes it is a text."""
+        """Returns an unquoted scalar: a quoted one is text."""
         node = self._scalar(what)
         if node.style is not None:
             self._fail(f"must be {what}, without quotes")
@@ -127,10 +127,10 @@ class Marked:
 
 
 def read_yaml(text: str) -> Marked:
-    """The only document of a text.
+    """Parses a text that holds one document.
 
     Raises:
-        Wrong: it is no YAML, nested too deeply, has aliases (`*name`), which could grow without end, or is empty.
+        Wrong: the text is empty, not YAML, nested too deeply, or has aliases (`*name`), which could grow without end.
     """
     try:
         node = _Loader(text).get_single_node()
@@ -138,7 +138,7 @@ def read_yaml(text: str) -> Marked:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(filter(None, (error.context, error.problem)))
         raise Wrong(mark.line + 1 if mark else 0, "", f"it cannot be read as YAML: {what}") from error
-    except yaml.YAMLError as error:  # characters that YAML does not have
+    except yaml.YAMLError as error:  # characters that YAML does not allow
         raise Wrong(0, "", f"it cannot be read as YAML: {str(error).splitlines()[0]}") from error
     if node is None:
         raise Wrong(0, "", "it is empty")
@@ -146,14 +146,14 @@ def read_yaml(text: str) -> Marked:
 
 
 class _Loader(yaml.SafeLoader):
-    """Makes nodes, and bounds them."""
+    """A loader that builds nodes, with a limited depth."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """The next node."""
+        """Builds the next node."""
         if self.check_event(yaml.AliasEvent):
             self._refuse("aliases (*name) are not read here")
         if self._depth >= MAX_DEPTH:

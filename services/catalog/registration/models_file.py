@@ -1,4 +1,4 @@
-"""The models file: the models that an operator declares, each with everything that a registration may say.
+"""The models file: the models that an operator declares, each with all fields of a registration.
 
     models:
       - id: qwen
@@ -6,7 +6,7 @@
         format: gguf
         aliases: [gpt-4o-mini]
 
-An entry that is wrong is told by its line, and the others count all the same.
+An invalid entry is reported with its line; the other entries still count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.catalog.registration.register import NewModel
 from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings
 from services.models.desired import ImageDefaults
 
-MAX_FILE_BYTES = 1024 * 1024  # what a ConfigMap may hold
+MAX_FILE_BYTES = 1024 * 1024  # the limit of a ConfigMap
 MAX_ENTRIES = 1000
 _TEXTS = ("id", "source", "revision", "format", "modality", "base", "runtime")
 _KEYS = (
@@ -46,11 +46,11 @@ _ENGINE_NUMBERS = ("tensor_parallel", "pipeline_parallel", "context_tokens", "ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Why an entry, or the whole file, is not applied."""
+    """The reason why an entry, or the whole file, is not applied."""
 
-    line: int  # from 1; 0: none is meant
-    key: str  # as in `models[2].source`; empty: the file
-    model: str  # id of the entry; empty: it has none, or the file is meant
+    line: int  # from 1; 0: no particular line
+    key: str  # as in `models[2].source`; empty: the whole file
+    model: str  # id of the entry; empty: it has none, or the problem is the whole file's
     message: str
 
 
@@ -59,23 +59,23 @@ class Declaration:
     """An entry that can be applied."""
 
     new: NewModel
-    keep_loaded: bool | None  # None: nothing is said
-    text: str  # the same for entries that say the same; kept with the registration
+    keep_loaded: bool | None  # None: not set
+    text: str  # equal for equivalent entries; stored with the registration
     key: str = field(compare=False)
-    lines: Mapping[str, int] = field(compare=False)  # where each of its keys stands; the empty one: the entry
+    lines: Mapping[str, int] = field(compare=False)  # line of each key; under the empty key: that of the entry
 
     @property
     def id(self) -> str:
-        """What requests name."""
+        """The model's id."""
         return self.new.id
 
     @property
     def local(self) -> bool:
-        """Whether its files are on this machine, where they may change without a word."""
+        """True for files on this machine, which may change without notice."""
         return self.new.source.startswith("file:")
 
     def problem(self, param: str | None, message: str) -> Problem:
-        """What went wrong with it, at the key that `param` names."""
+        """Returns a problem of this entry, at the key that `param` names."""
         name = (param or "").partition(".")[0]
         if name not in self.lines:
             name = ""
@@ -86,16 +86,16 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsFile:
-    """What a models file says."""
+    """The parsed models file."""
 
     declarations: tuple[Declaration, ...]
     problems: tuple[Problem, ...]
-    named: frozenset[str]  # ids of all entries, also of those that are wrong
-    complete: bool  # whether every entry has an id: else nobody knows what the file no longer has
+    named: frozenset[str]  # ids of all entries, including the invalid ones
+    complete: bool  # whether every entry has an id; otherwise removed entries cannot be determined
 
 
 def read_file(path: Path) -> bytes:
-    """What the file holds; links are followed, so that it may be swapped. Blocks. Raises Wrong."""
+    """Reads the file; follows links, so that the file may be swapped. Blocks. Raises Wrong."""
     try:
         if not path.is_file():
             raise Wrong(0, "", "there is no such file")
@@ -109,24 +109,24 @@ def read_file(path: Path) -> bytes:
 
 
 def read_models(data: bytes) -> ModelsFile:
-    """Reads a file's bytes.
+    """Parses the bytes of a models file.
 
     Raises:
-        Wrong: the file as a whole cannot be understood.
+        Wrong: the file as a whole cannot be parsed.
     """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise Wrong(line, "", "it is not UTF-8") from error
-    # Tabs between the words of JSON are none of YAML's; inside its texts they cannot be.
+    # JSON allows tabs between tokens and YAML does not; inside JSON strings they cannot occur.
     document = read_yaml(text.replace("\t", " ") if text.lstrip().startswith("{") else text)
     fields = document.fields(("models",))
-    if "models" not in fields:  # no reason to remove all: it may be half written
+    if "models" not in fields:  # not a reason to remove all models: the file may be half written
         raise Wrong(document.line, "models", "there is no list of models: `models: []` declares none")
     entries = fields["models"].items(MAX_ENTRIES)
     named = [entry.peek("id") for entry in entries]
-    taken = dict.fromkeys(named, "")  # names that requests may use, and whose they are; ids come before all aliases
+    taken = dict.fromkeys(named, "")  # name -> id of the alias's owner, empty for an id; ids precede all aliases
     declarations: dict[str, Declaration] = {}
     problems = []
     for entry in entries:
@@ -147,7 +147,7 @@ def read_models(data: bytes) -> ModelsFile:
 
 
 def _check_aliases(declaration: Declaration, taken: Mapping[str, str]) -> None:
-    """Makes sure that no other entry has them: else it would be chance who gets them."""
+    """Checks that no other entry has these aliases: otherwise chance would decide who gets them."""
     for alias in declaration.new.aliases:
         if alias in taken:
             whose = f"an alias of {taken[alias]!r}" if taken[alias] else "an id"
@@ -188,7 +188,7 @@ def _declaration(entry: Marked, before: Mapping[str, Declaration]) -> Declaratio
 
 
 def _source(source: str, revision: str, fields: Mapping[str, Marked]) -> str:
-    """The source with its revision in it."""
+    """Returns the source with its revision."""
     if not revision:
         return source
     place = fields["revision"]
@@ -234,6 +234,6 @@ def _text(new: NewModel, keep_loaded: bool | None) -> str:
         "runtime": new.runtime,
         "keep_loaded": keep_loaded,
     }
-    if new.engine != AS_THE_SERVICE_DOES:  # else what an earlier version has noted would be another text
+    if new.engine != AS_THE_SERVICE_DOES:  # otherwise the text would differ from the one an earlier version stored
         said["engine"] = asdict(new.engine)
     return json.dumps(said, separators=(",", ":"))

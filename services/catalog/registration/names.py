@@ -1,4 +1,4 @@
-"""Ids and aliases: what requests may name a model."""
+"""Ids and aliases: the names that requests use for a model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _VERBS = (":update", ":load", ":unload")  # of the REST paths /v1/models/{id}:ve
 
 
 def check_id(name: str) -> None:
-    """Makes sure that a name can be an id. Raises InvalidRequest with param `id`."""
+    """Checks that a name can be an id. Raises InvalidRequest with param `id`."""
     _check(name, "id")
 
 
 def check_aliases(aliases: Sequence[str], model_id: str) -> None:
-    """Makes sure that names can be the aliases of a model. Raises InvalidRequest with param `aliases`."""
+    """Checks that the names can be a model's aliases. Raises InvalidRequest with param `aliases`."""
     if len(aliases) > MAX_ALIASES:
         raise InvalidRequest(f"a model may have {MAX_ALIASES} aliases; {len(aliases)} were given", param="aliases")
     seen = {model_id}
@@ -40,7 +40,7 @@ def _check(name: str, param: str) -> None:
     if not _NAME.fullmatch(name):
         allowed = "letters, digits and `._-:/@+`, the first of them a letter or a digit"
         raise InvalidRequest(f"the name {name!r} is not allowed: it must consist of {allowed}", param=param)
-    # Proxies resolve such paths, so that a request for the model would arrive as one for another.
+    # Proxies resolve such paths, so a request for this model would arrive as one for another.
     if any(segment in ("", ".", "..") for segment in name.split("/")):
         raise InvalidRequest(f"the name {name!r} is not allowed: no part of it may be empty, `.` or `..`", param=param)
     if name.endswith(_VERBS):

@@ -1,4 +1,4 @@
-"""Opens a source: its files listed, wherever they are."""
+"""Opens a source, local or on the hub, and lists its files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.models.hub.source_tree import FileTree, LocalTree
 
 
 def open_source(source: Source, roots: Sequence[Path]) -> tuple[FileTree, str]:
-    """The files of a source, and the one that it names (empty: it names none). Blocks. Raises what the trees raise."""
+    """Returns a source's file tree, and the file that it names (empty: none). Blocks. Raises what the trees raise."""
     if isinstance(source, HubSource):
         return HubTree.open_repository(source), source.file
     return _open_local(source, roots)
@@ -24,5 +24,5 @@ def _open_local(source: LocalSource, roots: Sequence[Path]) -> tuple[FileTree, s
         return LocalTree(path, roots), ""
     if not path.is_file():
         raise ModelInvalid(f"{path}: there is no such file or folder", param="source")
-    # Its neighbours too: a split model is more than one file.
+    # The neighbouring files too: a split model has more than one file.
     return LocalTree(path.parent, roots, depth=0, wanted=path.name), path.name

@@ -1,4 +1,4 @@
-"""Registering a model, and giving it another source: checked first, then written, then visible."""
+"""Registers models and changes their sources: each change is checked first, then stored, then made visible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.settings.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
-# What each format is for. A format is chosen by an operator and fixed for good; nothing in a folder changes it.
+# The modality of each format. An operator chooses the format, which is fixed for good; no file changes it.
 _FOR: dict[Format, Modality] = {"gguf": "text", "safetensors": "text", "whisper": "audio", "diffusers": "image"}
 
 
@@ -30,12 +30,12 @@ _AS_THE_PIPELINE_SAYS = ImageDefaults()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewModel:
-    """What an operator asks to be registered, as it came."""
+    """An operator's request to register a model, unchecked."""
 
     id: str
     source: str
     format: str
-    modality: str = ""  # empty: what the format is for
+    modality: str = ""  # empty: the format's modality
     aliases: tuple[str, ...] = ()
     composition: Composition = _AS_IT_COMES
     image_defaults: ImageDefaults = _AS_THE_PIPELINE_SAYS
@@ -45,16 +45,16 @@ class NewModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What the models file says of a model beside what a registration does. None: nothing, it stays as it is."""
+    """The fields of a models file entry that a registration does not have. None: not set, the old value stays."""
 
-    text: str  # of the whole entry
-    runtime: str | None = None  # that of a model which is there already
+    text: str  # text of the whole entry
+    runtime: str | None = None  # runtime of a model that is already registered
     keep_loaded: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What an operator asks of a registered model; what is empty or None stays as it is."""
+    """An operator's change to a registered model; a field that is empty or None stays as it is."""
 
     source: str = ""
     aliases: tuple[str, ...] | None = None
@@ -66,7 +66,7 @@ class Change:
 
     @property
     def looks(self) -> bool:
-        """Whether sources are looked at: also where nothing at all is asked."""
+        """True if sources are to be surveyed; also for a request that changes nothing."""
         named = bool(self.source or self.base or self.loras is not None)
         others = (self.aliases, self.image_defaults, self.runtime, self.engine)
         return named or all(other is None for other in others)
@@ -86,17 +86,17 @@ class Registrar:
         Raises:
             InvalidRequest: a parameter is wrong; `param` names it.
             ModelExists: its id or an alias is taken.
-            ModelInvalid: something is wrong with its files; the message names them.
-            ModelNotReady, Overloaded: the hub cannot be asked now.
+            ModelInvalid: a file is missing or invalid; the message names it.
+            ModelNotReady, Overloaded: the hub cannot be reached now.
         """
         return await self._register(new, *self._checked(new))
 
     async def declare(self, new: NewModel, declared: Declared, *, look: bool) -> Registration:
-        """Registers a model as the models file has it, or makes of the one that is registered what the file has.
+        """Registers a model of the models file, or updates the registered model to match the file.
 
-        Sources are only looked at where the file names others than before, or where `look` says so.
+        Surveys the sources only if the file names different ones than before, or if `look` is set.
 
-        Raises what `register` raises, and InvalidRequest where the format is another than the registered model's.
+        Raises what `register` raises, and InvalidRequest if the format differs from the registered model's.
         """
         format, source = self._checked(new)
         found = self._registrations.find(new.id)
@@ -126,7 +126,7 @@ class Registrar:
         return changed
 
     def _checked(self, new: NewModel) -> tuple[Format, Source]:
-        """All that can be told without looking at files. Raises InvalidRequest."""
+        """Runs all checks that need no files. Raises InvalidRequest."""
         check_id(new.id)
         check_aliases(new.aliases, new.id)
         format = _format(new.format)
@@ -143,7 +143,7 @@ class Registrar:
     async def _register(
         self, new: NewModel, format: Format, source: Source, declared: Declared | None = None
     ) -> Registration:
-        self._registrations.check_free(new.id, new.aliases)  # before the network is troubled; the database looks too
+        self._registrations.check_free(new.id, new.aliases)  # before any network access; the database checks again
         survey = await self._surveyor.survey(new.id, source, format, new.composition)
         now = int(time.time())
         desired = DesiredModel(
@@ -168,11 +168,11 @@ class Registrar:
         return registration
 
     async def update(self, name: str, change: Change) -> Registration:
-        """Gives a model another source of its format, or the same as it is now, other parts, aliases or defaults, or
-        another way of being run.
+        """Changes a model's source, parts, aliases, defaults, runtime or engine settings.
 
-        A new generation begins where files, facts, parts or execution caches are not what they were, and where another
-        runtime or other settings are asked for: so the old one serves until the new one can.
+        A new source must have the model's format; without any field, the present source is surveyed again. A new
+        generation begins if files, facts, parts, execution caches, runtime or engine settings have changed, so that the
+        old one serves until the new one is ready.
 
         Raises what `register` raises, and ModelNotFound.
         """
@@ -208,13 +208,13 @@ def _format(text: str) -> Format:
 
 
 def _check_way(found: Registration, change: Change) -> None:
-    """Makes sure that a model can be run as a change has it. Raises InvalidRequest."""
+    """Checks that a model can run with the runtime and engine settings of a change. Raises InvalidRequest."""
     if change.runtime is None and change.engine is None:
         return
     was, modality = found.desired, found.desired.facts.modality
     runtime = was.runtime if change.runtime is None else change.runtime
     engine = was.engine if change.engine is None else change.engine
-    check_runtime(change.runtime or "", modality)  # that of LoadModel may be any that a replica has
+    check_runtime(change.runtime or "", modality)  # the runtime of a LoadModel call may be any that a replica has
     check_engine(engine, was.facts.format, modality)
     check_stages(engine, runtime, was.facts.format)
 
@@ -254,5 +254,5 @@ def _changed(old: Registration, change: Change, survey: Survey | None) -> Regist
 
 
 def _what_runs(desired: DesiredModel) -> tuple[object, ...]:
-    """What is another generation where it is another."""
+    """Returns the fields whose change begins a new generation."""
     return desired.facts, desired.manifest, desired.parts, desired.artifacts, desired.runtime, desired.engine

@@ -1,7 +1,7 @@
-"""A registered model, and how it is written down.
+"""A registered model, and its rows in the database.
 
 The JSON columns hold the fields of ModelFacts, Manifest, Part, ImageDefaults, EngineSettings and Artifact under their
-names: who renames one of those fields adds a migration (a test holds a row of the first version).
+names: renaming one of those fields needs a migration (a test holds a row of the first version).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _MARKS = ", ".join("?" for _ in _COLUMNS.split(","))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A model as it stands in the database."""
+    """A model as stored in the database."""
 
-    serial: int  # never given again: tells it from an earlier model of the same id
-    desired: DesiredModel  # without ready_replicas, which nobody writes down
-    fingerprint: str  # of local files as they were when the generation began; empty for the hub
-    declared: str = ""  # the entry of the models file as it was applied; empty: an operator registered it by hand
+    serial: int  # never reused: distinguishes it from an earlier model of the same id
+    desired: DesiredModel  # without ready_replicas, which are not stored
+    fingerprint: str  # of local files when the generation began; empty for the hub
+    declared: str = ""  # the models file entry as applied; empty: an operator registered the model by hand
     recorded: tuple[int, ...] = ()  # when each of desired.measured was recorded, in seconds since the epoch
 
     @property
     def id(self) -> str:
-        """What requests name."""
+        """The model's id."""
         return self.desired.id
 
     @property
@@ -55,7 +55,7 @@ class Registration:
         return (self.desired.id, *self.desired.aliases)
 
     def with_measurement(self, measurement: Measurement, recorded: int) -> Registration:
-        """The same with a measurement more, in place of an older one of its runtime and device."""
+        """Returns a copy with this measurement, which replaces an older one of its runtime and device."""
         key = (measurement.runtime, measurement.device)
         kept = {
             (measured.runtime, measured.device): (measured, at)
@@ -66,16 +66,16 @@ class Registration:
 
 
 class NameTaken(Exception):
-    """An id or alias that the database refused; nothing was written."""
+    """The database refused an id or alias that is taken; nothing was written."""
 
     def __init__(self, name: str, holder: str) -> None:
         super().__init__(name)
         self.name = name
-        self.holder = holder  # id of the model that has it
+        self.holder = holder  # id of the model that has the name
 
 
 def insert(connection: sqlite3.Connection, registration: Registration) -> int:
-    """Writes a new model; gives its serial. Raises NameTaken."""
+    """Writes a new model and returns its serial. Raises NameTaken."""
     statement = f"INSERT INTO models (id, {_COLUMNS}) VALUES (?, {_MARKS})"  # noqa: S608 (fixed names)
     try:
         serial = connection.execute(statement, (registration.id, *_values(registration))).lastrowid
@@ -90,7 +90,7 @@ def insert(connection: sqlite3.Connection, registration: Registration) -> int:
 
 
 def update(connection: sqlite3.Connection, registration: Registration) -> None:
-    """Writes a model that is there already, whole. Raises NameTaken."""
+    """Overwrites a stored model with all its rows. Raises NameTaken."""
     statement = f"UPDATE models SET {_SET} WHERE serial = ?"  # noqa: S608 (fixed names)
     connection.execute(statement, (*_values(registration), registration.serial))
     connection.execute("DELETE FROM names WHERE model = ?", (registration.serial,))
@@ -100,15 +100,15 @@ def update(connection: sqlite3.Connection, registration: Registration) -> None:
 
 
 def delete(connection: sqlite3.Connection, serial: int) -> None:
-    """Forgets a model, with its names and measurements."""
+    """Deletes a model, with its names and measurements."""
     connection.execute("DELETE FROM models WHERE serial = ?", (serial,))
 
 
 def read_all(connection: sqlite3.Connection) -> list[Registration]:
-    """Every model of the database.
+    """Reads every model of the database.
 
     Raises:
-        ModelInvalid: what is written of one cannot be understood; the message names it.
+        ModelInvalid: a model's row cannot be read; the message names the model.
     """
     names: dict[int, list[str]] = {}
     for serial, name in connection.execute("SELECT model, name FROM names ORDER BY model, place"):
@@ -173,7 +173,7 @@ def _whole(value: object) -> int:
 
 
 def _values(registration: Registration) -> tuple[object, ...]:
-    """In the order of `_COLUMNS`."""
+    """Returns the row's values in the order of `_COLUMNS`."""
     desired = registration.desired
     return (
         desired.source,

@@ -1,4 +1,4 @@
-"""All registered models: on disk first, then visible, and looked up in memory."""
+"""All registered models: changes go to disk first and then become visible; lookups use memory only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from services.models.registry import Measurement
 
 T = TypeVar("T")
 
-MAX_MODELS = 10_000  # what a replica's report may hold
+MAX_MODELS = 10_000  # the most that a replica's report may hold
 
 
 class Registrations:
-    """The table of models, with a picture of it in memory. `on_change` is told the id of what has changed."""
+    """The table of models, with a copy in memory. `on_change` receives the id of each changed model."""
 
     def __init__(self, database: Database, found: list[Registration]) -> None:
         self.on_change: Callable[[str], None] = lambda _: None
@@ -35,7 +35,7 @@ class Registrations:
 
     @classmethod
     async def load(cls, database: Database) -> Registrations:
-        """Reads all models. Raises ModelInvalid when one cannot be understood."""
+        """Reads all models. Raises ModelInvalid if one cannot be read."""
         return cls(database, await database.read(registration.read_all))
 
     def __len__(self) -> int:
@@ -46,30 +46,30 @@ class Registrations:
         return iter([self._models[model_id] for model_id in sorted(self._models)])
 
     def find(self, model_id: str) -> Registration | None:
-        """The model of that id, no alias; None if there is none."""
+        """Returns the model with that id, not alias; None if there is none."""
         return self._models.get(model_id)
 
     def get(self, name: str) -> Registration:
-        """The model of that id or alias. Raises ModelNotFound."""
+        """Returns the model with that id or alias. Raises ModelNotFound."""
         found = self._ids.get(name)
         if found is None:
             raise ModelNotFound(f"The model `{name}` does not exist.", param="model")
         return self._models[found]
 
     def check_free(self, model_id: str, aliases: tuple[str, ...]) -> None:
-        """Makes sure that no other model has the names of a new one. Raises ModelExists."""
+        """Checks that no other model has the names of a new one. Raises ModelExists."""
         for name in (model_id, *aliases):
             if holder := self._ids.get(name):
                 raise self._taken(name, holder, model_id)
 
     def check_aliases_free(self, model_id: str, aliases: tuple[str, ...]) -> None:
-        """Makes sure that no other model has the aliases that one is to have. Raises ModelExists."""
+        """Checks that no other model has a model's new aliases. Raises ModelExists."""
         for name in aliases:
             if (holder := self._ids.get(name, model_id)) != model_id:
                 raise self._taken(name, holder, model_id)
 
     async def add(self, desired: DesiredModel, fingerprint: str, declared: str = "") -> Registration:
-        """Registers a model; `declared` is its entry of the models file.
+        """Registers a model; `declared` is its models file entry.
 
         Raises:
             ModelExists: its id or an alias is taken; nothing has changed.
@@ -89,10 +89,10 @@ class Registrations:
         return await self._changes.run(work)
 
     async def change(self, found: Registration, change: Callable[[Registration], Registration]) -> Registration:
-        """Gives a model what `change` makes of it as it is then; nothing is written when that is the same.
+        """Applies `change` to a model's current registration; writes nothing if the result is equal.
 
         Raises:
-            ModelNotFound: it is no longer there.
+            ModelNotFound: the model no longer exists.
             ModelExists: one of its new aliases is taken; nothing has changed.
         """
 
@@ -109,11 +109,11 @@ class Registrations:
         return await self._changes.run(work)
 
     async def record(self, found: Registration, measurement: Measurement) -> Registration:
-        """Notes a measurement, now. Raises ModelNotFound."""
+        """Stores a measurement with the current time. Raises ModelNotFound."""
         return await self.change(found, lambda old: old.with_measurement(measurement, int(time.time())))
 
     async def remove(self, found: Registration) -> None:
-        """Forgets a model. Raises ModelNotFound."""
+        """Deletes a model. Raises ModelNotFound."""
 
         async def work() -> None:
             old = self._now(found)
@@ -123,13 +123,13 @@ class Registrations:
         await self._changes.run(work)
 
     async def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits for pending writes."""
         await self._changes.close()
 
     async def _write(self, model_id: str, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return await self._database.write(work)
-        except NameTaken as error:  # memory did not know: somebody else wrote to the file
+        except NameTaken as error:  # memory did not know: another process wrote to the file
             raise self._taken(error.name, error.holder, model_id) from error
 
     def _show(self, old: Registration | None, new: Registration | None) -> None:
@@ -146,7 +146,7 @@ class Registrations:
             self.on_change(changed.id)
 
     def _now(self, found: Registration) -> Registration:
-        """A model as it is by now; another of the same id is not the same."""
+        """Returns a model's current registration. A new model with the same id does not count as the same."""
         now = self._models.get(found.id)
         if now is None or now.serial != found.serial:
             raise ModelNotFound(f"The model `{found.id}` does not exist: it was deleted a moment ago.", param="model")

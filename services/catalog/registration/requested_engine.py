@@ -1,4 +1,4 @@
-"""With which runtime, and how, a model is to be run: what an operator says of it when it is registered or updated."""
+"""Checks of the runtime and engine settings that an operator requests for a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from services.models.descriptor import AS_THE_SERVICE_DOES, EngineSettings, Form
 from services.models.registry import RUNTIMES
 from services.settings.settings import DTYPES
 
-# What the services' own settings allow, but for 0, which means these.
+# The limits of the services' own settings, except 0, which means those settings.
 _LIMITS = {
     "tensor_parallel": (1, 64),
     "pipeline_parallel": (1, 64),
@@ -18,8 +18,9 @@ _LIMITS = {
 
 
 def check_runtime(name: str, modality: Modality) -> None:
-    """Makes sure that there is such a runtime, or none is named (a catalog that has just started has not heard from any
-    service yet). Raises InvalidRequest with param `runtime`.
+    """Checks that there is a runtime of that name, if one is named. Raises InvalidRequest with param `runtime`.
+
+    It does not check the replicas' offers: a catalog that has just started has not heard from any service yet.
     """
     names = [runtime.name for runtime in RUNTIMES if runtime.modality == modality]
     if name and name not in names:
@@ -28,7 +29,7 @@ def check_runtime(name: str, modality: Modality) -> None:
 
 
 def check_engine(engine: EngineSettings, format: Format, modality: Modality) -> None:
-    """Makes sure that models of that format can be run so. Raises InvalidRequest with param `engine`, or one of it."""
+    """Checks that models of that format can run so. Raises InvalidRequest; `param` is `engine` or a field of it."""
     if engine == AS_THE_SERVICE_DOES:
         return
     if modality != "text":
@@ -47,7 +48,7 @@ def check_engine(engine: EngineSettings, format: Format, modality: Modality) -> 
 
 
 def check_stages(engine: EngineSettings, runtime: str, format: Format) -> None:
-    """Makes sure that the runtime (empty: any) can divide a model, where that is asked.
+    """Checks that the runtime (empty: any) can divide a model into stages, if that is requested.
 
     Raises:
         InvalidRequest: it cannot; with param `engine.pipeline_parallel`.

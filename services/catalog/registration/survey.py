@@ -1,4 +1,4 @@
-"""What a source holds: its files listed, checked and pinned, in threads, since disks and hubs may take their time."""
+"""Surveys of sources: lists, checks and pins their files, in threads, since disks and hubs may be slow."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from services.settings.settings import ModelSettings
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-AT_ONCE = 4  # surveys that run
+AT_ONCE = 4  # surveys that run at a time
 MAX_WAITING = 64
-ARTIFACT_SECONDS = 30.0  # after that a registration goes on without its execution caches
+ARTIFACT_SECONDS = 30.0  # after that a registration continues without its execution caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """A source that can be a model."""
+    """The result of a survey: a source that can be a model."""
 
     facts: ModelFacts
     manifest: Manifest
-    fingerprint: str  # of local files as they are now; empty for the hub
+    fingerprint: str  # of the local files' present state; empty for the hub
     parts: tuple[Part, ...]
     artifacts: tuple[Artifact, ...]
 
@@ -53,11 +53,12 @@ class Surveyor:
         self._open = 0
 
     async def survey(self, model_id: str, source: Source, format: Format, composition: Composition) -> Survey:
-        """Lists and checks a source, and what else belongs to the model, its execution caches among it.
+        """Lists and checks a source, the model's other parts, and its execution caches.
 
         Raises:
             ModelInvalid: files are missing, damaged or ambiguous; the message names them.
-            InvalidRequest, ModelNotReady, Overloaded: as opening and inspecting raise them, and when too many wait.
+            InvalidRequest, ModelNotReady, Overloaded: from opening and inspecting the source; Overloaded also if too
+                many surveys wait.
         """
         if self._open >= AT_ONCE + MAX_WAITING:
             raise Overloaded(f"{self._open} registrations are being checked already, which is the limit", retry_after=5)
@@ -70,11 +71,11 @@ class Surveyor:
         return replace(found, artifacts=artifacts)
 
     def close(self) -> None:
-        """Takes nothing more on; what runs ends by its own limits."""
+        """Accepts no more surveys; running ones end by their own limits."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _look(self, model_id: str, source: Source, format: Format, composition: Composition) -> Survey:
-        """All but execution caches."""
+        """Surveys everything except execution caches."""
         tree, file = open_source(source, self._settings.roots)
         finding = inspect(tree, format, file)
         manifest = finding.manifest(tree)
@@ -87,7 +88,7 @@ class Surveyor:
         return Survey(facts=facts, manifest=manifest, fingerprint=fingerprint, parts=parts, artifacts=())
 
     async def _artifacts(self, source: Source, facts: ModelFacts) -> tuple[Artifact, ...]:
-        """The execution caches that may be used. Whatever is wrong with one, the model is registered without it."""
+        """Returns the usable execution caches. If one is unusable, the model is registered without it."""
         if not isinstance(source, HubSource) or facts.format != "safetensors":
             return ()
         wanted = [
@@ -106,7 +107,7 @@ class Surveyor:
         return tuple(artifact for artifact in found if artifact)
 
     def _may_be_looked_at(self, known: KnownArtifact, model_id: str) -> bool:
-        """Decided before there is any request for it."""
+        """Decides whether an execution cache may be used, before any request for it is sent."""
         reason = ""
         if not self._settings.artifacts:
             reason = "ALLM_ARTIFACTS is off"
@@ -117,15 +118,15 @@ class Surveyor:
         return not reason
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        context = contextvars.copy_context()  # its log lines carry the request's id
+        context = contextvars.copy_context()  # its log lines have the request's id
         return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work)
 
 
 def fingerprint_of(*manifests: Manifest) -> str:
-    """Tells local files from what they were; changed content need not change a size. Empty where all are the hub's.
+    """Returns a hash of the local files' sizes and times (same-size edits count too); empty if all are on the hub.
 
     Raises:
-        ModelInvalid: a file has gone meanwhile.
+        ModelInvalid: a file has disappeared meanwhile.
     """
     local = [manifest for manifest in manifests if manifest.folder]
     if not local:
@@ -145,10 +146,10 @@ def _look_at_artifact(known: KnownArtifact, owner: ModelFacts) -> Artifact | Non
         manifest = finding.manifest(tree)
         _check_text(manifest)
     except Exception as error:
-        # Anything: a registration never fails for want of something that it can do without.
+        # Any exception: a registration never fails because of an optional part.
         _log_skipped(owner.id, known, str(error))
         return None
-    # What the model is stays as registered: only what a runtime reads is the cache's own.
+    # The model's own facts stay as registered; only the fields that a runtime reads come from the cache.
     facts = ModelFacts(
         id=owner.id,
         modality=owner.modality,
@@ -169,7 +170,7 @@ def _log_skipped(model_id: str, known: KnownArtifact, reason: str) -> None:
 
 
 def _check_text(manifest: Manifest) -> None:
-    """Names on a disk may be any bytes; what is written down and sent must be text."""
+    """Checks that all names are UTF-8: names on a disk may be any bytes, but only text can be stored and sent."""
     for name in (manifest.folder, *(file.path for file in manifest.files)):
         try:
             name.encode()

@@ -1,4 +1,4 @@
-"""Every model as it is now: its registration, and what the live replicas of its service say of it, summed up."""
+"""The current state of every model: its registration, combined with the live replicas' reports."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from services.settings.settings import ModelSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
-    """One model as it is now."""
+    """The current state of one model."""
 
     registration: Registration
-    desired: DesiredModel  # with its ready replicas, and only the artifacts that may be used
-    replicas: tuple[tuple[str, Status], ...]  # what each live one reports, by name
-    state: State  # the best of them
-    reason: str  # of the replica whose state that is; empty where it serves
+    desired: DesiredModel  # with its ready replicas and only the allowed artifacts
+    replicas: tuple[tuple[str, Status], ...]  # the status that each live replica reports, by name
+    state: State  # the best state among them
+    reason: str  # of the replica with that state; empty if it serves
     runtime: str
 
     @property
     def id(self) -> str:
-        """What requests name."""
+        """The model's id."""
         return self.desired.id
 
     @property
     def serving(self) -> bool:
-        """Whether requests for it are answered somewhere."""
+        """True if at least one replica answers requests."""
         return self.state in SERVING
 
 
 class ModelViews:
-    """Views of all models. They are made when they are asked for, and kept until something of them changes."""
+    """Views of all models, built on demand and cached until they change."""
 
     def __init__(self, registrations: Registrations, replica_status: ReplicaStatus, settings: ModelSettings) -> None:
         self.version = 0  # grows with every change
@@ -50,25 +50,25 @@ class ModelViews:
         self._views: dict[str, ModelView] = {}
 
     def get(self, name: str) -> ModelView:
-        """The model of that id or alias. Raises ModelNotFound."""
+        """Returns the model with that id or alias. Raises ModelNotFound."""
         return self._of(self._registrations.get(name))
 
     def find(self, model_id: str) -> ModelView | None:
-        """The model of that id; None if it is gone."""
+        """Returns the model with that id; None if it is gone."""
         found = self._registrations.find(model_id)
         return self._of(found) if found else None
 
     def has(self, model_id: str, modality: Modality | None) -> bool:
-        """Whether there is a model of that id, and of that modality (None: of any)."""
+        """Reports whether a model with that id and modality (None: any) exists."""
         found = self._registrations.find(model_id)
         return found is not None and modality in (None, found.desired.facts.modality)
 
     def all(self) -> list[ModelView]:
-        """All models, by id."""
+        """Returns all models, by id."""
         return [self._of(registration) for registration in self._registrations]
 
     def changed(self, model_ids: Iterable[str]) -> None:
-        """Something about these models is not as it was."""
+        """Invalidates the views of these models and notifies `on_change`."""
         ids = list(model_ids)
         if not ids:
             return
@@ -78,7 +78,7 @@ class ModelViews:
         self.on_change(ids)
 
     def roster_changed(self, modality: Modality) -> None:
-        """There are other replicas of a modality, or they offer something else: that concerns each of its models."""
+        """Invalidates all models of a modality, because its replicas or their offers have changed."""
         self.changed(one.id for one in self._registrations if one.desired.facts.modality == modality)
 
     def _of(self, registration: Registration) -> ModelView:
@@ -106,7 +106,7 @@ class ModelViews:
         )
 
     def _usable(self, desired: DesiredModel) -> tuple[Artifact, ...]:
-        """The artifacts that are allowed now; they may have been registered under another allow-list."""
+        """Returns the artifacts that are allowed now; the allow-list may have changed since registration."""
         if not desired.artifacts or not self._settings.artifacts:
             return ()
         publishers = self._settings.publishers
@@ -114,7 +114,7 @@ class ModelViews:
 
 
 def _best(live: Sequence[Replica], desired: DesiredModel) -> tuple[State, str, str]:
-    """State, reason and runtime of the replica that is furthest with a model."""
+    """Returns state, reason and runtime of the replica with the best state for a model."""
     if not live:
         return "unsupported", f"no {desired.facts.modality} service is running", ""
     found: list[tuple[State, str, str]] = []

@@ -1,7 +1,6 @@
-"""What the replicas of all services say of their models, in memory only: after a restart they are asked again.
+"""The replicas of all services and the model statuses they report, in memory only: after a restart they report again.
 
-A replica that has not reported for three times the interval it was given no longer counts; one that says that it leaves
-does so at once.
+A replica that misses three report intervals is dropped; one that signs off is dropped immediately.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_REPLICAS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a replica sends. Device and runtimes count only in complete reports."""
+    """A replica's report. Device and runtimes count only in complete reports."""
 
     replica: str
     modality: Modality
@@ -34,40 +33,40 @@ class Report:
     runtimes: tuple[Runtime, ...] = ()
     statuses: Mapping[str, Status] = field(default_factory=dict)  # by model id
     leaving: bool = False
-    figures: Figures | None = None  # not the board's: the machine's
+    figures: Figures | None = None  # not used here, but by `Machine`
 
 
 @dataclass(slots=True, kw_only=True)
 class Replica:
-    """A replica that counts."""
+    """A live replica."""
 
     name: str
     modality: Modality
     registry: EngineRegistry
     statuses: dict[str, Status]
-    heard: float  # when it last reported, by the board's clock
+    heard: float  # when it last reported, by `ReplicaStatus`'s clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What a report has changed."""
+    """The changes that a report made."""
 
-    known: bool  # whether the catalog has everything of the replica; else it must send it
-    models: frozenset[str] = frozenset()  # ids whose status there is another now
-    rosters: frozenset[Modality] = frozenset()  # where the choice of runtimes is another now, for every model
+    known: bool  # whether the catalog knows the replica's full state; if not, the replica must send it
+    models: frozenset[str] = frozenset()  # ids whose status on that replica has changed
+    rosters: frozenset[Modality] = frozenset()  # modalities whose runtimes have changed, for every model
 
 
 class ReplicaStatus:
-    """All live replicas, and what each says of each model. `clock`: seconds that only grow."""
+    """All live replicas with the status of each model. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
-        self._live: dict[Modality, tuple[Replica, ...]] = {}  # by name; asked for once for each model of a list
+        self._live: dict[Modality, tuple[Replica, ...]] = {}  # by name; cached: read once per listed model
         self._arrange()
 
     def report(self, report: Report, registered: Callable[[str], bool]) -> Heard:
-        """Takes a report in; models that are not `registered` for its modality are ignored. Raises Overloaded."""
+        """Takes in a report; ignores models that are not `registered` for its modality. Raises Overloaded."""
         replica = self._replicas.get(report.replica)
         if report.leaving:
             self._drop(report.replica)
@@ -86,7 +85,7 @@ class ReplicaStatus:
         return Heard(known=True, models=frozenset(fresh))
 
     def expire(self) -> list[Replica]:
-        """Drops the replicas that have been silent for too long, and gives them."""
+        """Drops the replicas that have been silent for too long, and returns them."""
         oldest = self._clock() - REPORT_WITHIN * MISSED_REPORTS
         gone = [replica for replica in self._replicas.values() if replica.heard < oldest]
         for replica in gone:
@@ -94,12 +93,12 @@ class ReplicaStatus:
         return gone
 
     def forget(self, model_id: str) -> None:
-        """Drops what was said of a model: a later one of its id is another."""
+        """Drops all statuses of a model: a later model with that id is a different one."""
         for replica in self._replicas.values():
             replica.statuses.pop(model_id, None)
 
     def live(self, modality: Modality) -> tuple[Replica, ...]:
-        """The replicas of a modality, by name."""
+        """Returns the replicas of a modality, by name."""
         return self._live[modality]
 
     def _complete(self, report: Report, old: Replica | None, registered: Callable[[str], bool]) -> Heard:

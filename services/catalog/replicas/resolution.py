@@ -1,4 +1,4 @@
-"""How a replica would run a model, told from what the replica offers: by the rules that the replica itself follows."""
+"""Predicts how a replica would run a model, from the replica's offers and by the replica's own rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.models.status import State
 
 
 def outlook(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
-    """What is to be expected of a replica that has not said anything of a model yet: its state, and why."""
+    """Returns the expected state, and its reason, of a model that a replica has not reported yet."""
     if next(_fitting(replica, desired), None):
         return "pending", f"{replica.name} has not begun with it yet"
     try:
@@ -24,9 +24,9 @@ def outlook(replica: Replica, desired: DesiredModel) -> tuple[State, str]:
 
 
 def explain(replica: Replica, desired: DesiredModel) -> list[Verdict]:
-    """What a replica thinks of every runtime it has, best first; one that fits an execution cache comes before all.
+    """Returns a replica's verdict on each of its runtimes, best first; one with a fitting execution cache precedes all.
 
-    Why an execution cache is not used is told with the runtime that would use it.
+    The verdict on a runtime also explains why an execution cache for it is not used.
     """
     return _with_skipped(_verdicts(replica, desired), list(_skipped(replica, desired)))
 
@@ -49,7 +49,7 @@ def _verdicts(replica: Replica, desired: DesiredModel) -> list[Verdict]:
 
 
 def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact, Runtime]]:
-    """The execution caches that device and runtime of a replica match, in order."""
+    """Yields the execution caches that match a replica's device and runtime, in order."""
     for artifact in desired.artifacts:
         if replica.registry.device not in artifact.devices or desired.runtime not in ("", artifact.runtime):
             continue
@@ -60,7 +60,7 @@ def _fitting(replica: Replica, desired: DesiredModel) -> Iterator[tuple[Artifact
 
 
 def _skipped(replica: Replica, desired: DesiredModel) -> Iterator[tuple[str, str]]:
-    """The execution caches that a replica does not use: their runtime, and why."""
+    """Yields the execution caches that a replica does not use: their runtime, and the reason."""
     device = replica.registry.device
     for artifact in desired.artifacts:
         reason = ""
@@ -78,7 +78,7 @@ def _skipped(replica: Replica, desired: DesiredModel) -> Iterator[tuple[str, str
 
 
 def _with_skipped(verdicts: list[Verdict], skipped: list[tuple[str, str]]) -> list[Verdict]:
-    """Puts what is said of execution caches with their runtime, or with the first where that one is not here."""
+    """Adds the reasons of skipped execution caches to their runtime's verdict, or to the first if it has none."""
     if not verdicts:
         return verdicts
     names = {verdict.runtime.name for verdict in verdicts}

@@ -1,7 +1,7 @@
-"""Who watches the models: each watcher gets all of them, a mark, and then every change.
+"""Watches of the models: each watcher gets all models, a mark, and then every change.
 
-A watcher that reads slowly holds up nobody: for each model only that it has changed is kept, and what it then gets is
-how the model is by that time. So its memory is bounded by the number of models, however long it does not read.
+A slow watcher blocks nobody: it queues only the ids of changed models, and later gets their state at that time. So its
+memory is bounded by the number of models, however slowly it reads.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ MAX_WATCHERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A model is there, or is not as it was."""
+    """A model that is new or has changed."""
 
     view: ModelView
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The model of this id is gone."""
+    """The model with this id was deleted."""
 
     model_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Everything that there was when the watch began has been told."""
+    """Marks the end of the snapshot from the beginning of the watch."""
 
 
 Event = Changed | Removed | Synced
 
 
 class Watch:
-    """One watcher. `modality` None: all; `statuses`: whether what replicas report is news to it."""
+    """A single watcher. `modality` None: all; `statuses`: whether replicas' reports count as changes."""
 
     def __init__(self, views: ModelViews, modality: Modality | None, statuses: bool) -> None:
         self._views = views
@@ -51,14 +51,14 @@ class Watch:
         self._statuses = statuses
         self._closed = False
         self._wake = asyncio.Event()
-        self._sent: dict[str, tuple[object, ...]] = {}  # by id, what its reader knows of a model
+        self._sent: dict[str, tuple[object, ...]] = {}  # by id: the state of the model that the reader knows
         self._events: deque[Event] = deque()
-        # The snapshot, and after it None for the mark. What changes meanwhile stays where it is.
+        # The snapshot, then None for the mark. Changes meanwhile go to `_pending`.
         self._first: deque[str | None] = deque([*(view.id for view in views.all() if self._wants(view)), None])
         self._pending: dict[str, None] = {model_id: None for model_id in self._first if model_id is not None}
 
     async def next(self) -> Event | None:
-        """The next event; waits for one. None: the catalog stops."""
+        """Waits for the next event and returns it; None when the catalog stops."""
         while not self._closed:
             if self._events:
                 return self._events.popleft()
@@ -75,16 +75,16 @@ class Watch:
         return None
 
     def notify(self, model_ids: Iterable[str]) -> None:
-        """Something about these models has changed."""
+        """Marks these models as changed and wakes the watcher."""
         for model_id in model_ids:
             if model_id in self._sent or self._views.has(model_id, self._modality):
                 self._pending[model_id] = None
-            else:  # it came and went, and the reader never heard of it
+            else:  # it was created and deleted, and the reader never knew it
                 self._pending.pop(model_id, None)
         self._wake.set()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the watch."""
         self._closed = True
         self._wake.set()
 
@@ -92,7 +92,7 @@ class Watch:
         return self._modality in (None, view.desired.facts.modality)
 
     def _look(self, model_id: str) -> None:
-        """Puts into words what the reader does not know of a model yet."""
+        """Queues the events that bring the reader up to date on a model."""
         if model_id not in self._pending:
             return
         del self._pending[model_id]
@@ -100,7 +100,7 @@ class Watch:
         if view and not self._wants(view):
             view = None
         known = self._sent.get(model_id)
-        if known and (view is None or view.registration.serial != known[0]):  # also: gone, and registered anew
+        if known and (view is None or view.registration.serial != known[0]):  # also if deleted and registered again
             del self._sent[model_id]
             self._events.append(Removed(model_id))
             known = None
@@ -109,28 +109,28 @@ class Watch:
             self._events.append(Changed(view))
 
     def _news(self, view: ModelView) -> tuple[object, ...]:
-        """What of a model is worth telling."""
+        """Returns the parts of a view whose change is an event."""
         known = (view.registration.serial, view.registration, view.desired.ready_replicas)
         return (*known, view.replicas, view.state, view.reason, view.runtime) if self._statuses else known
 
 
 class Watchers:
-    """All that watch."""
+    """All open watches of the models."""
 
     def __init__(self, views: ModelViews) -> None:
         self._views = views
         self._open: OpenWatches[Watch] = OpenWatches(MAX_WATCHERS, "models", metrics.WATCHERS.set)
 
     def watch(self, modality: Modality | None, *, statuses: bool) -> AbstractContextManager[Watch]:
-        """A watch for as long as the block runs. Raises Overloaded when there are too many."""
+        """Opens a watch for the duration of the block. Raises Overloaded when there are too many."""
         return self._open.watch(lambda: Watch(self._views, modality, statuses))
 
     def notify(self, model_ids: Iterable[str]) -> None:
-        """Something about these models has changed."""
+        """Notifies all watchers of changed models."""
         ids = list(model_ids)
         for watch in self._open:
             watch.notify(ids)
 
     def close(self) -> None:
-        """Ends all of them, and those to come."""
+        """Ends all watches, including any opened later."""
         self._open.close()

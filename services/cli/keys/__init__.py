@@ -1,1 +1,1 @@
-"""`allm keys`: the API keys that callers show to the gateway."""
+"""`allm keys`: the API keys that callers send to the gateway."""

@@ -1,4 +1,4 @@
-"""`allm keys`: make, list and revoke keys. It speaks with the catalog itself, and so needs no key to make the first."""
+"""`allm keys`: creates, lists and revokes keys. It calls the catalog directly, so the first key needs no key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document for script
 
 @contextmanager
 def _session(catalog: str) -> Iterator[keys_pb2_grpc.KeyServiceStub]:
-    """The catalog's keys; ends the command with a sentence where something is wrong."""
+    """Connects to the catalog's key service; an error ends the command with a sentence."""
     with plainly(), key_service(catalog, load_settings()) as keys, told():
         yield keys
 

@@ -1,4 +1,4 @@
-"""The way to the catalog itself, past the gateway: this is how the first key comes to be."""
+"""Connects to the catalog directly, past the gateway; this is how the first key is created."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from services.cli.serve.run_folder import NOTE_NAME
 from services.cli.serve.stack import CATALOG
 from services.settings.settings import DEFAULT_CATALOG, Settings
 
-NAME = "allm-keys"  # what the catalog's log calls this command
+NAME = "allm-keys"  # the name of this command in the catalog's log
 
 
 @contextmanager
 def key_service(asked: str, settings: Settings) -> Iterator[keys_pb2_grpc.KeyServiceStub]:
-    """A client of the catalog's keys that may do everything.
+    """Connects to the catalog's key service with full rights.
 
     Raises:
-        Problem: `asked` is no address, or the secret by which this command shows who it is cannot be read.
+        Problem: `asked` is not an address, or the secret that identifies this command cannot be read.
     """
     address = catalog_address(asked, settings)
     with command_identity(settings, NAME).blocking_channel(address, OPTIONS) as channel:
@@ -32,8 +32,10 @@ def key_service(asked: str, settings: Settings) -> Iterator[keys_pb2_grpc.KeySer
 
 
 def catalog_address(asked: str, settings: Settings) -> str:
-    """Where the catalog is: as asked, else as ALLM_CATALOG says, else in the run folder of the `allm serve` of this
-    home, else at the usual port. Raises Problem for what is no address."""
+    """Finds the catalog: `asked`, ALLM_CATALOG, the run folder of this home's `allm serve`, or the default port.
+
+    Raises Problem for an invalid address.
+    """
     if asked:
         try:
             asked.startswith("unix:") or split_host_port(asked)
@@ -47,7 +49,7 @@ def catalog_address(asked: str, settings: Settings) -> str:
 
 
 def _noted_folder(home: Path) -> Path:
-    """The run folder; one that does not exist where nothing runs."""
+    """Returns the run folder, or one that does not exist if nothing runs."""
     try:
         return Path(json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))["folder"])
     except (OSError, ValueError, LookupError, TypeError):

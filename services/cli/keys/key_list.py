@@ -1,4 +1,4 @@
-"""Keys as people read them."""
+"""Tables of API keys for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NONE_YET = "no keys yet: make one with `allm keys create NAME`"
 
 
 def show_keys(page: Page, keys: Sequence[keys_pb2.ApiKey], now: float | None = None) -> None:
-    """All keys, one line each. `now`: seconds since the epoch; None: those of this machine."""
+    """Shows all keys, one per line. `now`: seconds since the epoch; None: the current time."""
     if not keys:
         page.say(NONE_YET)
         return
@@ -24,7 +24,7 @@ def show_keys(page: Page, keys: Sequence[keys_pb2.ApiKey], now: float | None = N
 
 
 def show_new_key(page: Page, reply: keys_pb2.CreateKeyResponse) -> None:
-    """A key that was just made."""
+    """Shows a newly created key."""
     key = reply.key
     page.pairs(
         [
@@ -55,7 +55,7 @@ def _row(key: keys_pb2.ApiKey, now: float) -> tuple[str, ...]:
 
 
 def state_word(key: keys_pb2.ApiKey, now: float) -> str:
-    """`active`, `expired` or `revoked`."""
+    """Returns `active`, `expired` or `revoked`."""
     if key.HasField("revoke_time"):
         return "revoked"
     return "expired" if key.HasField("expire_time") and key.expire_time.seconds <= now else "active"

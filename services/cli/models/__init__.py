@@ -1,1 +1,1 @@
-"""The `allm models` commands: a client of the catalog, of no service's insides."""
+"""The `allm models` commands: a client of the catalog's API that uses no service internals."""

@@ -1,4 +1,4 @@
-"""`allm models`: what is registered, what becomes of it, and how to change that."""
+"""`allm models`: shows the registered models and their states, and changes them."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def import_models(
 
 
 def _ask(model: model_pb2.Model) -> None:
-    """Makes sure that the model is meant. Raises Problem where nobody can be asked, Abort when the answer is no."""
+    """Asks for confirmation. Raises Problem without a terminal, Abort if the answer is no."""
     if not sys.stdin.isatty():
         raise Problem(f"{model.id} is not removed: say --yes where nobody can be asked")
     files = "its files stay where they are" if model.source.startswith("file://") else "what was fetched is deleted"

@@ -1,4 +1,4 @@
-"""Measures a model under its runtimes through the gateway, as one client sees it, and records what it finds."""
+"""Benchmarks a model under its runtimes through the gateway, as a single client, and records the results."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ LOAD_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The measurements to make."""
 
-    rounds: int  # beside the one that warms up
+    rounds: int  # in addition to the warm-up round
     chat: ChatMeter
-    speech: SpeechMeter | None  # None: no recording was named
+    speech: SpeechMeter | None  # None: no recording was given
 
 
 class Bench:
-    """Measures models. `say` is told what is going on."""
+    """Measures models. `say` receives progress messages."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class Bench:
         self._say = say
 
     def run(self, model_id: str, runtime: str = "") -> list[model_pb2.Benchmark]:
-        """Measures and records a model under one runtime, or under each that can run it; leaves it as it was.
+        """Measures and records a model under one runtime, or under each that can run it; restores its state afterwards.
 
         Raises:
-            Problem: it is measured in no way so far, no runtime can run it, or a request fails.
+            Problem: this kind of model cannot be measured yet, no runtime can run it, or a request fails.
         """
         explained = self._catalog.explain(model_id)
         model = explained.model
@@ -94,10 +94,10 @@ class Bench:
 
 
 def able_runtimes(explained: model_service_pb2.ExplainModelResponse, asked: str) -> list[str]:
-    """Names of the runtimes to measure, the chosen one first.
+    """Returns the names of the runtimes to measure, the chosen one first.
 
     Raises:
-        Problem: no replica is there, or none can run the model, or none with the runtime that was asked for.
+        Problem: there is no replica, or none can run the model, or none with the requested runtime.
     """
     model = explained.model
     verdicts = [verdict for resolution in explained.resolutions for verdict in resolution.runtimes]
@@ -118,7 +118,7 @@ def _names(verdicts: Sequence[model_service_pb2.RuntimeVerdict]) -> list[str]:
 
 
 def _device(model: model_pb2.Model, runtime: str) -> str:
-    """The device of the replicas that serve with `runtime`. Raises Problem when there is more than one kind."""
+    """Returns the device of the replicas that serve with `runtime`. Raises Problem if there are several kinds."""
     devices = sorted({replica.device for replica in model.replicas if replica.runtime == runtime})
     if len(devices) != 1:
         raise Problem(

@@ -1,4 +1,4 @@
-"""The catalog as the commands speak to it: one method for each call, with its time limit, errors as sentences."""
+"""The commands' client of the catalog: one method per call, with its time limit and with errors as sentences."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from services.cli.models.connection import Connection, Lost, told
 from services.cli.problem import Problem
 
 ANSWER_SECONDS = 30.0
-INSPECT_SECONDS = 600.0  # the catalog lists and reads beginnings of files, possibly from far away
-AWAY_SECONDS = 60.0  # how long a catalog that is started again may be away while its models are watched
+INSPECT_SECONDS = 600.0  # the catalog lists files and reads their headers, possibly over a slow network
+AWAY_SECONDS = 60.0  # how long a restarting catalog may be down while its models are watched
 RETRY_SECONDS = 0.5
 
 
 class Catalog:
-    """Every method raises Refused, Lost or Late (services.cli.models.connection)."""
+    """A client of the catalog. Every method raises Refused, Lost or Late (services.cli.models.connection)."""
 
     def __init__(self, connection: Connection) -> None:
         self._stub = connection.models
@@ -65,9 +65,9 @@ class Catalog:
         runtime: str | None = None,
         engine: model_pb2.EngineSettings | None = None,
     ) -> model_pb2.Model:
-        """Gives a model a new source, or the old one again, and what else is not None or empty.
+        """Gives a model a new source, or the old one again, and sets all fields that are not None or empty.
 
-        An empty runtime is one that is given, too: the registry's choice.
+        An empty runtime is also a value: the registry's choice.
         """
         request = pb.UpdateModelRequest(
             id=model_id, source=source, base=base, image_defaults=image_defaults, runtime=runtime, engine=engine
@@ -80,32 +80,32 @@ class Catalog:
             return self._stub.UpdateModel(request, timeout=INSPECT_SECONDS).model
 
     def get(self, model_id: str) -> pb.GetModelResponse:
-        """A model and its manifest."""
+        """Returns a model and its manifest."""
         with told():
             return self._stub.GetModel(pb.GetModelRequest(id=model_id), timeout=ANSWER_SECONDS)
 
     def models(self) -> pb.ListModelsResponse:
-        """All models, by id."""
+        """Returns all models, by id."""
         with told():
             return self._stub.ListModels(pb.ListModelsRequest(), timeout=ANSWER_SECONDS)
 
     def remove(self, model_id: str) -> None:
-        """Forgets a model."""
+        """Deletes a model."""
         with told():
             self._stub.DeleteModel(pb.DeleteModelRequest(id=model_id), timeout=ANSWER_SECONDS)
 
     def load(self, model_id: str, runtime: str = "") -> model_pb2.Model:
-        """Wants a model in memory."""
+        """Asks for a model to be loaded and kept in memory."""
         with told():
             return self._stub.LoadModel(pb.LoadModelRequest(id=model_id, runtime=runtime), timeout=ANSWER_SECONDS).model
 
     def unload(self, model_id: str) -> model_pb2.Model:
-        """Gives a model's memory back."""
+        """Frees a model's memory."""
         with told():
             return self._stub.UnloadModel(pb.UnloadModelRequest(id=model_id), timeout=ANSWER_SECONDS).model
 
     def explain(self, model_id: str) -> pb.ExplainModelResponse:
-        """How every replica resolves a model."""
+        """Explains how every replica resolves a model."""
         with told():
             return self._stub.ExplainModel(pb.ExplainModelRequest(id=model_id), timeout=ANSWER_SECONDS)
 
@@ -117,7 +117,7 @@ class Catalog:
             )
 
     def snapshot(self) -> list[manifest_pb2.DesiredModel]:
-        """All models with everything that the services are told of them, and their replicas, by id."""
+        """Returns all models as the services receive them, with their replicas, by id."""
         found = []
         for event in self._events(ANSWER_SECONDS, statuses=True):
             if event.HasField("synced"):
@@ -126,15 +126,15 @@ class Catalog:
         return sorted(found, key=lambda desired: desired.model.id)
 
     def follow(self, model_id: str, seconds: float | None = None) -> Generator[model_pb2.Model, None, None]:
-        """A model now and whenever it changes, for ever. A catalog that is started again meanwhile is waited for.
+        """Yields a model now and after every change, without end. It waits for a catalog that restarts meanwhile.
 
         Raises:
             Problem: the model was removed.
-            Late: so many seconds have passed.
-            Lost: the catalog has been away for too long.
+            Late: the time limit has passed.
+            Lost: the catalog has been down for too long.
         """
         end = None if seconds is None else time.monotonic() + seconds
-        away: float | None = None  # since when
+        away: float | None = None  # since when the catalog has been down
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
             problem: Problem = Lost("the catalog does not answer at the moment")

@@ -1,4 +1,4 @@
-"""One round of measuring a model that chats: a prompt that nobody has asked before, and an answer of a set length."""
+"""One round of benchmarking a chat model: a prompt that no cache holds, and an answer of fixed length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.cli.models.connection import by_model, told
 from services.cli.models.round import ROUND_SECONDS, Round
 from services.cli.problem import Problem
 
-# One token each in about every vocabulary; they come around again in longer prompts.
+# One token each in almost every vocabulary; longer prompts repeat them.
 WORDS = [
     "the",
     "sea",
@@ -41,14 +41,14 @@ WORDS = [
 
 @dataclass(frozen=True, slots=True)
 class ChatMeter:
-    """Measures through the typed chat API."""
+    """Measures a chat model through the typed chat API."""
 
     chat: chat_service_pb2_grpc.ChatServiceStub
-    tokens: int  # of each answer, at least 2
-    prompt_tokens: int  # about
+    tokens: int  # tokens of each answer, at least 2
+    prompt_tokens: int  # approximate
 
     def round(self, model_id: str) -> Round:
-        """One request. Raises Problem where it fails, or is answered with too little to measure."""
+        """Sends one request. Raises Problem if it fails, or its answer is too short to measure."""
         request = chat_service_pb2.StreamChatCompletionRequest(
             model=model_id,
             messages=[
@@ -76,6 +76,6 @@ class ChatMeter:
 
 
 def prompt(tokens: int) -> str:
-    """A text of about so many tokens, which begins like no other, so that no cache knows it."""
-    words = [WORDS[at % len(WORDS)] for at in range(max(0, tokens - 12))]  # about 12 are the number's
+    """Returns a text of about that many tokens, with a unique beginning, so that no cache holds it."""
+    words = [WORDS[at % len(WORDS)] for at in range(max(0, tokens - 12))]  # about 12 tokens are the random number's
     return f"{uuid.uuid4().hex[:8]}: {' '.join(words)}"

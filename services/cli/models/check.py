@@ -1,4 +1,4 @@
-"""Files of models against their manifests, on this machine."""
+"""Compares the files of models on this machine with their manifests."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from services.provision.model_cache import ModelCache
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found of one model, or of an execution cache or another part of its."""
+    """The findings on one model's files, or on one of its execution caches or other parts."""
 
     id: str
-    state: str  # what requests find now, such as `ready`
+    state: str  # the model's state, such as `ready`
     generation: int
-    artifact: str  # where the execution cache or part comes from; empty: the model's own files
-    fetched: bool  # whether its files are, or should be, on this machine; if not, there is nothing to compare
-    folder: str  # where its files are, or should be
+    artifact: str  # source of the execution cache or part; empty: the model's own files
+    fetched: bool  # whether its files are, or should be, on this machine; if not, nothing is compared
+    folder: str  # folder of its files, or the intended one
     files: int
     size_bytes: int
-    hashed: int  # files whose content was compared; of the others only the size
+    hashed: int  # files whose content was compared; the others were compared by size only
     problems: tuple[str, ...]  # a sentence for each wrong file
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the report as JSON."""
         return {
             "id": self.id,
             "artifact": self.artifact,
@@ -52,7 +52,7 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Returns the report as lines for people."""
         name = f"{self.id} ({self.artifact})" if self.artifact else self.id
         if self.problems:
             return [f"{name}: {problem}" for problem in self.problems]
@@ -69,23 +69,23 @@ class Report:
 def check(
     models: Iterable[manifest_pb2.DesiredModel], folder: Path, *, deep: bool, console: Console
 ) -> Iterator[Report]:
-    """Looks at the files of models below `folder` (ALLM_MODELS_DIR): their sizes, and if `deep` their hashes.
+    """Checks the files of models below `folder` (ALLM_MODELS_DIR): their sizes, and if `deep` their hashes.
 
-    Each model has one report, or one for each set of files that is here: its own, and its execution caches.
-    `console` shows how far a deep one is.
+    Each model has one report, or one for each set of files on this machine: its own, and its execution caches.
+    `console` shows the progress of a deep check.
     """
     model_cache = ModelCache(folder)
     for desired in models:
         sets = [("", desired.manifest), *((each.manifest.repository, each.manifest) for each in desired.artifacts)]
         found = [_check(desired.model, artifact, message, model_cache, deep, console) for artifact, message in sets]
-        for part in desired.parts:  # as the model's own: whatever serves it has them, too
+        for part in desired.parts:  # as for the model's own files: every replica that serves the model has them
             report = _check(desired.model, "", part.manifest, model_cache, deep, console)
             found.append(replace(report, artifact=part.manifest.repository or part.manifest.primary or "base"))
         yield from [report for report in found if report.fetched] or found[:1]
 
 
 def count_word(count: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
+    """Formats a count: `1 file`, `2 files`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -125,7 +125,7 @@ def _check(
 
 
 def _in_use(model: model_pb2.Model, artifact: str) -> bool:
-    """Whether a replica serves the newest generation from its own files, or from this execution cache."""
+    """Reports whether a replica serves the newest generation from its own files, or from this execution cache."""
     return any(
         replica.generation >= model.generation and replica.artifact == artifact and of_replica(replica, 0).serving
         for replica in model.replicas

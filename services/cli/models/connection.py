@@ -1,4 +1,4 @@
-"""The way to a running allm: where it is, whether it answers, and its errors as sentences."""
+"""Connects to a running allm: finds its address, tests it, and turns errors into sentences."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from services.settings.settings import Settings
 
 MIB = 1024 * 1024
 CONNECT_SECONDS = 5.0
-# A model of 20,000 files has a manifest of some MiB. A proxy of the machine is for the internet, not for allm.
+# A model of 20,000 files has a manifest of some MiB. A configured HTTP proxy is for the internet, not for allm.
 OPTIONS = (("grpc.max_receive_message_length", 64 * MIB), ("grpc.enable_http_proxy", 0))
 HTTPS = "https://"
 DETAILS = "grpc-status-details-bin"
 
 
 class Refused(Problem):
-    """The catalog's own answer to what was asked: its message as it is."""
+    """An error from the catalog itself, with its message unchanged."""
 
 
 class Lost(Problem):
-    """Nobody answers at the moment; asking again later may help."""
+    """Nothing answers at the moment; a retry may help."""
 
 
 class Late(Problem):
-    """No answer came in time."""
+    """No answer arrived in time."""
 
 
 class Connection:
-    """A channel to the gateway, with a stub for each service that the commands use; `catalog`: one past it."""
+    """A channel to the gateway, with a stub for each service that the commands use; `catalog`: a direct channel."""
 
     def __init__(self, channel: grpc.Channel, address: str, catalog: grpc.Channel | None = None) -> None:
         self.address = address
@@ -54,10 +54,10 @@ class Connection:
 
 
 def find_address(asked: str, settings: Settings) -> str:
-    """Where allm is: as asked, else where the stack of this home says that it runs, else where it would listen.
+    """Finds allm's address: `asked`, else the one in this home's run note, else the configured one.
 
     Raises:
-        Problem: `asked` is no address.
+        Problem: `asked` is not an address.
     """
     if asked:
         try:
@@ -70,13 +70,13 @@ def find_address(asked: str, settings: Settings) -> str:
 
 @contextmanager
 def connect(address: str, own: OwnIdentity = NOBODY, key: str = "", catalog: str = "") -> Iterator[Connection]:
-    """A connection that has been tried.
+    """Opens a connection and tests it.
 
-    With a `key` all goes through the gateway, which is shown it. Without one the catalog is asked itself, at `catalog`
-    where it answers there, by who may: `own`.
+    With a `key`, all calls go through the gateway, with that key. Without one, catalog calls go directly to `catalog`
+    if it answers there, authenticated by `own`.
 
     Raises:
-        Problem: nobody answers there.
+        Problem: nothing answers at the address.
     """
     with ExitStack() as stack:
         channel = stack.enter_context(_channel(address))
@@ -93,16 +93,16 @@ def connect(address: str, own: OwnIdentity = NOBODY, key: str = "", catalog: str
 
 
 def command_identity(settings: Settings, name: str) -> OwnIdentity:
-    """Who a command is. It shows that wherever there is a secret: whoever types it need not repeat ALLM_AUTH.
+    """Returns a command's identity, with the secret if there is one: users need not repeat ALLM_AUTH.
 
     Raises:
-        Problem: the secret cannot be read, and ALLM_AUTH says that it is needed.
+        Problem: the secret cannot be read, and ALLM_AUTH requires it.
     """
     path = settings.auth.secret_file
     try:
         secret = read_secret(path) if settings.auth.keys or path.exists() else None
     except (SecretUnusable, OSError) as error:
-        if not settings.auth.keys:  # another user's, perhaps: then what needs no keys still works
+        if not settings.auth.keys:  # perhaps another user's: commands that need no keys still work
             return NOBODY
         raise Problem(f"{error}; it is made by `allm serve` with ALLM_AUTH=keys") from error
     return OwnIdentity(secret, f"service:{name}", tls=settings.tls.service)
@@ -110,10 +110,10 @@ def command_identity(settings: Settings, name: str) -> OwnIdentity:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Turns what gRPC raises inside of it into sentences.
+    """Turns gRPC errors in the block into sentences.
 
     Raises:
-        Refused, Lost, Late: see there.
+        Refused, Lost, Late: see these classes.
     """
     try:
         yield
@@ -125,7 +125,7 @@ def _sentence(error: grpc.RpcError) -> Problem:
     if not isinstance(error, grpc.Call):
         return Problem(f"the call failed: {error}")
     message = error.details() or error.code().name
-    if DETAILS in {key for key, _ in error.trailing_metadata() or ()}:  # an error of allm's own
+    if DETAILS in {key for key, _ in error.trailing_metadata() or ()}:  # an error from allm itself
         return Refused(message)
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Late("allm has not answered in time")
@@ -135,7 +135,7 @@ def _sentence(error: grpc.RpcError) -> Problem:
 
 
 def _noted(home: Path) -> str:
-    """What `run.json` says; empty where there is none, or none that can be read."""
+    """Returns the address in `run.json`; empty if the file is missing or unreadable."""
     try:
         note = json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))
         address = note.get("local") or note["grpc"]
@@ -145,14 +145,14 @@ def _noted(home: Path) -> str:
 
 
 def by_model(model_id: str) -> tuple[tuple[str, str], ...]:
-    """Metadata by which a gateway with groups of models finds the one of this model."""
+    """Returns metadata by which a gateway with groups finds a model's group."""
     return (("x-model", model_id),)
 
 
 def _channel(address: str) -> grpc.Channel:
-    if address.startswith(HTTPS):  # GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names other authorities than those that come along
+    if address.startswith(HTTPS):  # GRPC_DEFAULT_SSL_ROOTS_FILE_PATH overrides gRPC's bundled authorities
         return grpc.secure_channel(address.removeprefix(HTTPS), grpc.ssl_channel_credentials(), options=OPTIONS)
-    # The gateway wants to be called by a name of its own, which a socket has not.
+    # The gateway requires a host name, which a socket path does not have.
     named = (("grpc.default_authority", "localhost"),) if address.startswith("unix:") else ()
     return grpc.insecure_channel(address, options=(*OPTIONS, *named))
 

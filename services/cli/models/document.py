@@ -1,4 +1,4 @@
-"""Messages as JSON for scripts: fields by their names in the protos, enums as lower-case words, numbers as numbers."""
+"""Converts messages to JSON for scripts: field names of the protos, enums as lower-case words, numbers as numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.cli.models.words import enum_word
 
 
 def document(message: Message) -> dict[str, Any]:
-    """A message. Every field is there, also at its default; messages that are absent are left out."""
+    """Converts a message. All fields are included, also with default values; absent messages are left out."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -25,7 +25,7 @@ def document(message: Message) -> dict[str, Any]:
 
 
 def documents(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Several messages."""
+    """Converts several messages."""
     return [document(message) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""What the commands take for the way in which a model is run: its runtime, and the engine of a text model."""
+"""Command options for running a model: its runtime, and the engine settings of a text model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Dtype = Annotated[str | None, typer.Option(metavar="|".join(DTYPES), help="Preci
 
 
 def engine_settings(dtype: str | None, **numbers: int | None) -> model_pb2.EngineSettings | None:
-    """How a model is to be run; None where nothing is said. `numbers` are named as the fields."""
+    """Returns the engine settings; None if none is given. `numbers` are named as the fields."""
     said = {name: number for name, number in numbers.items() if number is not None}
     if dtype is None and not said:
         return None
@@ -36,6 +36,6 @@ def engine_settings(dtype: str | None, **numbers: int | None) -> model_pb2.Engin
 
 
 def run_with(model: model_pb2.Model) -> str:
-    """How a model is run, as people read it; empty: as its service is set."""
+    """Formats a model's engine settings for people; empty: all as its service is set."""
     parts = [f"{field.name}={value}" for field, value in model.engine.ListFields()]
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Why a model runs where it runs: what every replica's registry says, in plain sentences."""
+"""Explains in sentences which runtime each replica uses for a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.cli.models.words import modality_word, state_word
 
 
 def explain(page: Page, explained: model_service_pb2.ExplainModelResponse) -> None:
-    """One paragraph for each replica."""
+    """Prints one paragraph per replica."""
     model = explained.model
     reason = f": {model.reason}" if model.reason else ""
     page.say(f"{model.id} is {state_word(model.state)}{reason}.")

@@ -1,4 +1,4 @@
-"""The end of a command that changes a model: it waits, if there is something to wait for, and tells the outcome."""
+"""The end of a command that changes a model: waits for the goal, if there is one, and prints the outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.cli.problem import Problem
 
 
 def finish(at: Session, model: model_pb2.Model, goal: Goal | None, timeout: float, as_json: bool) -> None:
-    """Waits until `goal` is content, for `timeout` seconds at the most (0: no limit), and prints what is so then.
+    """Waits until `goal` is reached, for at most `timeout` seconds (0: no limit), and prints the result.
 
     Raises:
         Problem: the model does not serve; the message says why.

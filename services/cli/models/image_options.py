@@ -1,4 +1,4 @@
-"""What the commands take for image models only: a base, LoRAs, and what is drawn with."""
+"""Command options for image models: a base, LoRAs, and defaults for generation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Guidance = Annotated[float | None, typer.Option(min=0, help="Of an image, where 
 
 
 def lora_list(texts: Sequence[str] | None) -> list[model_pb2.Lora]:
-    """LoRAs, each `SOURCE` or `SOURCE=SCALE`. Raises Problem as `source_url` does."""
+    """Parses LoRAs, each `SOURCE` or `SOURCE=SCALE`. Raises Problem as `source_url` does."""
     return list(map(_lora, texts or ()))
 
 
 def image_defaults(steps: int | None, guidance: float | None) -> model_pb2.ImageDefaults | None:
-    """What a model is to be drawn with; None where nothing is said."""
+    """Returns a model's image defaults; None if none is given."""
     if steps is None and guidance is None:
         return None
     return model_pb2.ImageDefaults(steps=steps, guidance=guidance)
@@ -32,7 +32,7 @@ def _lora(text: str) -> model_pb2.Lora:
     source, mark, scale = text.rpartition("=")
     try:
         found = model_pb2.Lora(scale=float(scale)) if mark else model_pb2.Lora()
-    except ValueError:  # a path may have a `=` of its own
+    except ValueError:  # a path may contain a `=`
         found, source = model_pb2.Lora(), ""
     found.source = source_url(source or text)
     return found

@@ -1,4 +1,4 @@
-"""Registers what an existing folder of models holds; changes nothing in it, and believes no metadata file."""
+"""Registers the models in an existing folder; does not change the folder, and trusts no metadata files."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An entry that could be a model. Exactly one of `format` and `reason` is set."""
+    """An entry that may be a model. Exactly one of `format` and `reason` is set."""
 
     id: str
-    path: Path  # what would be registered
+    path: Path  # the path to register
     format: str = ""
-    reason: str = ""  # why it cannot be told what it is
-    refused: bool = False  # whether that is worth an operator's attention
+    reason: str = ""  # why its format cannot be determined
+    refused: bool = False  # whether an operator should look into it
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What has become of a candidate."""
+    """The outcome for a candidate."""
 
     candidate: Candidate
     outcome: Outcome
     reason: str = ""
 
     def line(self) -> str:
-        """For people."""
+        """Returns the entry as a line for people."""
         what = f"{self.candidate.id} ({self.candidate.format})" if self.candidate.format else str(self.candidate.path)
         return f"{self.outcome} {what}{': ' if self.reason else ''}{self.reason}"
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the entry as JSON."""
         return {
             "path": str(self.candidate.path),
             "id": self.candidate.id,
@@ -66,10 +66,10 @@ class Entry:
 def import_folder(
     folder: Path, roots: Sequence[Path], catalog: Catalog | None, tell: Callable[[Entry], None]
 ) -> list[Entry]:
-    """Registers every model that `folder` holds, and tells of each at once; without a catalog it only looks.
+    """Registers every model in `folder`, and passes each entry to `tell` immediately; without a catalog a dry run.
 
     Raises:
-        Problem: it is no folder that can be read, or the catalog does not answer.
+        Problem: the folder cannot be read, or the catalog does not answer.
     """
     entries: list[Entry] = []
     for candidate in _candidates(folder.absolute(), roots):
@@ -80,14 +80,14 @@ def import_folder(
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """`2 taken, 1 refused, 0 skipped`, and how to let the catalog in where it was not allowed to look."""
+    """Summarizes the outcomes: `2 taken, 1 refused, 0 skipped`, without zeros."""
     counts = {outcome: sum(entry.outcome == outcome for entry in entries) for outcome in OUTCOMES}
     told = [f"{count} {outcome}" for outcome, count in counts.items() if count]
     return ", ".join(told) or "there is nothing in it"
 
 
 def hint(entries: Sequence[Entry], folder: Path) -> str:
-    """What to do when the catalog may not look into the folder; empty otherwise."""
+    """Returns advice if the catalog may not read the folder; empty otherwise."""
     if not any(ROOTS in entry.reason for entry in entries):
         return ""
     return (
@@ -97,7 +97,7 @@ def hint(entries: Sequence[Entry], folder: Path) -> str:
 
 
 def model_name(name: str) -> str:
-    """A valid id of a folder's or a file's name: what ids may not hold becomes `-`."""
+    """Derives a valid id from a folder's or a file's name: forbidden characters become `-`."""
     if shard := _SHARD.fullmatch(name):
         name = shard["name"]
     elif name.lower().endswith(".gguf"):
@@ -114,7 +114,7 @@ def _register(candidate: Candidate, catalog: Catalog | None) -> Entry:
         model = catalog.register(candidate.id, candidate.path.as_uri(), candidate.format)
     except Refused as refusal:
         return Entry(candidate, "refused", str(refusal))
-    # Others are on their way: what they wait for at this moment is no news.
+    # Other states will change soon: their present reason is not worth reporting.
     reason = reason_word(model.reason, model.id) if state_word(model.state) in HOPELESS else ""
     return Entry(candidate, "taken", reason)
 
@@ -127,7 +127,7 @@ def _candidates(folder: Path, roots: Sequence[Path]) -> Iterator[Candidate]:
             continue
         found = _folder(entry, model_name(entry.name), roots, nested=False)
         inner = [] if found.format or found.refused else [_inner(entry, each, roots) for each in _entries(entry)]
-        # A folder that is no model but holds some is an organisation's: org/name.
+        # A folder that is not a model but contains some is an organisation's: org/name.
         models = [each for each in inner if each and (each.format or each.refused)]
         yield from models or [found]
 
@@ -148,7 +148,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _file(path: Path, name: str) -> Candidate | None:
-    """A file beside the folders: a GGUF is a model, of a split one the first part; anything else is no matter."""
+    """Examines a file next to the folders: a GGUF is a model, a split one by its first part; others are skipped."""
     if path.suffix.lower() != ".gguf":
         return Candidate(name, path, reason="neither a folder nor a .gguf file")
     shard = _SHARD.fullmatch(path.name)
@@ -156,7 +156,7 @@ def _file(path: Path, name: str) -> Candidate | None:
 
 
 def _folder(path: Path, name: str, roots: Sequence[Path], *, nested: bool) -> Candidate:
-    """A folder. Unless `nested`, files in the folders below make those the models."""
+    """Examines a folder. Unless `nested`, model files in subfolders make those the models."""
     try:
         formats = guess(LocalTree(path, [path, *roots]))
     except AllmError as error:

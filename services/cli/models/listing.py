@@ -1,4 +1,4 @@
-"""Models as people read them: the list of all, and everything about one."""
+"""Tables of models for people: the list of all, and the details of one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NONE_YET = "no models yet: register one with `allm models add ID SOURCE --format
 
 
 def show_models(page: Page, models: Sequence[model_pb2.Model]) -> None:
-    """All models, one line each."""
+    """Shows all models, one per line."""
     if not models:
         page.say(NONE_YET)
         return
@@ -31,7 +31,7 @@ def show_models(page: Page, models: Sequence[model_pb2.Model]) -> None:
 
 
 def show_problems(page: Page, file: model_service_pb2.ModelsFile) -> None:
-    """What of the file of models is not applied, one line each."""
+    """Shows the models file's problems, one per line."""
     for problem in file.problems:
         line = f":{problem.line}" if problem.line else ""
         key = f"{problem.key}: " if problem.key else ""
@@ -39,7 +39,7 @@ def show_problems(page: Page, file: model_service_pb2.ModelsFile) -> None:
 
 
 def show_model(page: Page, reply: model_service_pb2.GetModelResponse, *, all_files: bool) -> None:
-    """Everything about one model."""
+    """Shows all details of one model."""
     model = reply.model
     page.pairs(
         [
@@ -80,7 +80,7 @@ def show_model(page: Page, reply: model_service_pb2.GetModelResponse, *, all_fil
 
 
 def show_benchmarks(page: Page, benchmarks: Sequence[model_pb2.Benchmark]) -> None:
-    """Measurements, one line each."""
+    """Shows measurements, one per line."""
     rows = [
         (
             time_word(each.record_time) or "now",
@@ -96,7 +96,7 @@ def show_benchmarks(page: Page, benchmarks: Sequence[model_pb2.Benchmark]) -> No
 
 
 def detail(model: model_pb2.Model) -> str:
-    """What is under way, or why the model does not serve; empty when there is nothing to tell."""
+    """Returns the work in progress, or the reason why the model does not serve; empty if there is neither."""
     for replica in model.replicas:
         if replica.HasField("next"):
             return _coming(replica)
@@ -107,7 +107,7 @@ def detail(model: model_pb2.Model) -> str:
 
 
 def time_word(moment: timestamp_pb2.Timestamp) -> str:
-    """A moment in the time zone of this machine; empty for none."""
+    """Formats a moment in this machine's time zone; empty for none."""
     if not moment.seconds:
         return ""
     return datetime.fromtimestamp(moment.seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
@@ -153,7 +153,7 @@ def _replica_row(replica: model_pb2.ReplicaStatus) -> tuple[str, ...]:
 
 
 def _coming(replica: model_pb2.ReplicaStatus) -> str:
-    """The generation that a replica prepares beside the one that serves."""
+    """Describes the generation that a replica prepares next to the serving one."""
     share = _share(replica.done_bytes, replica.total_bytes, replica.next.reason)
     return f"generation {replica.next.generation} {state_word(replica.next.state)}{share}"
 

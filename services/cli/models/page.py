@@ -1,4 +1,4 @@
-"""What the commands print: tables and colours on a terminal, aligned text elsewhere."""
+"""The commands' output: tables and colours on a terminal, aligned text elsewhere."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from services.cli.models.words import one_line, shorten
 
 GAP = "  "
 NOTHING = ("", "-")
-LEAST_ROOM = 24  # characters; where the terminal leaves the last column less, it comes below the table
+LEAST_ROOM = 24  # characters; a last column with less room is printed below the table
 
 
 class Page:
-    """Writes to a console. Everything is shown as it is: no markup, nothing that a terminal would obey."""
+    """Writes to a console. Text is printed literally: no markup, no terminal control characters."""
 
     def __init__(self, console: Console | None = None, *, error: bool = False) -> None:
         self._console = console or Console(highlight=False, stderr=error)
 
     def say(self, line: str) -> None:
-        """One line."""
+        """Prints one line."""
         self._console.print(Text(one_line(line)), soft_wrap=True)
 
     def heading(self, line: str) -> None:
-        """One line above a table, after an empty one."""
+        """Prints a heading above a table, after an empty line."""
         self._console.print()
         self._console.print(Text(one_line(line), style="bold"), soft_wrap=True)
 
     def pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Names and what belongs to them; those with nothing are left out."""
+        """Prints names with their values; leaves out empty ones."""
         width = max((len(name) for name, _ in pairs), default=0)
         for name, value in pairs:
             if value:
@@ -40,7 +40,7 @@ class Page:
                 self._console.print(line, soft_wrap=True)
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> None:
-        """Rows under headers; the columns named in `right` are numbers. The last one is shortened to the terminal."""
+        """Prints rows under headers; columns in `right` are numbers. The last column is cut to the terminal's width."""
         cells = [[one_line(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
         if not self._console.is_terminal:
@@ -53,15 +53,15 @@ class Page:
     def _draw(
         self, headers: Sequence[str], cells: Sequence[Sequence[str]], widths: Sequence[int], right: frozenset[str]
     ) -> None:
-        """On a terminal columns without content only take room from the others."""
+        """Draws the table on a terminal, without columns that have no content, to save room."""
         used = [at for at in range(len(headers)) if at == 0 or any(row[at] not in NOTHING for row in cells)]
         last = len(headers) - 1
         room = self._console.width - sum(widths[at] + len(GAP) for at in used if at != last) - len(GAP)
-        below: list[Sequence[str]] = []  # rows whose last cell has no room in the table
+        below: list[Sequence[str]] = []  # rows whose last cell does not fit into the table
         if last in used and room < LEAST_ROOM:
             used.remove(last)
             below = [row for row in cells if row[last] not in NOTHING]
-        # The box itself puts one space between columns.
+        # The box style adds one space between columns.
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, len(GAP) - 1, 0, 0), show_edge=False)
         for at in used:
             table.add_column(headers[at], justify="right" if headers[at] in right else "left", overflow="fold")

@@ -1,4 +1,4 @@
-"""A model on its way to readiness: a bar on a terminal, some lines elsewhere. Always on the standard error."""
+"""The progress of a model: a bar on a terminal, lines elsewhere. Always on the standard error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from services.cli.models.page import Page
 from services.cli.models.stage import Stage
 from services.cli.models.words import one_line, reason_word, seconds_word, shorten
 
-LINE_SECONDS = 5.0  # between two lines of progress where there is no terminal
+LINE_SECONDS = 5.0  # between two lines of progress without a terminal
 BAR_WIDTH = 30
 
 
 class StageProgress:
-    """Shows the stages of one model as they come, while the `with` block lasts."""
+    """Shows the stages of one model during the `with` block."""
 
     def __init__(self, model_id: str, console: Console | None = None) -> None:
         self._id = one_line(model_id)
@@ -39,15 +39,15 @@ class StageProgress:
         self._stack.close()
 
     def show(self, reached: Stage) -> None:
-        """Tells where the model is now."""
+        """Shows the model's current stage."""
         self._view.show(self._id, reached)
 
 
 class Figures(ProgressColumn):
-    """Bytes, rate and remaining time; nothing while it is not known how much there is."""
+    """Bytes, rate and remaining time; nothing while the total is unknown."""
 
     def render(self, task: Task) -> Text:
-        """The figures of one bar."""
+        """Renders the figures of one bar."""
         if not task.total:
             return Text("")
         words = f"{bytes_word(task.completed)} of {bytes_word(task.total)}"
@@ -59,7 +59,7 @@ class Figures(ProgressColumn):
 
 
 def byte_progress(console: Console) -> Progress:
-    """Bars that count bytes. They vanish at the end: what stays is the sentence of the outcome."""
+    """Returns progress bars that count bytes. They vanish at the end, when the outcome is printed."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=BAR_WIDTH),
@@ -71,7 +71,7 @@ def byte_progress(console: Console) -> Progress:
 
 
 class _Bar:
-    """One line that changes."""
+    """A single line that is redrawn."""
 
     def __init__(self, console: Console) -> None:
         self.progress = byte_progress(console)
@@ -86,20 +86,20 @@ class _Bar:
         if self._task is None:
             self._task = self.progress.add_task(what, total=None)
         if reached.total and reached.total != self._total:
-            # What an earlier attempt has left is no part of the rate.
+            # Bytes of an earlier attempt do not count for the rate.
             self._total = reached.total
             self.progress.reset(self._task, total=reached.total, completed=reached.done)
         self.progress.update(self._task, description=what, completed=reached.done or None)
 
 
 class _Lines:
-    """A line for each change of the state, and now and then one of how it goes on."""
+    """Prints a line for each change of state, and from time to time one with the progress."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
         self._state = ""
         self._line = ""
-        self._first = (0.0, 0)  # when, and how many bytes there were: the rate counts from there
+        self._first = (0.0, 0)  # start time and bytes of the rate
         self._last = 0.0
 
     def show(self, model_id: str, reached: Stage) -> None:
@@ -118,7 +118,7 @@ class _Lines:
 
 
 def progress_words(reached: Stage, seconds: float, before: int) -> str:
-    """`45 MiB of 138 MiB (33%), 12 MiB/s, 8 s left`, measured over so many seconds since there were `before` bytes."""
+    """Returns `45 MiB of 138 MiB (33%), 12 MiB/s, 8 s left`, with the rate over `seconds` since `before` bytes."""
     words = f"{bytes_word(reached.done)} of {bytes_word(reached.total)} ({100 * reached.done // reached.total}%)"
     rate = (reached.done - before) / seconds if seconds > 0 else 0.0
     if rate > 0:

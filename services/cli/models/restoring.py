@@ -1,4 +1,4 @@
-"""Leaving a model as it was found, whatever a command has done with it meanwhile."""
+"""Restores a model's state after a command has changed it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.cli.problem import Problem
 
 @contextmanager
 def as_it_was(catalog: Catalog, model_id: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Puts back afterwards what an operator had asked for: the runtime, and whether the model stays in memory.
+    """Restores the operator's choices afterwards: the runtime, and whether the model stays in memory.
 
     Raises:
         Problem: the model was removed.

@@ -1,4 +1,4 @@
-"""What one round of measuring a model tells, whatever the model does."""
+"""The result of one benchmark round, for any kind of model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ ROUND_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One request: seconds to its first token, or text, and tokens per second."""
+    """A measured request: seconds to its first token or text, and tokens per second."""
 
     first_token: float
     rate: float
 
 
 class Meter(Protocol):
-    """Measures a kind of models."""
+    """Measures one kind of models."""
 
     def round(self, model_id: str) -> Round:
-        """Measures one request. Raises Problem where it fails, or is answered with too little to measure."""
+        """Measures one request. Raises Problem if it fails, or its answer is too short to measure."""

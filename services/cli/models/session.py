@@ -1,4 +1,4 @@
-"""What a command works with: a connection to the running allm, and the settings of this environment."""
+"""The session of a command: a connection to the running allm, and the settings of the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.settings.settings import Settings, load_settings
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection, and what it was made from."""
+    """A connection with its settings."""
 
     connection: Connection
     catalog: Catalog
@@ -24,7 +24,7 @@ class Session:
 
 @contextmanager
 def session(address: str) -> Iterator[Session]:
-    """Connects to allm at that address; empty: to the one that runs here. Errors end the command as a sentence."""
+    """Connects to allm at `address`; empty: the local one. Errors end the command with a sentence."""
     with plainly():
         settings = load_settings()
         where, catalog = find_address(address, settings), "" if address else catalog_address("", settings)

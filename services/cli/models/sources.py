@@ -1,4 +1,4 @@
-"""Sources as operators write them in a shell: also as plain paths."""
+"""Sources as operators type them in a shell, plain paths included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.cli.problem import Problem
 
 
 def source_url(text: str) -> str:
-    """A source as the catalog reads it; a path of this machine becomes a URL. Raises Problem if there is nothing."""
+    """Converts a source for the catalog: a local path becomes a URL. Raises Problem if the path does not exist."""
     if "://" in text:
         return text
     try:

@@ -1,4 +1,4 @@
-"""One round of measuring a model that transcribes: one recording, sent whole and sent as a stream."""
+"""One round of benchmarking a transcription model: one recording, sent as a whole and as a stream."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PIECE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SpeechMeter:
-    """Measures through the typed audio API."""
+    """Measures a transcription model through the typed audio API."""
 
     audio: transcription_service_pb2_grpc.TranscriptionServiceStub
     recording: Path
 
     def round(self, model_id: str) -> Round:
-        """The whole recording tells the rate, a stream of it how soon there is text.
+        """Measures the rate with the whole recording, and the time to first text with a stream of it.
 
         Raises:
-            Problem: a request fails, nobody speaks, or the recording cannot be read.
+            Problem: a request fails, the recording has no speech, or it cannot be read.
         """
         try:
             sound = self.recording.read_bytes()
@@ -43,14 +43,14 @@ class SpeechMeter:
         return Round(first, rate)
 
     def _rate(self, config: pb.TranscriptionConfig, sound: bytes) -> float:
-        """Tokens per second of the whole request."""
+        """Returns tokens per second of the whole request."""
         requests = [pb.TranscribeRequest(audio=piece) for piece in _pieces(sound)]
         began = time.perf_counter()
         answer = self.audio.Transcribe(iter([pb.TranscribeRequest(config=config), *requests]), timeout=ROUND_SECONDS)
         return answer.transcript.tokens / (time.perf_counter() - began)
 
     def _first_text(self, config: pb.TranscriptionConfig, sound: bytes) -> float:
-        """Seconds until any text, final or not, comes back; 0: none does."""
+        """Returns seconds until any text, final or not, arrives; 0: none does."""
         requests = [pb.StreamTranscribeRequest(audio=piece) for piece in _pieces(sound)]
         began = time.perf_counter()
         opening = pb.StreamTranscribeRequest(config=config)

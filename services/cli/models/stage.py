@@ -1,4 +1,4 @@
-"""How far a generation of a model is, summed up over the replicas that prepare it."""
+"""The progress of a model's generation, combined over the replicas that prepare it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANK: dict[str, int] = {state: rank for rank, state in enumerate(STATES)}
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The state of the replica that has come furthest, or of the model where no replica tells."""
+    """The state of the replica that is furthest, or of the model if no replica reports."""
 
     state: str
     reason: str = ""
@@ -27,20 +27,20 @@ class Stage:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is to be waited for: it serves, or it never will."""
+        """True if waiting is pointless: it serves, or it never will."""
         return self.state in SERVING or self.state in HOPELESS
 
     @property
     def serving(self) -> bool:
-        """Whether requests are answered."""
+        """True if requests are answered."""
         return self.state in SERVING
 
 
-Goal = Callable[[model_pb2.Model], Stage | None]  # the stage to stop at; None: wait on
+Goal = Callable[[model_pb2.Model], Stage | None]  # the stage to stop at; None: continue to wait
 
 
 def stage(model: model_pb2.Model, generation: int) -> Stage:
-    """How far a generation is."""
+    """Returns the stage of a generation."""
     stages = [of_replica(replica, generation) for replica in model.replicas]
     if not stages:
         return Stage(state_word(model.state), model.reason, model.runtime)
@@ -48,7 +48,7 @@ def stage(model: model_pb2.Model, generation: int) -> Stage:
 
 
 def of_replica(replica: model_pb2.ReplicaStatus, generation: int) -> Stage:
-    """How far a generation is on one replica."""
+    """Returns the stage of a generation on one replica."""
     source: model_pb2.ReplicaStatus | model_pb2.NextGeneration | None = None
     if replica.generation >= generation:
         source = replica
@@ -62,7 +62,7 @@ def of_replica(replica: model_pb2.ReplicaStatus, generation: int) -> Stage:
 
 
 def served(generation: int) -> Goal:
-    """Waits until a generation answers requests somewhere, or nothing more can be hoped for."""
+    """Returns a goal: a generation serves on some replica, or has failed on all."""
 
     def goal(model: model_pb2.Model) -> Stage | None:
         reached = stage(model, generation)
@@ -72,7 +72,7 @@ def served(generation: int) -> Goal:
 
 
 def loaded(runtime: str = "", *, everywhere: bool = False) -> Goal:
-    """Waits until a model is in memory, with `runtime` if one is named, on one replica or on all that can."""
+    """Returns a goal: a model is in memory, with `runtime` if named, on one replica or on all that can."""
 
     def goal(model: model_pb2.Model) -> Stage | None:
         stages = [_with_runtime(replica, runtime) for replica in model.replicas]
@@ -89,7 +89,7 @@ def loaded(runtime: str = "", *, everywhere: bool = False) -> Goal:
 
 
 def _with_runtime(replica: model_pb2.ReplicaStatus, runtime: str) -> Stage:
-    """How a model is on a replica; how it is with `runtime`, where another still serves it and that one cannot."""
+    """Returns a replica's stage; that of `runtime` if this has failed while another runtime still serves."""
     now = of_replica(replica, 0)
     if runtime and now.runtime != runtime and replica.HasField("next"):
         state = state_word(replica.next.state)

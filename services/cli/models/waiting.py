@@ -1,4 +1,4 @@
-"""Waiting for a model: shown while it lasts, ended by its success, its failure, its time or Ctrl-C."""
+"""Waits for a model and shows the progress, until success, failure, a timeout or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from services.cli.problem import Problem
 
 
 class Interrupted(Problem):
-    """Ctrl-C; what was begun goes on without us."""
+    """Ctrl-C; the work that was begun continues without us."""
 
 
 def wait_until(
     catalog: Catalog, model: model_pb2.Model, goal: Goal, seconds: float | None = None
 ) -> tuple[model_pb2.Model, Stage]:
-    """Follows a model until `goal` is content; gives the model as it is then, and the stage it has reached.
+    """Follows a model until `goal` is reached; returns the model and its stage at that time.
 
     Raises:
-        Problem: the model was removed, or the catalog stays away, or so many seconds have passed.
+        Problem: the model was removed, or the catalog stays down, or the time limit has passed.
         Interrupted: Ctrl-C.
     """
     after = f"allm goes on with it; `allm models show {model.id}` tells how far it is"

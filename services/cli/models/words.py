@@ -1,4 +1,4 @@
-"""What is told of models, in words that fit on a line: states, sizes, times."""
+"""Short words for models: states, sizes, times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 def enum_word(kind: EnumDescriptor, value: int) -> str:
-    """`MODEL_STATE_READY` as `ready`; a value that this version does not know as its number."""
+    """Returns `MODEL_STATE_READY` as `ready`; a value unknown to this version as its number."""
     known = kind.values_by_number.get(value)
     if known is None:
         return str(value)
@@ -21,37 +21,37 @@ def enum_word(kind: EnumDescriptor, value: int) -> str:
 
 
 def state_word(state: int) -> str:
-    """A state, such as `ready`."""
+    """Returns a state's word, such as `ready`."""
     return enum_word(model_pb2.ModelState.DESCRIPTOR, state)
 
 
 def format_word(format: int) -> str:
-    """A format, such as `gguf`."""
+    """Returns a format's word, such as `gguf`."""
     return enum_word(model_pb2.Format.DESCRIPTOR, format)
 
 
 def modality_word(modality: int) -> str:
-    """A modality, such as `text`."""
+    """Returns a modality's word, such as `text`."""
     return enum_word(model_pb2.Modality.DESCRIPTOR, modality)
 
 
 def reason_word(reason: str, model_id: str) -> str:
-    """A reason without the model's name in front, where that has just been said."""
+    """Returns a reason without a leading model id, which has just been printed."""
     return reason.removeprefix(f"{model_id}: ")
 
 
 def one_line(text: str) -> str:
-    """Text on one line, without anything that a terminal would obey."""
+    """Returns text on one line, without terminal control characters."""
     return _CONTROL.sub(" ", text).strip()
 
 
 def shorten(text: str, width: int) -> str:
-    """At most `width` characters of a text, with dots where some are left out."""
+    """Cuts a text to `width` characters, with dots in place of the rest."""
     return text if len(text) <= width else text[: max(0, width - 3)].rstrip() + "..."
 
 
 def seconds_word(seconds: float) -> str:
-    """`3725` as `1 h 2 min`, `75` as `1 min 15 s`, `8.2` as `8 s`."""
+    """Returns `3725` as `1 h 2 min`, `75` as `1 min 15 s`, `8.2` as `8 s`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

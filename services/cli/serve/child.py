@@ -1,8 +1,8 @@
-"""Becomes another program that does not outlive the process that started it: `child PARENT_PID PROGRAM [ARGUMENT...]`.
+"""Replaces itself by a program that dies with its parent: `child PARENT_PID PROGRAM [ARGUMENT...]`.
 
-Linux can kill a process when its parent dies, but the process must ask for it itself, after the fork. Python code that
-runs between fork and exec can deadlock in a process with threads (gRPC has some), so this small program is started
-first; it asks, and then replaces itself.
+Linux can kill a process when its parent dies, but the process must request this itself, after the fork. Python code
+between fork and exec can deadlock in a process with threads (gRPC has some), so this small program is started first; it
+makes the request and then replaces itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def become(parent: int, command: list[str]) -> None:
     """Replaces this process by `command`."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we could ask
+    if os.getppid() != parent:  # the parent died before the request
         sys.exit(1)
     os.execv(command[0], command)  # noqa: S606 - the supervisor's own fixed command line
 

@@ -1,4 +1,4 @@
-"""Which optional parts of allm are installed: those that bring a service of their own."""
+"""Checks which optional extras of allm are installed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from services.settings.setting_reader import SettingError
 from services.settings.settings import Settings
 from services.settings.trace_settings import ENDPOINT, EXTRA
 
-# What the audio service and its processes import, all of the extra `audio`.
+# The packages of the extra `audio`, which the audio service and its processes import.
 AUDIO_PACKAGES = ("av", "faster_whisper", "numpy", "python_multipart")
 NO_AUDIO = (
     "There is no audio service: pip install 'allm[audio]' brings it (ALLM_AUDIO_REPLICAS=0 says that none is wanted)"
 )
-# Likewise of the extra `image`.
+# The packages of the extra `image`.
 IMAGE_PACKAGES = ("PIL", "diffusers", "peft", "python_multipart", "safetensors", "torch", "transformers")
 NO_IMAGE = (
     "There is no image service: pip install 'allm[image]' brings it (ALLM_IMAGE_REPLICAS=0 says that none is wanted)"
 )
 
 
-# Likewise of the extra `traces`, which any service needs that makes them.
+# The packages of the extra `traces`, which every service needs to make traces.
 TRACES_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
 
 
 def check_traces(settings: Settings) -> None:
-    """Raises SettingError where traces are wanted that cannot be made: no service would start."""
+    """Raises SettingError if traces are enabled but their packages are missing: no service would start."""
     if settings.trace.wanted and not _installed(TRACES_PACKAGES):
         raise SettingError(ENDPOINT, "...", EXTRA)
 
 
 def with_installed(settings: Settings, say: Callable[[str], None]) -> Settings:
-    """The settings without the services whose packages are not there, which is said."""
+    """Disables the services whose packages are missing, and reports each."""
     if settings.audio_replicas and not _installed(AUDIO_PACKAGES):
         say(NO_AUDIO)
         settings = replace(settings, audio_replicas=0)
@@ -46,5 +46,5 @@ def with_installed(settings: Settings, say: Callable[[str], None]) -> Settings:
 def _installed(packages: Sequence[str]) -> bool:
     try:
         return all(map(importlib.util.find_spec, packages))  # imports nothing
-    except ModuleNotFoundError:  # not even what a package lies in
+    except ModuleNotFoundError:  # the parent package is missing, too
         return False

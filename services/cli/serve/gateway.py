@@ -1,7 +1,7 @@
-"""`allm gateway`: the gateway alone, in front of services that run elsewhere, until it is told to stop.
+"""`allm gateway`: the gateway alone, in front of services that run elsewhere, until it is stopped.
 
-Envoy ends its streams at once when it gets SIGTERM, so it runs as the only child of this process, which takes the
-signal and eases it out. Whoever runs this in a container needs no hook before the stop.
+Envoy ends its streams immediately on SIGTERM, so it runs as the only child of this process, which handles the signal
+and drains Envoy. A container needs no pre-stop hook.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ CONFINED = (
 )
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 POLL_SECONDS = 0.05
-STOP_SECONDS = 10.0  # for Envoy to end once nothing runs any more
+STOP_SECONDS = 10.0  # for Envoy to end once no request runs
 
 
 def run_gateway(environ: Mapping[str, str]) -> None:
-    """Runs Envoy until SIGTERM or SIGINT, and then until what it serves has ended; a second signal ends it at once.
+    """Runs Envoy until SIGTERM or SIGINT, then until its requests have ended; a second signal ends it immediately.
 
     Raises:
-        SettingError: a variable of `environ` holds what is not allowed there.
+        SettingError: a variable of `environ` is invalid.
         Problem: Envoy cannot start, or has ended by itself.
     """
     settings = load_settings(environ)
@@ -62,10 +62,10 @@ def run_gateway(environ: Mapping[str, str]) -> None:
 
 
 def describe(settings: Settings, folder: Path) -> Gateway:
-    """The gateway that the settings want, with what it writes in `folder`.
+    """Builds the gateway from the settings; it writes its files to `folder`.
 
     Raises:
-        SettingError: addresses are missing, or are none.
+        SettingError: addresses are missing or invalid.
     """
     cluster, models = settings.cluster, settings.cluster.share.models
     if not cluster.text:
@@ -126,11 +126,11 @@ class _Run:
         self._kill = asyncio.Event()  # the second
 
     async def until_stopped(self) -> None:
-        """Starts Envoy, waits for a signal, and eases it out. Raises Problem when it ends by itself."""
+        """Starts Envoy, waits for a signal, and drains Envoy. Raises Problem if Envoy ends by itself."""
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         command = envoy_command(write_config(self._gateway), os.cpu_count() or 1)
-        # Its output is ours. A session of its own: a terminal's Ctrl-C is for us to handle.
+        # Envoy inherits our output. It gets its own session, because we handle a terminal's Ctrl-C.
         launcher = (sys.executable, "-m", LAUNCHER, str(os.getpid()))
         envoy = await asyncio.create_subprocess_exec(
             *launcher, *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
@@ -152,7 +152,7 @@ class _Run:
         (self._kill if self._stop.is_set() else self._stop).set()
 
     async def _serving(self) -> None:
-        """Says when it serves; returns when it is to stop."""
+        """Logs the start of serving; returns at the stop signal."""
         started = asyncio.create_task(self._started())
         await self._stop.wait()
         started.cancel()
@@ -163,7 +163,7 @@ class _Run:
         log.info("serving", extra={"host": self._gateway.settings.host, "port": self._gateway.settings.port})
 
     async def _leave(self) -> None:
-        """Says that others should be asked, serves on until they are, and lets what runs end."""
+        """Fails the health check, serves during the drain delay, then waits for running requests."""
         log.info("draining", extra={"delay": self._service.drain_delay_seconds, "grace": self._service.drain_seconds})
         try:
             await self._admin.fail_health()
@@ -175,7 +175,7 @@ class _Run:
 
 
 async def _first(*waits: Awaitable[object]) -> bool:
-    """Waits until one of them has ended, and ends the others; tells whether the first was it."""
+    """Waits until one of them has ended, and cancels the others; returns whether the first one ended."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""A child's log on disk: lines appended, its size bounded, its end at hand."""
+"""A child's log file: append-only, bounded in size, with its last lines in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TAIL_LINES = 20
 
 
 class LogFile:
-    """Appends lines to a file. A full file is kept once more as `NAME.1`, so that a log takes 32 MiB at most."""
+    """Appends lines to a file. A full file is kept once as `NAME.1`, so a log takes 32 MiB at most."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
@@ -22,9 +22,9 @@ class LogFile:
         self._size = path.stat().st_size
 
     def write(self, lines: list[bytes]) -> None:
-        """Appends whole lines, given without their ends.
+        """Appends whole lines, given without line ends.
 
-        What a full or broken disk does not take is lost: a child whose output nobody reads any more would stand still.
+        Lines that a full or broken disk rejects are lost: a child whose output is not read would block.
         """
         self._tail.extend(line.decode("utf-8", "replace") for line in lines)
         data = b"".join(line + b"\n" for line in lines)
@@ -34,11 +34,11 @@ class LogFile:
             self._size += self._file.write(data) or 0
 
     def tail(self) -> list[str]:
-        """The last lines that were written."""
+        """Returns the last lines written."""
         return list(self._tail)
 
     def close(self) -> None:
-        """Closes the file; what is written later is lost."""
+        """Closes the file; later lines are lost."""
         self._file.close()
 
     def _rotate(self) -> None:

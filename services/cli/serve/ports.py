@@ -1,4 +1,4 @@
-"""Ports of this machine: whether one is free, or which."""
+"""Chooses free ports of this machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from contextlib import suppress
 from gateway.address import bind_host
 from services.cli.problem import Problem
 
-# Below what systems give to connections that go out: one of those may take a port between its choice and its use.
+# Below the ephemeral range: an outgoing connection could take a port between its choice and its use.
 OWN_PORTS = range(15_000, 32_000)
-_TRIED = 8  # of these; then any that is free
-_STRIPES = 16  # of these a process has one: what two that start at the same moment choose is seldom the same
-_given: set[int] = set()  # chosen before, and maybe not yet used
+_TRIED = 8  # how many of these are tried; then any free one
+_STRIPES = 16  # each process uses one stripe, so two that start at the same time rarely choose the same port
+_given: set[int] = set()  # chosen earlier, and maybe not yet in use
 
 
 def choose_port(host: str, port: int, variable: str) -> int:
-    """`port` itself if it can be bound on `host`, or a free one if it is 0, never the same twice.
+    """Returns `port` if it can be bound on `host`, or a free port for 0, never the same twice.
 
     Raises:
         Problem: it cannot be bound; the message names `variable`.
@@ -38,7 +38,7 @@ def choose_port(host: str, port: int, variable: str) -> int:
 
 
 def _bound(address: str, port: int) -> int:
-    """The port, or any for 0, having been bound for a moment. Raises OSError."""
+    """Binds the port (0: any) for a moment, and returns it. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""One child process of the supervisor: started, its output logged, stopped."""
+"""A child process of the supervisor: starts it, logs its output, stops it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MAX_LINE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a child runs."""
+    """A child's command."""
 
-    name: str  # as people read it
-    command: tuple[str, ...]  # its first element is an absolute path
+    name: str  # shown to people
+    command: tuple[str, ...]  # the first element is an absolute path
     environ: Mapping[str, str]
 
 
 class ChildProcess:
-    """A running program. It has a session of its own, so a terminal's Ctrl-C reaches only the supervisor."""
+    """A running program. It has its own session, so a terminal's Ctrl-C reaches only the supervisor."""
 
     def __init__(self, program: Program, process: asyncio.subprocess.Process, log: LogFile) -> None:
         self.name = program.name
@@ -39,7 +39,7 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, program: Program, log: LogFile, lifeline: int) -> ChildProcess:
-        """Starts `program`. It can tell from `lifeline`, the read end of a pipe, when the supervisor is gone."""
+        """Starts `program`. `lifeline`: the read end of a pipe, which reaches its end when the supervisor is gone."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -56,9 +56,9 @@ class ChildProcess:
         return cls(program, process, log)
 
     async def wait(self) -> int:
-        """Waits for its end and for the last of its output; gives the exit status, negative for a signal."""
+        """Waits for its end and its last output; returns the exit status, negative for a signal."""
         status = await self._process.wait()
-        # A grandchild may hold the pipes open; the log is complete enough without it.
+        # A grandchild may keep the pipes open; the log is complete enough without its output.
         done, pending = await asyncio.wait(self._pumps, timeout=1.0)
         for pump in pending:
             pump.cancel()
@@ -67,7 +67,7 @@ class ChildProcess:
         return status
 
     async def stop(self, seconds: float) -> None:
-        """Asks it to end, and kills it if it has not within so many seconds."""
+        """Sends SIGTERM, and SIGKILL after that many seconds."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(seconds):
@@ -77,7 +77,7 @@ class ChildProcess:
         await self.wait()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Sends SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -86,7 +86,7 @@ class ChildProcess:
 
 
 def describe_exit(status: int) -> str:
-    """An exit status in words."""
+    """Describes an exit status in words."""
     if status >= 0:
         return f"ended with exit status {status}"
     try:

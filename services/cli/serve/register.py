@@ -1,4 +1,4 @@
-"""What `allm serve` registers by itself, through the same door as everybody: ALLM_MODELS, or the demo models."""
+"""The models that `allm serve` registers itself, through the public API: ALLM_MODELS, or the demo models."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from services.settings.settings import Settings
 SETTLE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 CALL_SECONDS = 150.0
-_OF_FILES = {CHECKPOINT: "whisper", ".safetensors": "diffusers"}  # others are GGUF
+_OF_FILES = {CHECKPOINT: "whisper", ".safetensors": "diffusers"}  # any other file is GGUF
 _SHAPES_DEFAULTS = model_pb2.ImageDefaults(steps=DEMO_SHAPES_STEPS, guidance=DEMO_SHAPES_GUIDANCE)
-# Local files are soon there or not; downloads may take hours, and nobody waits for them at the start.
+# Local files settle soon; downloads may take hours, and the start does not wait for them.
 ON_ITS_WAY = (model_pb2.MODEL_STATE_PENDING, model_pb2.MODEL_STATE_VERIFYING)
 
 
 class Registrar:
-    """Registers models with the catalog behind `address`. What cannot be registered is said, and the rest goes on."""
+    """Registers models with the catalog behind `address`. It reports each failure and continues."""
 
     def __init__(self, address: str, settings: Settings, say: Callable[[str], None]) -> None:
         self._address = address
@@ -49,11 +49,11 @@ class Registrar:
         self._say = say
         self._hears = settings.audio_replicas > 0
         self._draws = settings.image_replicas > 0
-        self._named = bool(settings.models or settings.model.models_file)  # whether an operator says which models
-        self._first = False  # whether the demo is new here
+        self._named = bool(settings.models or settings.model.models_file)  # whether the settings name the models
+        self._first = False  # whether this run installed the demo
 
     async def register(self) -> list[model_pb2.Model]:
-        """Registers what the settings name, and gives all models once their states have settled.
+        """Registers the models of the settings; returns all models once their states have settled.
 
         Raises:
             Problem: the catalog does not answer, or the demo model cannot be made.
@@ -68,9 +68,9 @@ class Registrar:
             return await _settled(catalog)
 
     async def register_late(self) -> None:
-        """Registers the demo model as safetensors too, beside the other one. It is made first: nobody should wait.
+        """Registers the demo model also as safetensors, which it first makes in the background.
 
-        Once made it is offered no more: an operator may have removed it.
+        Once made, the model is not registered again: an operator may have removed it.
 
         Raises:
             Problem: the catalog does not answer, or the model cannot be made.
@@ -129,7 +129,7 @@ class Registrar:
         aliases: Sequence[str] = (),
         image_defaults: model_pb2.ImageDefaults | None = None,
     ) -> None:
-        """Registers a file or a folder of a model, or brings an older registration of that id up to date."""
+        """Registers a model's file or folder, or updates the existing registration of that id."""
         source, format = _url(path), await asyncio.to_thread(_format, path)
         new = model_service_pb2.RegisterModelRequest(
             id=model_id, source=source, format=format, aliases=aliases, image_defaults=image_defaults
@@ -144,9 +144,9 @@ class Registrar:
                 self._say(f"{model_id} was not registered: {error.details()}")
 
     async def _refresh(self, catalog: model_service_pb2_grpc.ModelServiceAsyncStub, model_id: str, source: str) -> bool:
-        """Has the files of a registered model looked at again, now from `source`; False if it only is an alias."""
+        """Updates a registered model from `source`; returns False if the id is only an alias."""
         reply = await catalog.GetModel(model_service_pb2.GetModelRequest(id=model_id), timeout=CALL_SECONDS)
-        if reply.model.id != model_id:  # nobody asked for the other model to be changed
+        if reply.model.id != model_id:  # the other model must not change
             return False
         change = model_service_pb2.UpdateModelRequest(id=model_id, source=source)
         try:
@@ -179,13 +179,13 @@ def _url(path: Path) -> str:
 
 
 def _format(path: Path) -> str:
-    """What a path that only has a name is taken for: folders are told by what is in them."""
+    """Guesses a path's format: a folder's by its content, a file's by its suffix."""
     path = path.expanduser()
     if not path.is_dir():
         return _OF_FILES.get(path.suffix, "gguf")
     try:
         formats = {format for format, _ in guess(LocalTree(path, [path]))}
-    except AllmError:  # the catalog says what is wrong with it
+    except AllmError:  # the catalog reports the error
         formats = set()
     return formats.pop() if formats in ({"whisper"}, {"diffusers"}) else "safetensors"
 
@@ -196,7 +196,7 @@ async def _listed(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list
 
 
 def _on_its_way(model: model_pb2.Model) -> bool:
-    """Whether its state is about to change, which is also so while a replica only tells of an older generation."""
+    """Reports whether its state is about to change, also while a replica reports only an older generation."""
     return model.state in ON_ITS_WAY or any(
         replica.generation < model.generation
         and (replica.next.generation < model.generation or replica.next.state in ON_ITS_WAY)
@@ -205,7 +205,7 @@ def _on_its_way(model: model_pb2.Model) -> bool:
 
 
 async def _settled(catalog: model_service_pb2_grpc.ModelServiceAsyncStub) -> list[model_pb2.Model]:
-    """All models, once none of them is about to be ready, or after a while."""
+    """Returns all models once none is about to change state, or after a timeout."""
     deadline = asyncio.get_running_loop().time() + SETTLE_SECONDS
     while True:
         models = await _listed(catalog)

@@ -1,4 +1,4 @@
-"""What one run of `allm serve` leaves on disk while it lives: sockets, rendered files, and a note of who runs where."""
+"""The files of one run of `allm serve`: sockets, rendered files, and a note with its addresses and processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from services.cli.problem import Problem
 
-# With what comes after it, a socket's path stays below 107 bytes.
+# With its suffix, a socket's path stays below 107 bytes.
 LONGEST_PARENT = 64
 LOCK_NAME = "serve.lock"
 NOTE_NAME = "run.json"
@@ -22,19 +22,19 @@ NOTE_NAME = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class RunNote:
-    """`$ALLM_HOME/run.json`: how to reach a running stack. It is gone once the stack has stopped."""
+    """`$ALLM_HOME/run.json`: the addresses of a running stack. It is removed when the stack stops."""
 
     pid: int  # the supervisor
     base_url: str  # for OpenAI clients
     grpc: str  # `host:port` for gRPC clients
-    metrics: dict[str, str]  # where each service tells its Prometheus metrics, by its name
-    folder: str  # of sockets and rendered files
+    metrics: dict[str, str]  # URL of each service's Prometheus metrics, by name
+    folder: str  # folder of sockets and rendered files
     children: dict[str, int]  # process ids by name
-    ready: bool  # whether the models that the settings name are registered
-    local: str = ""  # where this user's commands reach the gateway: a Unix socket where that port has TLS
+    ready: bool  # whether the models of the settings are registered
+    local: str = ""  # address of the gateway for this user's commands: a Unix socket if the port has TLS
 
     def write(self, home: Path) -> None:
-        """Puts the note in place of an older one, whole."""
+        """Replaces the note atomically."""
         partial = home / f"{NOTE_NAME}.partial"
         partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         partial.replace(home / NOTE_NAME)
@@ -42,7 +42,7 @@ class RunNote:
 
 @contextmanager
 def run_folder(home: Path) -> Iterator[Path]:
-    """A private folder for the time of a run, which is the only one with this `home`.
+    """Creates a private folder for a run, and locks `home` for it.
 
     It is not in the home because the path of a Unix socket may have 107 bytes at most, and homes can be deep.
 
@@ -50,7 +50,7 @@ def run_folder(home: Path) -> Iterator[Path]:
         Problem: another `allm serve` runs with this home.
     """
     home.mkdir(parents=True, exist_ok=True)
-    with (home / LOCK_NAME).open("a") as lock:  # the kernel lets go of it even if we are killed
+    with (home / LOCK_NAME).open("a") as lock:  # the kernel releases the lock even if we are killed
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -68,7 +68,7 @@ def run_folder(home: Path) -> Iterator[Path]:
 
 
 def _remove_remains(home: Path) -> None:
-    """Removes the folder of a run that was killed. The note is only believed about folders that we may have made."""
+    """Removes the folder of a killed run. The note is trusted only for folders that may be ours."""
     try:
         folder = Path(json.loads((home / NOTE_NAME).read_text(encoding="utf-8"))["folder"])
         ours = folder.name.startswith("allm-") and folder.stat().st_uid == os.getuid()
@@ -79,6 +79,6 @@ def _remove_remains(home: Path) -> None:
 
 
 def socket_parent() -> Path:
-    """Where folders with Unix sockets can be: their paths must be short."""
+    """Returns the parent of folders with Unix sockets, whose paths must be short."""
     usual = tempfile.gettempdir()
     return Path(usual if len(os.fsencode(usual)) <= LONGEST_PARENT else "/tmp")  # noqa: S108 - mkdtemp makes it private

@@ -1,4 +1,4 @@
-"""What a person sees of `allm serve`: what takes long, one table, a line or two to try, and what goes wrong later."""
+"""The terminal output of `allm serve`: slow steps, one table, commands to try, and later problems."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_KEY" '
 MIB = 1024 * 1024
 NO_MODELS = "none: register one with `allm models add`, or pip install 'allm[demo]' for a small one"
 MAX_SHOWN = 20
-RECORDING = "speech.wav"  # any recording: nobody else can say which there is
+RECORDING = "speech.wav"  # a placeholder for any recording
 USABLE = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED)
 
 
 class Screen:
-    """Writes to a terminal; plain lines where there is none."""
+    """Writes to a terminal; plain lines elsewhere."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
 
     def say(self, line: str) -> None:
-        """One line, as it is."""
+        """Prints one line, without markup."""
         self._console.print(escape(line), soft_wrap=True)
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Shows that something is going on: a spinner on a terminal, a line elsewhere."""
+        """Shows that a step is running: a spinner on a terminal, a line elsewhere."""
         if self._console.is_terminal:
             with self._console.status(what):
                 yield
@@ -50,7 +50,7 @@ class Screen:
             yield
 
     def serving(self, version: str, stack: Stack, models: list[model_pb2.Model], logs: Path) -> None:
-        """Everything that one needs to use the running stack."""
+        """Prints all that a user of the running stack needs."""
         table = Table(title=f"allm {version} is serving", title_justify="left", show_header=False)
         table.add_column(style="bold")
         table.add_column(overflow="fold")
@@ -91,7 +91,7 @@ def _describe(model: model_pb2.Model) -> str:
 
 
 def _tries(base_url: str, models: Iterable[model_pb2.Model]) -> Iterator[str]:
-    """A line for each thing that a model here can do."""
+    """Yields a command for each capability of the models."""
     usable = [model for model in models if model.state in USABLE]
     for capability, curl in (("chat", _chat), ("transcription", _transcription), ("image", _image)):
         able = next((model.id for model in usable if capability in model.capabilities), None)
@@ -104,13 +104,13 @@ def _transcription(base_url: str, model: str) -> str:
 
 
 def _image(base_url: str, model: str) -> str:
-    # With an address a browser shows it: base64 would fill the terminal.
+    # With `url` a browser can show the image: base64 would fill the terminal.
     body = json.dumps({"model": model, "prompt": "a red circle on a blue background", "response_format": "url"})
     return f"curl {base_url}/images/generations -H 'content-type: application/json' -d '{body}'"
 
 
 def _chat(base_url: str, model: str) -> str:
-    # Small models wander at OpenAI's default temperature of 1; the first answer should be the good one.
+    # Small models ramble at OpenAI's default temperature of 1; the first answer should be the good one.
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": model, "temperature": 0, "messages": messages})
     return f"curl {base_url}/chat/completions -H 'content-type: application/json' -d '{body}'"

@@ -1,4 +1,4 @@
-"""`allm serve`: the whole of allm on one machine, until it is told to stop."""
+"""`allm serve`: all of allm on one machine, until it is stopped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONFINED = (
     "Mind: ALLM_HOST={host} is not obeyed, the gateway listens on 127.0.0.1: whoever reached it could use the models. "
     "Set ALLM_AUTH=keys for API keys, or ALLM_AUTH=open where something else guards it (docs/keys.md)."
 )
-NOTE_SECONDS = 2.0  # until `run.json` is tried again that could not be written
+NOTE_SECONDS = 2.0  # until a failed write of `run.json` is retried
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -47,7 +47,7 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
     """Serves until SIGINT or SIGTERM.
 
     Raises:
-        SettingError: a variable of `environ` holds what is not allowed there.
+        SettingError: a variable of `environ` is invalid.
         Problem: it cannot start.
     """
     settings = with_installed(load_settings(environ), screen.say)
@@ -65,7 +65,7 @@ def serve(environ: Mapping[str, str], version: str, screen: Screen) -> None:
 
 
 def _make_secret(settings: Settings) -> None:
-    """Services read it when they start."""
+    """Creates the secret, which the services read when they start."""
     try:
         ensure_secret(settings.auth.secret_file)
     except SecretUnusable as error:
@@ -73,7 +73,7 @@ def _make_secret(settings: Settings) -> None:
 
 
 def _with_demo(settings: Settings) -> Settings:
-    """With the demos' folders below one of the roots, also where ALLM_MODEL_ROOTS leaves them out."""
+    """Adds the demos' folders to the roots, in case ALLM_MODEL_ROOTS leaves them out."""
     model = settings.model
     folders = [model.folder / name for name in DEMO_IDS]
     if (
@@ -86,14 +86,14 @@ def _with_demo(settings: Settings) -> Settings:
 
 
 def _with_gateway_metrics(settings: Settings) -> Settings:
-    """With the port on which the gateway tells its own metrics."""
+    """Chooses the port of the gateway's own metrics."""
     gateway = settings.gateway
     port = choose_port(gateway.stats_host, gateway.stats_port, "ALLM_GATEWAY_METRICS_PORT")
     return replace(settings, gateway=replace(gateway, stats_port=port))
 
 
 def _metrics_ports(settings: Settings) -> dict[str, int]:
-    """The first text service has the port of the settings, the other services have free ones."""
+    """Returns the metrics ports: the first text service gets that of the settings, the others free ones."""
     host, port = settings.service.metrics_host, settings.service.metrics_port
     first, *others = (
         *text_names(settings.text_replicas),
@@ -126,7 +126,7 @@ class _Run:
         """Starts everything, waits for a signal, and stops everything."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 loop.add_signal_handler(number, self._on_signal)
         try:
             if await _unless(self._stop, self._start()) and await _unless(self._stop, self._start_late()):
@@ -134,7 +134,7 @@ class _Run:
             self._screen.say("Stopping.")
             await _unless(self._kill, self._supervisor.stop())
         finally:
-            await self._supervisor.kill()  # whatever is left; nothing, as a rule
+            await self._supervisor.kill()  # remaining children; usually none
             self._supervisor.close()
 
     async def _start(self) -> None:
@@ -147,7 +147,7 @@ class _Run:
         self._note(self._children)
 
     async def _start_late(self) -> None:
-        """What may come after everything else serves; without it the rest goes on."""
+        """Registers the optional models once everything serves; a failure is only reported."""
         try:
             await self._registrar.register_late()
         except Problem as problem:
@@ -158,7 +158,7 @@ class _Run:
         (self._stop if self._signals == 1 else self._kill).set()
 
     def _note(self, children: dict[str, int]) -> None:
-        """Tells who runs. Where the disk takes nothing, that is tried again: whoever is back serves all the same."""
+        """Writes the run note. A failed write is retried, and serving continues."""
         stack, self._children = self._stack, children
         note = RunNote(
             pid=os.getpid(),
@@ -183,7 +183,7 @@ def _services(settings: Settings) -> str:
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Does `work` unless `event` comes first; tells whether the work was done."""
+    """Runs `work` unless `event` comes first; returns whether the work was done."""
     task = asyncio.create_task(work)
     interruption = asyncio.create_task(event.wait())
     try:

@@ -1,5 +1,4 @@
-"""The services of one machine, as the supervisor runs them: catalog, text, audio, image, with keys the
-authorizer, and then the gateway."""
+"""The services that the supervisor runs on one machine: catalog, text, audio, image, authorizer (if any), gateway."""
 
 from __future__ import annotations
 
@@ -32,38 +31,38 @@ IMAGE = "image"
 AUTHORIZER = "authorizer"
 GATEWAY = "gateway"
 
-# A socket that is not there yet is tried again soon: nothing is spared by waiting.
+# Retry quickly if a socket does not exist yet: waiting saves nothing.
 RETRY_SOON = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 200))
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """All services of one machine. The ports are real ones: free, and not 0."""
+    """All services of one machine. The ports are final: free, and not 0."""
 
     settings: Settings
     folder: Path  # for sockets and rendered files
-    environ: Mapping[str, str]  # for the children; each gets its own additions
-    metrics_ports: Mapping[str, int]  # of every service but the gateway
+    environ: Mapping[str, str]  # base environment of the children; each gets its own additions
+    metrics_ports: Mapping[str, int]  # metrics port of every service except the gateway
     say: Callable[[str], None]
 
     @property
     def base_url(self) -> str:
-        """For OpenAI clients on this machine."""
+        """The URL for OpenAI clients on this machine."""
         return f"{'https' if self.settings.tls.edge else 'http'}://{self.grpc_address}/v1"
 
     @property
     def grpc_address(self) -> str:
-        """For gRPC clients on this machine."""
+        """The address for gRPC clients on this machine."""
         return f"{url_host(self.settings.gateway.host)}:{self.settings.gateway.port}"
 
     @property
     def local_address(self) -> str:
-        """For the commands of this user: where they need no certificate."""
+        """The address for this user's commands, which needs no certificate."""
         return self._socket(GATEWAY) if self.settings.tls.edge else self.grpc_address
 
     @property
     def metrics_urls(self) -> dict[str, str]:
-        """Where each service tells its Prometheus metrics, and the gateway those of Envoy."""
+        """The URLs of the services' Prometheus metrics, and of Envoy's."""
         host, gateway = url_host(self.settings.service.metrics_host), self.settings.gateway
         urls = {name: f"http://{host}:{port}/metrics" for name, port in self.metrics_ports.items()}
         if gateway.stats_port:
@@ -72,11 +71,11 @@ class Stack:
 
     @property
     def catalog_address(self) -> str:
-        """Where the catalog listens: a Unix socket in the run folder."""
+        """The catalog's address: a Unix socket in the run folder."""
         return self._socket(CATALOG)
 
     def services(self) -> list[Service]:
-        """In the order in which they start: after the catalog all that answer requests, then the gateway."""
+        """Returns the services in start order: the catalog, all that answer requests, then the gateway."""
         text = [self._service(TEXT, name) for name in text_names(self.settings.text_replicas)]
         audio = [self._service(AUDIO, name) for name in audio_names(self.settings.audio_replicas)]
         image = [self._service(IMAGE, name) for name in image_names(self.settings.image_replicas)]
@@ -90,22 +89,22 @@ class Stack:
 
     def _service(self, module: str, name: str) -> Service:
         address = self._socket(name)
-        # Files that ALLM_MODELS names are the operator's own word: they, and they alone, may lie anywhere.
+        # ALLM_MODELS is the operator's own choice: its files, and only those, may be anywhere.
         named = [str(path.expanduser().absolute()) for _, path in self.settings.models]
         roots = [*map(str, self.settings.model.roots), *named]
         environ = {
             **self.environ,
             "ALLM_LISTEN": address,
-            # The gateway's real ones: what callers are told to fetch later has them in its address.
+            # The gateway's real address, which the services put into download URLs for callers.
             "ALLM_HOST": self.settings.gateway.host,
             "ALLM_PORT": str(self.settings.gateway.port),
             "ALLM_METRICS_PORT": str(self.metrics_ports[name]),
             "ALLM_CATALOG": self.catalog_address,
             "ALLM_REPLICA": name,
             "ALLM_MODEL_ROOTS": ",".join(roots),
-            # The only gateway has already let go of it when it is told to stop.
+            # No drain delay: the only gateway has already disconnected when a service is stopped.
             "ALLM_DRAIN_DELAY_SECONDS": "0",
-            # It starts workers; gRPC's own preparations for a fork can crash a child before it becomes one.
+            # The service starts workers; gRPC's fork support can crash a child before its exec.
             "GRPC_ENABLE_FORK_SUPPORT": "0",
         }
         program = Program(name, (sys.executable, "-m", f"services.{module}"), environ)
@@ -131,22 +130,22 @@ class Stack:
         return Service(program, wait_ready=lambda: _wait_live(admin), drain=lambda: self._drain(admin))
 
     async def _drain(self, admin: EnvoyAdmin) -> None:
-        """Turns clients away, and gives running requests time to end."""
+        """Disconnects clients, and gives running requests time to end."""
         await drain(admin, self.settings.service.drain_seconds, self.say)
 
 
 def text_names(replicas: int) -> list[str]:
-    """Names of the text services: a single one needs no number."""
+    """Returns the names of the text services: a single one has no number."""
     return _names(TEXT, replicas)
 
 
 def audio_names(replicas: int) -> list[str]:
-    """Names of the audio services, likewise; there may be none."""
+    """Returns the names of the audio services, likewise; there may be none."""
     return _names(AUDIO, replicas)
 
 
 def image_names(replicas: int) -> list[str]:
-    """Names of the image services, likewise."""
+    """Returns the names of the image services, likewise."""
     return _names(IMAGE, replicas)
 
 
@@ -155,25 +154,25 @@ def _names(service: str, replicas: int) -> list[str]:
 
 
 def authorizer_names(settings: Settings) -> list[str]:
-    """Name of the authorizer, if there is one."""
+    """Returns the name of the authorizer, if there is one."""
     return [AUTHORIZER] if settings.auth.keys else []
 
 
 def with_listener(settings: Settings, host: str, port: int) -> Settings:
-    """The settings with the gateway's host and port that were chosen."""
+    """Returns the settings with the gateway's chosen host and port."""
     return replace(settings, gateway=replace(settings.gateway, host=host, port=port))
 
 
 async def _wait_serving(address: str) -> None:
-    """Waits until a service says of itself that it serves."""
+    """Waits until a service reports itself as serving."""
     async with grpc.aio.insecure_channel(address, options=RETRY_SOON) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)  # its published types lack Watch
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs lack Watch
         while True:
             try:
                 async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
                     if reply.status == health_pb2.HealthCheckResponse.SERVING:
                         return
-            except grpc.aio.AioRpcError:  # it has gone again; whoever watches the process knows why
+            except grpc.aio.AioRpcError:  # the service has ended; the supervisor reports why
                 await asyncio.sleep(POLL_SECONDS)
 
 
@@ -183,4 +182,4 @@ async def _wait_live(admin: EnvoyAdmin) -> None:
 
 
 async def _nothing() -> None:
-    """A service has no requests of its own: all came through the gateway, which has drained."""
+    """Drains nothing: all requests came through the gateway, which has drained."""

@@ -1,6 +1,6 @@
-"""Keeps child processes running: started in order, restarted after a crash, stopped in the opposite order.
+"""Keeps child processes running: starts them in order, restarts them after a crash, stops them in reverse order.
 
-It knows neither gRPC nor Envoy: how to tell that a child is ready, and how to ease it out, comes with its `Service`.
+It knows neither gRPC nor Envoy: each `Service` brings its own readiness check and drain.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from services.cli.serve.process import ChildProcess, Program, describe_exit
 START_SECONDS = 60.0
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-# A child that has run so long was fine: if it crashes now, it is started again as quickly as the first time.
+# A child that has run this long counts as stable: after a crash it restarts as quickly as the first time.
 STABLE_SECONDS = 60.0
-# What a child gets to end after SIGTERM, beyond the time for running requests.
+# Time for a child to end after SIGTERM, beyond the time for running requests.
 STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A child and what is particular about it."""
+    """A child with its readiness check and drain."""
 
     program: Program
     wait_ready: Callable[[], Awaitable[None]]  # returns once it can serve
-    drain: Callable[[], Awaitable[None]]  # returns once it has nothing more to do, or the time for that is over
-    beside: bool = False  # started and stopped together with the one before it: neither needs the other
+    drain: Callable[[], Awaitable[None]]  # returns once the child is idle, or the time for that is over
+    beside: bool = False  # started and stopped together with the previous one: neither needs the other
 
 
 class Supervisor:
@@ -48,7 +48,7 @@ class Supervisor:
     ) -> None:
         self._lifeline, self._lifeline_end = os.pipe()
         self._on_change = on_change
-        self._groups: list[list[_Keeper]] = []  # what is started together
+        self._groups: list[list[_Keeper]] = []  # services that start together
         for service in services:
             if not (service.beside and self._groups):
                 self._groups.append([])
@@ -57,10 +57,10 @@ class Supervisor:
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Starts all services, each once those before it are ready, and watches them from then on.
+        """Starts all services, each after the previous ones are ready, and then watches them.
 
         Raises:
-            Problem: one of them does not get ready.
+            Problem: a service does not become ready.
         """
         for group in self._groups:
             await _together(keeper.start() for keeper in group)
@@ -68,19 +68,19 @@ class Supervisor:
         self._tell()
 
     async def stop(self) -> None:
-        """Eases all services out, the last started first."""
+        """Drains and stops all services, the last started first."""
         await self._stop_watching()
         for group in reversed(self._groups):
             await _together(keeper.stop() for keeper in group)
 
     async def kill(self) -> None:
-        """Ends all services at once."""
+        """Kills all services."""
         await self._stop_watching()
         for keeper in reversed(self._keepers):
             await keeper.kill()
 
     def close(self) -> None:
-        """Lets go of pipes and logs."""
+        """Closes pipes and logs."""
         for keeper in self._keepers:
             keeper.log.close()
         for end in (self._lifeline, self._lifeline_end):
@@ -103,7 +103,7 @@ class Supervisor:
 
 
 async def _together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Takes all steps at the same time. Raises what the first of them raises, and leaves the others where they are."""
+    """Runs all steps concurrently. Raises the first error of a step, and cancels the others."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for step in steps:
@@ -113,7 +113,7 @@ async def _together(steps: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 class _Keeper:
-    """Keeps one service running."""
+    """Keeps a service running."""
 
     def __init__(self, service: Service, logs: Path, lifeline: int, say: Callable[[str], None]) -> None:
         self.name = service.program.name
@@ -126,7 +126,7 @@ class _Keeper:
         self._ready_since = 0.0
 
     async def start(self) -> None:
-        """Starts the child and waits until it is ready; ends it if it does not get ready."""
+        """Starts the child and waits until it is ready; kills it on a timeout."""
         self.child = await ChildProcess.start(self._service.program, self.log, self._lifeline)
         ended = asyncio.create_task(self.child.wait())
         ready = asyncio.ensure_future(self._service.wait_ready())
@@ -146,7 +146,7 @@ class _Keeper:
             await asyncio.gather(ended, ready, return_exceptions=True)
 
     async def restart(self) -> None:
-        """Waits for the child to end, and brings it back, however many attempts that takes."""
+        """Waits for the child to end, and restarts it with as many attempts as needed."""
         if self.child:
             status = await self.child.wait()
             self.child = None
@@ -164,14 +164,14 @@ class _Keeper:
         self._say(f"{self.name} is back")
 
     async def stop(self) -> None:
-        """Lets running work end, then ends the child."""
+        """Drains the child, then stops it."""
         if self.child:
             await self._service.drain()
             await self.child.stop(STOP_SECONDS)
             self.child = None
 
     async def kill(self) -> None:
-        """Ends the child at once."""
+        """Kills the child."""
         if self.child:
             self.child.kill()
             await self.child.wait()

@@ -1,4 +1,4 @@
-"""Makes the demo model's safetensors while everything else already serves."""
+"""Makes the demo model's safetensors while the other models already serve."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from services.cli.serve.process import LAUNCHER
 from services.models.demo.safetensors_demo import SAFETENSORS_DEMO_ID, safetensors_demo, unpacking, unpacking_failed
 
-NICE = 10  # somebody may be waiting for another model's first answer
+NICE = 10  # a request may be waiting for another model's first answer
 
 
 async def unpack_demo(models_dir: Path, say: Callable[[str], None]) -> Path | None:
-    """The model's folder, made if it is not there; None when an extra that it needs is not installed.
+    """Returns the model's folder, making it if necessary; None if an extra that it needs is not installed.
 
-    Cancelled, or with this process gone, the work ends and leaves nothing that looks whole.
+    If the task is cancelled or this process ends, the work stops and leaves no folder that looks complete.
 
     Raises:
         DemoError: it cannot be made.
@@ -39,7 +39,7 @@ async def unpack_demo(models_dir: Path, say: Callable[[str], None]) -> Path | No
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # a terminal's Ctrl-C is for us
+        start_new_session=True,  # we handle a terminal's Ctrl-C
     )
     with contextlib.suppress(ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, process.pid, NICE)

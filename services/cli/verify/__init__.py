@@ -1,1 +1,1 @@
-"""The checks of `allm models test`: what a model that serves well does, seen as any client sees it."""
+"""The checks of `allm models test`: the behaviour of a model that serves well, from a client's point of view."""

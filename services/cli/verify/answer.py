@@ -1,4 +1,4 @@
-"""An answer with its tokens, and whether two answers are the same one but for rounding."""
+"""A model's answer with its tokens, and a comparison of answers that tolerates rounding."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from allm.text.v1 import chat_pb2
 
-TIE = 0.5  # between the log-probabilities of two tokens: so little may turn over when sums are rounded otherwise
+TIE = 0.5  # difference in log-probability below which rounding may swap two tokens
 SHOWN = 40  # characters of an answer that a message shows
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One token, its log-probability, and those of the likeliest in its place."""
+    """A token with its log-probability, and the likeliest tokens at its position."""
 
     token: bytes
     logprob: float
@@ -22,18 +22,18 @@ class Scored:
 
     @classmethod
     def of(cls, token: chat_pb2.TokenLogprob) -> Scored:
-        """As the API tells it."""
+        """Converts a token of the API."""
         return cls(token.token, token.logprob, tuple((each.token, each.logprob) for each in token.top))
 
     @property
     def tied(self) -> bool:
-        """Whether another token was about as likely as the likeliest."""
+        """True if the two likeliest tokens were about equally likely."""
         return len(self.top) > 1 and self.top[0][1] - self.top[1][1] < TIE
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """What a model answered."""
+    """A model's answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -44,13 +44,13 @@ class Answer:
     completion_tokens: int = 0
 
     def bits_per_byte(self) -> float:
-        """How little the model expected what it said; 0 is certainty, 8 is noise. NaN where it computed none."""
+        """Returns the answer's surprisal per byte: 0 is certainty, 8 is noise; NaN without log-probabilities."""
         size = sum(len(token.token) for token in self.tokens)
         return -sum(token.logprob for token in self.tokens) / math.log(2) / size if size else math.nan
 
 
 def difference(one: Answer, other: Answer) -> str:
-    """Where two answers that should be the same part; empty where they do not, or only by a tie of two tokens."""
+    """Describes the first difference of two answers; empty if they are equal, or differ only by a tie of two tokens."""
     pairs = zip(one.tokens, other.tokens, strict=False)
     for at, (mine, theirs) in enumerate(pairs):
         if mine.token != theirs.token:
@@ -65,7 +65,7 @@ def difference(one: Answer, other: Answer) -> str:
 
 
 def first_difference(answers: Sequence[tuple[Answer, Answer]]) -> str:
-    """Of pairs, the first that parts: which, and how; empty where none does."""
+    """Describes the first pair that differs: which one, and how; empty if none does."""
     for number, (one, other) in enumerate(answers, 1):
         if found := difference(one, other):
             return f"answer {number} of {len(answers)}: {found}"

@@ -1,4 +1,4 @@
-"""Whether requests whose caller has gone end, and leave room for others."""
+"""Checks that cancelled requests end and free their slots."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHECK = Check(
 
 
 def _await_text(call: Stream) -> None:
-    """Reads up to the first piece of an answer."""
+    """Reads until the first piece of an answer."""
     for event in call:
         if event.HasField("delta"):
             return

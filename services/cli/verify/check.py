@@ -1,4 +1,4 @@
-"""One check of a model, and what came of it."""
+"""A check of a model, and its outcome."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ Verdict = Literal["passed", "failed", "skipped"]
 
 
 class Failed(Exception):
-    """The model is not as it should be."""
+    """The model failed the check."""
 
     def __init__(self, seen: str, likely: str) -> None:
         super().__init__(seen)
-        self.seen = seen  # what came instead
-        self.likely = likely  # what is likely wrong, for the person who looks after the model
+        self.seen = seen  # the unexpected result
+        self.likely = likely  # the likely cause, for the model's maintainer
 
 
 class Skipped(Exception):
-    """The check says nothing about this model; its words say why."""
+    """The check does not apply to this model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that is looked at."""
+    """One property of a model to check."""
 
     name: str
-    compared: str  # what is held against what, thresholds included
-    run: Callable[[Subject], str]  # what was seen; raises Failed, Skipped or Problem
-    sense: bool = False  # whether it only means something where the weights do
+    compared: str  # the comparison that is made, with its thresholds
+    run: Callable[[Subject], str]  # returns the observation; raises Failed, Skipped or Problem
+    sense: bool = False  # whether it is meaningful only for trained weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one check."""
+    """The outcome of one check."""
 
     name: str
     verdict: Verdict
     compared: str
     seen: str
-    likely: str = ""  # only of a failed one
+    likely: str = ""  # only if it failed
     seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""`allm models test`: from the arguments to the outcomes."""
+"""`allm models test`: turns arguments into outcomes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def verify(
     random: bool = False,
     prompt_tokens: int = 1000,
 ) -> tuple[Subject, list[Outcome]]:
-    """Runs the checks of these names on a model, or all, and leaves it as it was.
+    """Runs the named checks, or all, on a model, and restores the model's state.
 
     Raises:
-        Problem: it is no chat model, there is no such check or runtime, or allm does not answer any more.
+        Problem: it is not a chat model, there is no such check or runtime, or allm stopped answering.
     """
     checks = chosen(names)
     catalog = Catalog(connection)

@@ -1,4 +1,4 @@
-"""Whether the model ends its turns, and with a token that is made for it."""
+"""Checks that the model ends its turns, and with a token made for that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROMPTS = (
     "Say hello.",
     "Is fire hot? Answer yes or no.",
 )
-# Markup as families spell it: `<|im_end|>`, `</s>`, `<SPECIAL_12>`, `[EOS]`.
+# Markup in the families' spellings: `<|im_end|>`, `</s>`, `<SPECIAL_12>`, `[EOS]`.
 _MARKUP = re.compile(r"\s*[<\[][^<>\[\]\s]*[>\]]\s*")
 
 
@@ -53,13 +53,13 @@ CHECK = Check(
 
 
 def _end(subject: Subject, prompt: str, answer: Answer) -> str:
-    """The token that ended an answer: the likeliest in its place when the model is made to go on."""
+    """Returns the token that ended an answer: the likeliest at its position when the model is made to continue."""
     size = len(answer.tokens)
     longer = subject.ask(_asked(prompt, answer.completion_tokens, on=True))
     if len(longer.tokens) <= size or [each.token for each in longer.tokens[:size]] != [
         each.token for each in answer.tokens
     ]:
-        return ""  # rounding has led elsewhere: nothing can be told
+        return ""  # rounding led to another answer: the token cannot be determined
     top = longer.tokens[size].top
     return top[0][0].decode(errors="replace") if top else ""
 

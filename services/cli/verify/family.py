@@ -1,8 +1,8 @@
-"""Which family a model belongs to, by its architecture as GGUF and config.json spell it."""
+"""The family of a model, by its architecture's name in GGUF and config.json."""
 
 from __future__ import annotations
 
-# The first whose beginning fits.
+# The first matching prefix counts.
 _BEGINNINGS = (
     ("gpt-oss", "gpt"),
     ("gpt_oss", "gpt"),
@@ -15,5 +15,5 @@ _BEGINNINGS = (
 
 
 def family_of(architecture: str) -> str:
-    """`gpt`, `nemotron`, `qwen`, `glm` or `llama`; else the architecture itself."""
+    """Returns `gpt`, `nemotron`, `qwen`, `glm` or `llama`; else the architecture itself."""
     return next((family for start, family in _BEGINNINGS if architecture.startswith(start)), architecture)

@@ -1,6 +1,6 @@
-"""Whether the model finds likely what every model has read many times.
+"""Checks that the model assigns a high likelihood to texts that every model has read many times.
 
-The texts are forced on it by a grammar, so that the log-probabilities of each token can be read.
+A grammar forces the texts on the model, so that the log-probability of each token can be read.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from services.cli.verify.answer import Answer
 from services.cli.verify.check import Check, Failed
 from services.cli.verify.subject import Asked, Subject, said
 
-# Bits per byte. Small working models are below 0.8; one with layers, weights or tokens in the wrong place is above 2.
+# Bits per byte. Small working models are below 0.8; models with misplaced layers, weights or tokens are above 2.
 MOST_BITS = 1.5
-LOWEST = -9000.0  # what stands for minus infinity is lower
+LOWEST = -9000.0  # the stand-in for minus infinity is lower
 TEXTS = (
     "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday.",
     "We hold these truths to be self-evident, that all men are created equal.",
@@ -44,12 +44,12 @@ CHECK = Check(
 
 
 def forced(text: str, prompt: str) -> Asked:
-    """A request that can only be answered by this text, as a JSON string."""
+    """Returns a request that only this text, as a JSON string, can answer."""
     return Asked(messages=[said(prompt)], max_tokens=len(text) + 16, schema={"const": text})
 
 
 def check_numbers(answer: Answer) -> None:
-    """Raises Failed where the model has computed what is no number, or nothing."""
+    """Raises Failed if log-probabilities are missing, NaN or infinite."""
     if not answer.tokens:
         raise Failed("no log-probabilities came", "the runtime does not tell them")
     bad = sum(math.isnan(token.logprob) or token.logprob < LOWEST for token in answer.tokens)

@@ -1,4 +1,4 @@
-"""Whether a model gets into memory, and out of it again."""
+"""Checks that a model can be loaded into memory and unloaded."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ UNLOAD_CHECK = Check(
 
 
 def _held(replica: model_pb2.ReplicaStatus) -> bool:
-    """Whether a worker is there, or has not been said to be gone."""
+    """Reports whether a worker exists, or has not been reported as gone."""
     return of_replica(replica, 0).state == "loaded" or replica.peak_memory_bytes > 0

@@ -1,4 +1,4 @@
-"""Whether a long prompt is read as a whole, and one that is too long refused."""
+"""Checks that a long prompt is read as a whole, and that one beyond the context is refused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from services.cli.verify.check import Check, Failed
 from services.cli.verify.likelihood import check_numbers, forced
 from services.cli.verify.subject import Asked, Subject, said
 
-# Bits per byte of words that stand at the beginning of the prompt. Guessed they take 2, read they take below 0.5.
+# Bits per byte of words at the beginning of the prompt: about 2 if guessed, below 0.5 if read.
 MOST_BITS = 1.0
 PHRASE = "The password is: marble falcon seven cedar lantern meadow thirty violet harbor copper thistle."
 LINE = "Line {}: the boat moved slowly to the far side of the bay where a light was on."
 QUESTION = "What is the password?"
-SHARE = 0.5  # of the model's context that the prompt takes at the most
-LONGEST = 131_072  # tokens of a context that is overfilled to see it refused
+SHARE = 0.5  # largest share of the model's context for the prompt
+LONGEST = 131_072  # tokens of the largest context that is overfilled to test the refusal
 
 
 def _run(subject: Subject) -> str:

@@ -1,4 +1,4 @@
-"""What a run of the checks has found, as a document: for scripts, and to be recorded."""
+"""The result of a run of the checks as a document, for scripts and for the record."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from services.cli.problem import Problem
 from services.cli.verify.check import Outcome
 from services.cli.verify.subject import Subject
 
-# What answers depend on; as installed where the command runs, which is where `allm serve` was installed.
+# Packages that answers depend on, as installed for this command, which is usually also the `allm serve` installation.
 PACKAGES = {"allm": "allm", "torch": "torch", "transformers": "transformers", "llama-cpp-python": "llama-cpp-python"}
 LOCAL = "files of this machine"
 
 
 def record(subject: Subject, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The document. It names no path of the machine."""
+    """Returns the document. It contains no path of the machine."""
     model = subject.catalog.get(subject.model.id).model
     source = model.source if model.source.startswith("hf://") else LOCAL
     ran = next((each for each in model.replicas if each.runtime), None)
@@ -46,7 +46,7 @@ def record(subject: Subject, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def write(document: dict[str, Any], path: Path) -> None:
-    """Writes it as JSON. Raises Problem when that cannot be done."""
+    """Writes it as JSON. Raises Problem if that fails."""
     try:
         path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:

@@ -1,7 +1,7 @@
-"""How families publish that a conversation is put to their models: a table of forms, filled by hand.
+"""The prompt formats that model families publish: a table of forms, filled by hand.
 
-A form is known by its marks: tokens of their own in the models that were trained on it. Where a family has published
-more than one form, all of them are there.
+A form is recognised by its marks: special tokens of the models trained on it. If a family has published several forms,
+all are listed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ DAY = "{day}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
-    """One form. In the turns `{}` is the text; tuples are alternatives of which each is published somewhere."""
+    """A prompt format. `{}` in a turn is its text; tuples hold published alternatives."""
 
     name: str
-    architectures: frozenset[str]  # as GGUF and config.json spell them
+    architectures: frozenset[str]  # as spelled in GGUF and config.json
     marks: tuple[str, ...]
     begin: str = ""
-    bos: str = ""  # the part of `begin` that a tokenizer may put there by itself
+    bos: str = ""  # the part of `begin` that a tokenizer may add by itself
     system: tuple[str, ...]
     user: str
     assistant: tuple[str, ...]
-    opening: tuple[str, ...]  # where the assistant begins to speak
+    opening: tuple[str, ...]  # the beginning of the assistant's turn
 
     def render(self, system: str, turns: tuple[str, ...]) -> Iterator[str]:
-        """All forms of a conversation: a system message, then the user and the assistant by turns."""
+        """Yields all forms of a conversation: a system message, then alternating turns of user and assistant."""
         for told, spoken, opening in itertools.product(self.system, self.assistant, self.opening):
             parts = [self.begin, _fill(told, system)]
             parts += [_fill(self.user if at % 2 == 0 else spoken, turn) for at, turn in enumerate(turns)]
@@ -38,7 +38,7 @@ class Rendering:
 
 
 def of_architecture(architecture: str) -> list[Rendering]:
-    """The forms that models of an architecture are published with."""
+    """Returns the published forms for an architecture."""
     return [each for each in RENDERINGS if architecture in each.architectures]
 
 

@@ -1,4 +1,4 @@
-"""Whether the same request gets the same answer: again, as a stream, and among others."""
+"""Checks that the same request gets the same answer: repeated, as a stream, and in a batch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _asked(prompt: str) -> Asked:
 
 
 def _collect(subject: Subject, asked: Asked) -> Answer:
-    """Puts a stream together. Raises Problem when it breaks the order of its events."""
+    """Assembles a stream into an answer. Raises Problem if its events are out of order."""
     answer, finished = Answer(), False
     with told():
         for event in subject.stream(asked):

@@ -1,4 +1,4 @@
-"""Whether an answer follows a JSON Schema."""
+"""Checks that an answer follows a JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of the checks shows: a bar on a terminal, a line for each elsewhere, and a table at the end."""
+"""The output of a run of the checks: a bar on a terminal, a line per check elsewhere, and a final table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADERS = ("CHECK", "RESULT", "SECONDS", "SEEN")
 
 
 class CheckScreen:
-    """Shows checks as they run, on the standard error, while the `with` block lasts."""
+    """Shows checks as they run, on the standard error, during the `with` block."""
 
     def __init__(self, model_id: str, total: int, console: Console | None = None) -> None:
         console = console or Console(highlight=False, stderr=True)
@@ -42,17 +42,17 @@ class CheckScreen:
         self._bar.stop()
 
     def begun(self, number: int, check: Check) -> None:
-        """A check begins, after so many."""
+        """Shows that a check begins. `number`: how many precede it."""
         self._bar.update(self._task, completed=number, description=f"{self._model_id} {check.name}")
 
     def done(self, outcome: Outcome) -> None:
-        """It is done."""
+        """Shows a check's outcome."""
         if self._lines:
             self._page.say(f"{outcome.name}: {outcome.verdict} ({outcome.seconds:.1f} s)")
 
 
 def show_outcomes(page: Page, model_id: str, outcomes: Sequence[Outcome]) -> None:
-    """The table, and what failed at length."""
+    """Prints the table, then the details of failures."""
     rows = [(each.name, each.verdict, f"{each.seconds:.1f}", each.seen) for each in outcomes]
     page.table(HEADERS, rows, right=frozenset({"SECONDS"}))
     failed = [each for each in outcomes if each.verdict == "failed"]

@@ -1,4 +1,4 @@
-"""Whether JSON text has the shape that the checks ask for: objects of enums, bounded integers, and lists of them."""
+"""Validates JSON text against the checks' schemas: objects of enums, bounded integers, and lists of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def fault(text: str, schema: Mapping[str, Any]) -> str:
-    """What is wrong with a JSON text; empty when nothing is."""
+    """Describes the first error of a JSON text; empty if it is valid."""
     try:
         value = json.loads(text)
     except ValueError as error:

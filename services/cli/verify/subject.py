@@ -1,4 +1,4 @@
-"""The model under test, as requests reach it: conversations through the typed API, bare texts through OpenAI's."""
+"""The model under test, reached by requests: conversations through the typed API, raw prompts through OpenAI's."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from services.cli.problem import Problem
 from services.cli.verify.answer import Answer, Scored
 
 ANSWER_SECONDS = 600.0
-NO_THOUGHTS, LITTLE = "none", "low"  # how much to reason
-TOP = 5  # of the likeliest tokens that are asked for: as many as OpenAI's completions tell
+NO_THOUGHTS, LITTLE = "none", "low"  # reasoning efforts
+TOP = 5  # number of likeliest tokens requested, the most that OpenAI's completions return
 
 USER, SYSTEM, ASSISTANT, TOOL = (
     chat_pb2.CHAT_ROLE_USER,
@@ -31,38 +31,38 @@ USER, SYSTEM, ASSISTANT, TOOL = (
 
 
 class Stream(Protocol):
-    """A call that streams an answer, as gRPC gives it."""
+    """A gRPC call that streams an answer."""
 
     def __iter__(self) -> Iterator[chat_service_pb2.StreamChatCompletionResponse]: ...
 
     def cancel(self) -> object:
-        """Gives it up."""
+        """Cancels the call."""
 
     def code(self) -> grpc.StatusCode:
-        """How it ended; waits for that."""
+        """Waits for the end and returns the status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One request, always greedy."""
+    """A request, always greedy."""
 
     messages: Sequence[chat_pb2.ChatMessage]
     max_tokens: int | None
     schema: Mapping[str, Any] | None = None
     tools: Sequence[chat_pb2.Tool] = ()
     required: bool = False  # whether a tool must be called
-    on: bool = False  # past the end of the turn
-    thinking: bool = False  # as much as the model does by itself; else as little as it can
+    on: bool = False  # generate past the end of the turn
+    thinking: bool = False  # the model's default reasoning; else the least possible
 
     def fields(self, model: str, effort: str) -> dict[str, Any]:
-        """The fields of the two kinds of requests, which are the same; `effort` is the least that the model thinks."""
+        """Returns the fields, equal for both kinds of requests; `effort`: the model's least reasoning effort."""
         sampling = chat_pb2.SamplingParameters(temperature=0, max_tokens=self.max_tokens, ignore_eos=self.on)
         fields: dict[str, Any] = {"model": model, "messages": self.messages, "sampling": sampling, "top_logprobs": TOP}
         fields["reasoning_effort"] = "" if self.thinking else effort
         if self.schema is not None:
             fields["output_format"] = chat_pb2.OutputFormat(json_schema=json.dumps(self.schema))
         if self.tools:
-            fields["parallel_tool_calls"] = False  # or a small model may go on calling
+            fields["parallel_tool_calls"] = False  # otherwise a small model may call without end
             mode = chat_pb2.ToolChoice.MODE_REQUIRED if self.required else chat_pb2.ToolChoice.MODE_AUTO
             fields |= {"tools": self.tools, "tool_choice": chat_pb2.ToolChoice(mode=mode)}
         return fields
@@ -70,24 +70,24 @@ class Asked:
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """A model, and the ways to ask it. What the requests raise is a Problem (services.cli.models.connection)."""
+    """A model, and methods to send it requests. They raise a Problem (services.cli.models.connection)."""
 
     model: model_pb2.Model
     catalog: Catalog
     chat: chat_service_pb2_grpc.ChatServiceStub
     text: text_service_pb2_grpc.TextServiceStub
-    runtime: str = ""  # to load it with; empty: the registry's choice
-    random: bool = False  # whether its weights are random, so that nothing that it says means anything
-    prompt_tokens: int = 1000  # of a long prompt, about
+    runtime: str = ""  # runtime to load it with; empty: the registry's choice
+    random: bool = False  # whether its weights are random, so its answers are meaningless
+    prompt_tokens: int = 1000  # approximate length of a long prompt
     deadline: float = ANSWER_SECONDS
     _effort: str = field(default="", init=False)
 
     def ask(self, asked: Asked) -> Answer:
-        """The whole answer to one request."""
+        """Returns the complete answer to one request."""
         return self.ask_together([asked])[0]
 
     def ask_together(self, requests: Sequence[Asked]) -> list[Answer]:
-        """The answers to requests that are sent at once."""
+        """Returns the answers to concurrent requests."""
         kind, effort = chat_service_pb2.CreateChatCompletionRequest, self._least_effort()
         how = self._how()
         with told():
@@ -102,7 +102,7 @@ class Subject:
                     call.cancel()
 
     def stream(self, asked: Asked) -> Stream:
-        """One request as a stream; the caller reads or cancels it, inside of `told`."""
+        """Sends one request as a stream; the caller reads or cancels it, inside `told`."""
         request = chat_service_pb2.StreamChatCompletionRequest(**asked.fields(self.model.id, self._least_effort()))
         return self.chat.StreamChatCompletion(request, **self._how())
 
@@ -110,7 +110,7 @@ class Subject:
         return {"timeout": self.deadline, "metadata": by_model(self.model.id)}
 
     def _least_effort(self) -> str:
-        """`none`, or what a model that always reasons takes for it."""
+        """Returns `none`, or the lowest effort of a model that always reasons."""
         if not self._effort:
             asked = Asked(messages=[said("Hello!")], max_tokens=1)
             request = chat_service_pb2.CreateChatCompletionRequest(**asked.fields(self.model.id, NO_THOUGHTS))
@@ -125,11 +125,11 @@ class Subject:
         return self._effort
 
     def count(self, asked: Asked) -> int:
-        """How many tokens the model is given."""
+        """Returns the number of prompt tokens of a request."""
         return self.ask(asked).prompt_tokens
 
     def go_on(self, text: str) -> tuple[int, dict[bytes, float]]:
-        """A bare text's tokens, and the likeliest ones to follow it with their log-probabilities."""
+        """Returns a raw prompt's token count, and the likeliest next tokens with their log-probabilities."""
         body = {"model": self.model.id, "prompt": text, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
         request = httpbody_pb2.HttpBody(content_type="application/json", data=json.dumps(body).encode())
         with told():
@@ -145,7 +145,7 @@ class Subject:
 
 
 def said(text: str, role: chat_pb2.ChatRole.ValueType = USER) -> chat_pb2.ChatMessage:
-    """A message of plain text."""
+    """Builds a message of plain text."""
     return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)])
 
 

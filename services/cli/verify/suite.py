@@ -1,4 +1,4 @@
-"""All checks in their order, and how they are run on one model."""
+"""All checks in order, and a function that runs them on a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_SENSE = "not meaningful on random weights"
 
 
 def chosen(names: Sequence[str]) -> list[Check]:
-    """The checks of these names in their order, loading always; all where none is named. Raises Problem."""
+    """Returns the named checks in order, always with loading; all if none is named. Raises Problem."""
     known = [check.name for check in CHECKS]
     for name in names:
         if name not in known:
@@ -45,7 +45,7 @@ def run(
     begun: Callable[[int, Check], None],
     done: Callable[[Outcome], None],
 ) -> list[Outcome]:
-    """Runs checks one after the other; tells of each when it begins and when it is done.
+    """Runs checks one after the other; reports the beginning and the end of each.
 
     Raises:
         Lost: allm does not answer any more.

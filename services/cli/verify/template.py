@@ -1,7 +1,6 @@
-"""Whether conversations are put to the model as its family publishes it.
+"""Checks that conversations are rendered in the format that the model's family publishes.
 
-What a conversation became cannot be seen, but what it does can: a bare text with the same tokens makes the same tokens
-likely.
+The rendered prompt is not visible, but its effect is: a raw prompt with the same tokens makes the same tokens likely.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ CHECK = Check(
 
 
 def _knows(subject: Subject, form: Rendering) -> bool:
-    """Whether all marks of a form are single tokens of the model."""
+    """Reports whether all marks of a form are single tokens of the model."""
     added = _added(subject)
     return all(subject.go_on(mark)[0] - added == 1 for mark in form.marks)
 
 
 def _added(subject: Subject) -> int:
-    """How many tokens the tokenizer puts in front of every text."""
+    """Returns the number of tokens that the tokenizer puts in front of every text."""
     return subject.go_on("x")[0] - 1  # one token in about every vocabulary
 
 
 def _compare(subject: Subject, form: Rendering) -> str:
-    """What is not as published; empty where all is."""
+    """Describes the first deviation from the published form; empty if there is none."""
     added = _added(subject)
     if added and not form.bos:
         return f"the tokenizer puts {added} tokens in front of every prompt, the published prompts begin without"
@@ -78,13 +77,13 @@ def _given(subject: Subject, turns: Sequence[str]) -> tuple[int, dict[bytes, flo
 
 
 def _alike(one: dict[bytes, float], other: dict[bytes, float]) -> bool:
-    """Whether two lists of likely tokens are of one prompt."""
+    """Reports whether two lists of likely tokens belong to the same prompt."""
     if not one or not other:
-        return not one and not other  # the end of the turn is told by neither
+        return not one and not other  # neither API returns the end of the turn
     token = max(one, key=lambda each: one[each])
     if math.isnan(one[token]):
         return all(math.isnan(value) for value in other.values())
-    if token not in other:  # JSON spells pieces of characters otherwise
+    if token not in other:  # JSON encodes partial characters differently
         return any(b"\xef\xbf\xbd" in each for each in other)
     return abs(other[token] - one[token]) < TIE
 

@@ -1,4 +1,4 @@
-"""Whether tools, calls and their results get into the prompt, and calls out of the answer."""
+"""Checks that tools, calls and results reach the prompt, and that calls are parsed from the answer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _asked(tool: chat_pb2.Tool) -> Asked:
 
 
 def _history(subject: Subject) -> None:
-    """Raises Failed when calls of the past or their results are not shown to the model."""
+    """Raises Failed if past calls or their results are not shown to the model."""
 
     def count(days: str, result: str) -> int:
         call = chat_pb2.ToolCall(id="call_000000001", name=NAME, arguments_json=f'{{"city": "Paris", "days": {days}}}')

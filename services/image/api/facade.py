@@ -1,4 +1,4 @@
-"""POST /v1/images/generations, /edits and /variations, and GET /v1/images/files: OpenAI's bytes around the core."""
+"""The REST facade in OpenAI's format: POST /v1/images/generations, /edits, /variations, and GET /v1/images/files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from services.rest.openai.multipart import heard_out
 from services.rest.parameter_names import called
 from services.rpc.call import Call
 
-PIECE_BYTES = 512 * 1024  # of a long answer in one message
-FILE_SECONDS = 600.0  # for a picture to be read
+PIECE_BYTES = 512 * 1024  # of a long answer, per message
+FILE_SECONDS = 600.0  # time limit for sending a picture
 
 Messages = AsyncIterator[httpbody_pb2.HttpBody]
 
@@ -40,14 +40,14 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
     async def CreateImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
-        """Pictures of what a prompt says."""
+        """Generates pictures from a prompt."""
         await self._answer(*read_generation(request), call)
 
     @facade(operation="image_edit")
     async def CreateImageEdit(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:
-        """An image drawn over, everywhere or under a mask."""
+        """Edits an image, everywhere or under a mask."""
         async with heard_out(request):
             with self._uploads.open() as upload:
                 form = await upload.read(request)
@@ -57,7 +57,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
     async def CreateImageVariation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: Messages, call: Call
     ) -> None:
-        """An image drawn anew."""
+        """Creates variations of an image."""
         async with heard_out(request):
             with self._uploads.open() as upload:
                 form = await upload.read(request)
@@ -67,7 +67,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
     async def GetImageFile(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: image_service_pb2.GetImageFileRequest, call: Call
     ) -> None:
-        """A picture that an answer named by its address."""
+        """Returns a picture that an answer linked by its URL."""
         kind, data = await self._files.read(request.name)
         await _send(call, kind, data)
 
@@ -89,7 +89,7 @@ class ImagesFacade(image_service_pb2_grpc.ImagesServiceServicer):
 
 
 async def _stream(events: AsyncIterator[Event], gallery: Gallery, answer: Answer, call: Call) -> None:
-    """Previews as they come, and the picture once its usage is known. Until the first of them an error is told by the
+    """Sends previews as they arrive, and the pictures once the usage is known. An error before the first event sets the
     HTTP status.
     """
     async for event in events:

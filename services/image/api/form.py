@@ -1,4 +1,4 @@
-"""The form of a request with pictures: its files come into memory, limited in size, also together, and in number."""
+"""Reads multipart forms with pictures into memory, with limits on each file, on their total, and on open forms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from services.image.api import limits
 from services.image.api.upload_room import UploadRoom, UploadShare
 from services.rest.openai.multipart import FilePart, Form, Sink, read_form
 
-UPLOAD_SECONDS = 600.0  # after which a form must be there
-AT_ONCE = 64  # requests whose files are here
+UPLOAD_SECONDS = 600.0  # time limit for receiving a form
+AT_ONCE = 64  # requests with open forms
 IMAGE, MASK = "image", "mask"
 NAMES = {"image": IMAGE, "image[]": IMAGE, "mask": MASK}
 
 
 class ImageUploads:
-    """Room for the files of requests."""
+    """Admits forms with files, within limits of size and number."""
 
     def __init__(self, limit_bytes: int, room: UploadRoom, at_once: int = AT_ONCE) -> None:
-        """`limit_bytes`: the largest file; `room`: for the files of all requests."""
+        """`limit_bytes`: the largest file; `room`: the memory for the files of all requests."""
         self._limit_bytes = limit_bytes
         self._room = room
         self._at_once = at_once
@@ -32,7 +32,7 @@ class ImageUploads:
 
     @contextmanager
     def open(self) -> Iterator[Uploaded]:
-        """Empty files for one request; leaving the block gives up the room. Raises Overloaded where there is none."""
+        """Opens a request's upload; leaving the block frees its memory. Raises Overloaded if too many are open."""
         if self._open >= self._at_once:
             raise Overloaded(f"{self._open} requests with pictures are here already: no more are taken")
         self._open += 1
@@ -55,11 +55,11 @@ class Uploaded:
         """Reads a form with its files; the parts may come in any order.
 
         Raises:
-            InvalidRequest: no form, no image, or an empty file.
+            InvalidRequest: not a form, no image, or an empty file.
             Unsupported: several images.
             RequestTooLarge: a file over the limit.
-            Overloaded: with those of other requests there are too many bytes.
-            Timeout: it took too long to come.
+            Overloaded: the files of all requests together are too large.
+            Timeout: the form took too long to arrive.
         """
         try:
             async with asyncio.timeout(UPLOAD_SECONDS):
@@ -77,7 +77,7 @@ class Uploaded:
         return form
 
     def file(self, name: str) -> bytes:
-        """A file's bytes, to be had once: they are kept by whoever asks. Empty if there is none."""
+        """Removes and returns a file's bytes; empty if there is no such file."""
         return bytes(self.files.pop(name, b""))
 
     def _open_file(self, part: FilePart) -> Sink | None:
@@ -97,14 +97,14 @@ class Uploaded:
 
 
 class _Nowhere:
-    """Takes a file that nobody asked for."""
+    """A sink that discards an unknown file."""
 
     def write(self, _: bytes, /) -> None:
-        """Forgets it."""
+        """Discards the bytes."""
 
 
 class _Memory:
-    """Takes a file."""
+    """A sink that collects a file in memory."""
 
     def __init__(self, data: bytearray, limit: int, name: str, share: UploadShare) -> None:
         self._data = data

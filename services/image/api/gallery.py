@@ -1,4 +1,4 @@
-"""All that came of a request: what it was drawn with, its pictures in order, and what it took."""
+"""The complete result of a request: its parameters, its pictures in order, and its usage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.image.images import Done, Drawn, Event, Finished, Started
 
 
 class Gallery:
-    """Gathers the events of a request."""
+    """Collects the events of a request."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
@@ -17,7 +17,7 @@ class Gallery:
         self._drawn: dict[int, Drawn] = {}
 
     def add(self, event: Event) -> None:
-        """Takes the next event."""
+        """Adds the next event."""
         if isinstance(event, Started):
             self._started = event
         elif isinstance(event, Done):
@@ -26,31 +26,31 @@ class Gallery:
             self._finished = event
 
     async def gather(self, events: AsyncIterator[Event]) -> None:
-        """Takes all events."""
+        """Adds all events."""
         async for event in events:
             self.add(event)
 
     @property
     def started(self) -> Started:
-        """What it was drawn with."""
+        """The Started event, with the parameters. Raises Internal if it is missing."""
         if self._started is None:
             raise Internal("the model has not told what it draws with")
         return self._started
 
     @property
     def finished(self) -> Finished:
-        """What it took."""
+        """The Finished event, with the usage. Raises Internal if it is missing."""
         if self._finished is None:
             raise Internal("the model has not come to an end")
         return self._finished
 
     @property
     def pictures(self) -> list[Drawn]:
-        """The pictures that are done, in order."""
+        """The finished pictures, in order."""
         return [self._drawn[index] for index in sorted(self._drawn)]
 
     @property
     def facts(self) -> dict[str, int]:
-        """What the log tells of it."""
+        """The usage, for the request log."""
         done = self.finished
         return {"prompt": done.prompt_tokens, "images": len(self._drawn), "steps": done.steps}

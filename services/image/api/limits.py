@@ -1,26 +1,26 @@
-"""What a request for pictures may ask for of every model, whichever wire format it came in."""
+"""Limits of image requests that hold for every model and both wire formats."""
 
 from __future__ import annotations
 
 from services.errors import InvalidRequest, RequestTooLarge, Unsupported
 from services.image.image_request import FileKind, Output
 
-MAX_PROMPT = 32_000  # characters; what the model's text encoder takes is less, and said by the model
+MAX_PROMPT = 32_000  # characters; the model's text encoder takes less and has its own check
 MAX_COUNT = 10
-MAX_SEED = 2**53 - 1  # whole numbers that JSON carries exactly
+MAX_SEED = 2**53 - 1  # the largest integer that JSON carries exactly
 MAX_PARTIALS = 3
 MAX_QUALITY = 100
 
 
 def check_model(model: str) -> str:
-    """The model's name. Raises InvalidRequest where there is none."""
+    """Returns the model's name. Raises InvalidRequest if it is empty."""
     if not model:
         raise InvalidRequest("Missing required parameter: 'model'.", param="model")
     return model
 
 
 def check_prompt(prompt: str, name: str = "prompt", *, required: bool = True) -> str:
-    """A prompt. Raises InvalidRequest where it is missing or too long."""
+    """Returns the prompt. Raises InvalidRequest if it is missing or too long."""
     if required and not prompt.strip():
         raise InvalidRequest(f"Missing required parameter: '{name}'.", param=name)
     if len(prompt) > MAX_PROMPT:
@@ -29,26 +29,26 @@ def check_prompt(prompt: str, name: str = "prompt", *, required: bool = True) ->
 
 
 def check_count(count: int | None, name: str) -> int:
-    """How many pictures, by default one. Raises InvalidRequest."""
+    """Returns the number of pictures, by default one. Raises InvalidRequest."""
     return _within(count, 1, MAX_COUNT, name, 1)
 
 
 def check_seed(seed: int | None) -> int | None:
-    """The seed. Raises InvalidRequest."""
+    """Returns the seed. Raises InvalidRequest."""
     return None if seed is None else _within(seed, 0, MAX_SEED, "seed", 0)
 
 
 def check_partials(count: int | None, name: str) -> int:
-    """How many previews, by default none. Raises InvalidRequest."""
+    """Returns the number of previews, by default none. Raises InvalidRequest."""
     return _within(count, 0, MAX_PARTIALS, name, 0)
 
 
 def check_output(kind: FileKind, quality: int | None, name: str) -> Output:
-    """How pictures are written; `name` is what the caller calls the quality.
+    """Returns the output format; `name` is the request's name for the quality.
 
     Raises:
-        InvalidRequest: it is out of bounds.
-        Unsupported: a quality for PNG, which loses nothing.
+        InvalidRequest: the quality is out of bounds.
+        Unsupported: a quality for PNG, which is lossless.
     """
     checked = _within(quality, 0, MAX_QUALITY, name, MAX_QUALITY)
     if kind == "png" and checked != MAX_QUALITY:
@@ -57,7 +57,7 @@ def check_output(kind: FileKind, quality: int | None, name: str) -> Output:
 
 
 def check_file(data: bytes, limit: int, name: str) -> bytes:
-    """A file that was sent. Raises InvalidRequest where it is missing, RequestTooLarge over the limit."""
+    """Returns an uploaded file. Raises InvalidRequest if it is missing, RequestTooLarge if it is over the limit."""
     if not data:
         raise InvalidRequest(f"Missing required parameter: '{name}'.", param=name)
     if len(data) > limit:
@@ -66,7 +66,7 @@ def check_file(data: bytes, limit: int, name: str) -> bytes:
 
 
 def too_large(name: str, limit: int) -> RequestTooLarge:
-    """The error for a file over the limit."""
+    """Builds the error for a file over the limit."""
     return RequestTooLarge(f"'{name}' is over the limit of {limit} bytes (ALLM_MAX_IMAGE_BYTES).", param=name)
 
 

@@ -1,4 +1,4 @@
-"""allm.image.v1's messages: requests read into the core's words, and what the core tells written."""
+"""Converts allm.image.v1's messages: requests to the core's types, and the core's events to answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FORMATS: dict[FileKind, image_pb2.ImageFormat.ValueType] = {
 def read_generate(
     request: image_service_pb2.GenerateImageRequest | image_service_pb2.StreamGenerateImageRequest,
 ) -> ImageRequest:
-    """Checks a request for pictures of a prompt. Raises InvalidRequest and Unsupported."""
+    """Reads a generation request. Raises InvalidRequest and Unsupported."""
     return ImageRequest(
         **_common(request.config),
         **_news(request),
@@ -48,7 +48,7 @@ def read_generate(
 def read_edit(
     request: image_service_pb2.EditImageRequest | image_service_pb2.StreamEditImageRequest, limit_bytes: int
 ) -> ImageRequest:
-    """Checks a request to draw over an image. Raises InvalidRequest and Unsupported."""
+    """Reads an edit request. Raises InvalidRequest and Unsupported."""
     return ImageRequest(
         **_common(request.config),
         **_news(request),
@@ -63,7 +63,7 @@ def read_edit(
 def read_variation(
     request: image_service_pb2.CreateVariationRequest | image_service_pb2.StreamCreateVariationRequest, limit_bytes: int
 ) -> ImageRequest:
-    """Checks a request for variations of an image. Raises InvalidRequest and Unsupported."""
+    """Reads a variation request. Raises InvalidRequest and Unsupported."""
     return ImageRequest(
         **_common(request.config),
         **_news(request),
@@ -95,14 +95,14 @@ def _common(config: image_pb2.ImageConfig) -> dict[str, Any]:
 
 
 def _news(request: Message) -> dict[str, Any]:
-    """What a request that is answered by a stream asks to be told meanwhile."""
+    """Returns the fields for previews and progress, which only streaming requests have."""
     if not isinstance(request, Stream):
         return {}
     return {"partials": limits.check_partials(request.partial_images, "partial_images"), "progress": True}
 
 
 def _number(value: float) -> float:
-    """What the caller wrote: as a float of 32 bits, 0.7 is a little less, and 7 of 10 steps were one less."""
+    """Restores the caller's decimal number: as a 32-bit float 0.7 is slightly less, and 7 of 10 steps become 6."""
     return float(f"{value:.7g}")
 
 
@@ -116,7 +116,7 @@ def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
 
 
 def image_message(drawn: Drawn) -> image_pb2.Image:
-    """A picture."""
+    """Converts a picture."""
     return image_pb2.Image(
         index=drawn.index,
         data=drawn.data,
@@ -128,7 +128,7 @@ def image_message(drawn: Drawn) -> image_pb2.Image:
 
 
 def answer_fields(gallery: Gallery) -> dict[str, Any]:
-    """The fields that all whole answers have."""
+    """Returns the fields that all unary answers share."""
     return {
         "model": gallery.started.model_id,
         "images": [image_message(drawn) for drawn in gallery.pictures],
@@ -138,7 +138,7 @@ def answer_fields(gallery: Gallery) -> dict[str, Any]:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """One event, by the field that it is in each of the streams' answers."""
+    """Converts an event to the field that it has in all streaming answers."""
     if isinstance(event, Started):
         parameters = _parameters(event.parameters)
         return {"started": image_service_pb2.ImageStarted(model=event.model_id, parameters=parameters)}

@@ -1,6 +1,6 @@
-"""OpenAI's answers with pictures: whole ones and stream events.
+"""OpenAI's image answers: whole responses and stream events.
 
-Usage is in OpenAI's fields and a measure of our own: a text token is one of the model's text encoder, an image token is
+Usage has OpenAI's fields with our own units: a text token is a token of the model's text encoder, an image token is
 16x16 pixels.
 """
 
@@ -20,7 +20,7 @@ PREFIXES = {"generate": "image_generation", "edit": "image_edit", "vary": "image
 
 
 def response_object(gallery: Gallery, answer: Answer, urls: list[str]) -> dict[str, Any]:
-    """A whole answer; `urls` of its pictures, or none for base64. `seed` of each picture is an extension."""
+    """Builds a whole response; `urls` are its pictures' URLs, empty for base64. The `seed` fields are an extension."""
     drawn = gallery.pictures
     found: dict[str, Any] = {
         "created": int(time.time()),
@@ -33,7 +33,7 @@ def response_object(gallery: Gallery, answer: Answer, urls: list[str]) -> dict[s
         "size": _size(drawn[0]),
         "usage": usage_object(gallery.finished, gallery.started.parameters, answer, len(drawn)),
     }
-    if answer.quality:  # a request that names its steps has none; `auto` is what `medium` is
+    if answer.quality:  # None if the request sets its steps; `auto` is the same as `medium`
         found["quality"] = "medium" if answer.quality == "auto" else answer.quality
     if answer.safety_identifier:
         found["safety_identifier"] = answer.safety_identifier
@@ -41,13 +41,13 @@ def response_object(gallery: Gallery, answer: Answer, urls: list[str]) -> dict[s
 
 
 def partial_event(partial: Partial, answer: Answer) -> tuple[str, dict[str, Any]]:
-    """What a picture looks like so far: the event's name and its object."""
+    """Returns the name and object of a preview event."""
     name = f"{PREFIXES[answer.task]}.partial_image"
     return name, _event(name, partial.drawn, answer) | {"partial_image_index": partial.number}
 
 
 def completed_event(drawn: Drawn, gallery: Gallery, answer: Answer) -> tuple[str, dict[str, Any]]:
-    """The picture: the event's name and its object."""
+    """Returns the name and object of the event with the finished picture."""
     name = f"{PREFIXES[answer.task]}.completed"
     event = _event(name, drawn, answer)
     event["usage"] = usage_object(gallery.finished, gallery.started.parameters, answer, 1)
@@ -58,7 +58,7 @@ def completed_event(drawn: Drawn, gallery: Gallery, answer: Answer) -> tuple[str
 
 
 def usage_object(finished: Finished, drawn: Parameters, answer: Answer, count: int) -> dict[str, Any]:
-    """What was used, as of OpenAI's models; an image that is drawn over counts as input."""
+    """Builds the usage object in OpenAI's fields; an input image counts as input tokens."""
     tiles = -(-drawn.width // TILE) * -(-drawn.height // TILE)
     given = 0 if answer.task == "generate" else tiles
     text = finished.prompt_tokens
@@ -72,7 +72,7 @@ def usage_object(finished: Finished, drawn: Parameters, answer: Answer, count: i
 
 
 def base64_of(drawn: Drawn) -> str:
-    """A picture's file as text."""
+    """Returns a picture's file as base64."""
     return base64.b64encode(drawn.data).decode()
 
 

@@ -1,8 +1,8 @@
-"""OpenAI's requests for pictures, bodies and forms, checked and put into the core's words.
+"""Reads OpenAI's image requests, JSON bodies and forms, into the core's types.
 
-Reference: https://platform.openai.com/docs/api-reference/images. A parameter that OpenAI knows and allm cannot honour
-is refused by name; one that nobody knows is ignored. Extensions: `seed`, `steps`, `guidance`, `negative_prompt`,
-`scheduler`, and where there is an image `strength`.
+Reference: https://platform.openai.com/docs/api-reference/images. An OpenAI parameter that allm cannot honour is refused
+by name; an unknown parameter is ignored. Extensions: `seed`, `steps`, `guidance`, `negative_prompt`, `scheduler`, and,
+with an image, `strength`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.rest.openai.form_fields import FormFields
 T = TypeVar("T")
 
 ResponseFormat = Literal["b64_json", "url"]
-# OpenAI's older names beside the newer ones.
+# OpenAI's newer names and its older ones (standard, hd).
 QUALITIES: Mapping[str, Quality] = {
     "auto": "auto",
     "low": "low",
@@ -37,9 +37,10 @@ QUALITIES: Mapping[str, Quality] = {
 }
 KINDS: Mapping[str, FileKind] = {"png": "png", "jpeg": "jpeg", "webp": "webp"}
 RESPONSE_FORMATS: Mapping[str, ResponseFormat] = {"b64_json": "b64_json", "url": "url"}
-# What no model here does: other files, planning, styles of older models, closeness to an image other than `strength`.
+# Not supported by any model here: other file types, planning, styles of older models, and `input_fidelity`, for which
+# `strength` is the nearest substitute.
 REFUSED = ("style", "svg", "frame_count", "frame_duration_ms", "complexity", "input_fidelity", "markup")
-# What OpenAI's variations do not have besides.
+# Also missing from OpenAI's variations.
 NOT_VARIED = ("prompt", "stream", "partial_images", "mask")
 _SIZE = re.compile(r"([0-9]{1,5})x([0-9]{1,5})")
 
@@ -78,12 +79,12 @@ class Asked(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The form that the answer shall have."""
+    """The requested form of the answer."""
 
     task: Task
     response_format: ResponseFormat = "b64_json"
     stream: bool = False
-    quality: Quality | None = "auto"  # None: the request names its steps
+    quality: Quality | None = "auto"  # None: the request sets its steps
     safety_identifier: str = ""
 
 
@@ -91,8 +92,8 @@ def read_generation(body: httpbody_pb2.HttpBody) -> tuple[Answer, ImageRequest]:
     """Reads the body of POST /v1/images/generations.
 
     Raises:
-        InvalidRequest: a wrong value, or parameters that exclude each other; named.
-        Unsupported: a parameter that cannot be honoured, named.
+        InvalidRequest: a wrong value, or parameters that exclude each other; names them.
+        Unsupported: a parameter cannot be honoured; names it.
     """
     asked = decode(body, Asked)
     if asked.strength is not None:
@@ -115,7 +116,7 @@ def read_variation(given: Sequence[tuple[str, str]], image: bytes, mask: bytes) 
 
 
 def _asked(given: Sequence[tuple[str, str]]) -> Asked:
-    """A form's fields."""
+    """Reads a form's fields."""
     fields = FormFields(given)
     integers = ("n", "output_compression", "partial_images", "seed", "steps")
     numbers = ("guidance", "strength")

@@ -1,4 +1,4 @@
-"""Parameters as the caller calls them: core and worker have names of their own, and errors must not show them."""
+"""Maps the core's and the worker's parameter names to the caller's, because errors must name the caller's."""
 
 from __future__ import annotations
 

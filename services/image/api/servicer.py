@@ -1,4 +1,4 @@
-"""allm.image.v1.ImageService: protobuf around the core of images."""
+"""The gRPC servicer of allm.image.v1.ImageService."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     """The typed image API."""
 
     def __init__(self, images: Images, limit_bytes: int, room: UploadRoom) -> None:
-        """`limit_bytes`: the largest file that is taken; `room`: for the files of all requests."""
+        """`limit_bytes`: the largest accepted file; `room`: the memory for the files of all requests."""
         self._images = images
         self._limit_bytes = limit_bytes
         self._room = room
@@ -37,7 +37,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     async def GenerateImage(  # noqa: N802
         self, request: image_service_pb2.GenerateImageRequest, call: Call
     ) -> image_service_pb2.GenerateImageResponse:
-        """Pictures of what a prompt says."""
+        """Generates pictures from a prompt."""
         gallery = await self._whole(read_generate(request), call)
         return image_service_pb2.GenerateImageResponse(**answer_fields(gallery))
 
@@ -45,14 +45,14 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     async def StreamGenerateImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: image_service_pb2.StreamGenerateImageRequest, call: Call
     ) -> None:
-        """The same, and how it goes."""
+        """Generates pictures from a prompt; streams previews and progress."""
         await self._stream(read_generate(request), call, image_service_pb2.StreamGenerateImageResponse)
 
     @typed(operation="image_edit")
     async def EditImage(  # noqa: N802
         self, request: image_service_pb2.EditImageRequest, call: Call
     ) -> image_service_pb2.EditImageResponse:
-        """An image drawn over, everywhere or under a mask."""
+        """Edits an image, everywhere or under a mask."""
         gallery = await self._whole(read_edit(request, self._limit_bytes), call)
         return image_service_pb2.EditImageResponse(**answer_fields(gallery))
 
@@ -60,7 +60,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     async def StreamEditImage(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: image_service_pb2.StreamEditImageRequest, call: Call
     ) -> None:
-        """The same, and how it goes."""
+        """Edits an image; streams previews and progress."""
         wanted = read_edit(request, self._limit_bytes)
         await self._stream(wanted, call, image_service_pb2.StreamEditImageResponse)
 
@@ -68,7 +68,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     async def CreateVariation(  # noqa: N802
         self, request: image_service_pb2.CreateVariationRequest, call: Call
     ) -> image_service_pb2.CreateVariationResponse:
-        """An image drawn anew."""
+        """Creates variations of an image."""
         gallery = await self._whole(read_variation(request, self._limit_bytes), call)
         return image_service_pb2.CreateVariationResponse(**answer_fields(gallery))
 
@@ -76,7 +76,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
     async def StreamCreateVariation(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: image_service_pb2.StreamCreateVariationRequest, call: Call
     ) -> None:
-        """The same, and how it goes."""
+        """Creates variations of an image; streams previews and progress."""
         wanted = read_variation(request, self._limit_bytes)
         await self._stream(wanted, call, image_service_pb2.StreamCreateVariationResponse)
 
@@ -88,7 +88,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
         return gallery
 
     async def _stream(self, wanted: ImageRequest, call: Call, answer: Callable[..., Message]) -> None:
-        """Sends each event as it comes; `answer` is the message of this stream."""
+        """Sends each event as it arrives; `answer` is the stream's message class."""
         gallery = Gallery()
         async with self._events(wanted, call) as events:
             async for event in events:
@@ -98,7 +98,7 @@ class ImageServicer(image_service_pb2_grpc.ImageServiceServicer):
 
     @asynccontextmanager
     async def _events(self, wanted: ImageRequest, call: Call) -> AsyncIterator[AsyncIterator[Event]]:
-        """Has it drawn as long as the block runs. Raises Overloaded where its files find no room."""
+        """Runs the request for the duration of the block. Raises Overloaded if its files do not fit in memory."""
         with self._room.share() as share, called(TYPED):
             share.take(len(wanted.image) + len(wanted.mask))
             call.model = await self._images.model_id(wanted.model)

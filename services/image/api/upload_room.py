@@ -1,4 +1,4 @@
-"""Memory for the pictures that callers send: so many bytes of all requests together."""
+"""The memory limit for uploaded pictures, over all requests together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from services.errors import Overloaded
 
-RETRY_SECONDS = 5.0  # a picture is drawn over in some seconds, and then its file goes
+RETRY_SECONDS = 5.0  # an edit takes some seconds, then its file is freed
 
 
 class UploadRoom:
-    """What both wire formats share."""
+    """The memory budget that both wire formats share."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -19,12 +19,12 @@ class UploadRoom:
 
     @property
     def taken(self) -> int:
-        """Bytes that are here."""
+        """Bytes in use."""
         return self._taken
 
     @contextmanager
     def share(self) -> Iterator[UploadShare]:
-        """What one request takes of it; leaving the block gives all of that back."""
+        """Opens the share of one request; leaving the block frees all of it."""
         share = UploadShare(self)
         try:
             yield share
@@ -32,7 +32,7 @@ class UploadRoom:
             self._taken -= share.taken
 
     def take(self, count: int) -> None:
-        """Takes bytes of a share. Raises Overloaded where there is no room for them."""
+        """Reserves bytes for a share. Raises Overloaded if they do not fit."""
         if self._taken + count > self._most_bytes:
             raise Overloaded(
                 f"pictures of {self._taken} bytes are here already, and there is room for {self._most_bytes} "
@@ -50,6 +50,6 @@ class UploadShare:
         self.taken = 0
 
     def take(self, count: int) -> None:
-        """Takes so many more. Raises Overloaded, and has as many as before."""
+        """Reserves more bytes. Raises Overloaded, and then keeps the share unchanged."""
         self._room.take(count)
         self.taken += count

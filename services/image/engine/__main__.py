@@ -1,8 +1,8 @@
-"""A worker process: one loaded model. Started by the image service as `python -m services.image.engine FD`.
+"""A worker process with one loaded model. The image service starts it as `python -m services.image.engine FD`.
 
-Two threads: this one runs the batch loop; a reader takes messages and checks requests, so that what does not fit is
-refused at once, however long a batch takes. It is the watcher as well: when the service is gone its end of the socket
-closes, and the worker ends at once, whatever native code is running.
+Two threads: this one runs the batch loop; the reader receives messages and checks requests, so that a request that does
+not fit is refused immediately, however long a batch takes. The reader is the watcher as well: when the service is gone,
+its end of the socket closes, and the worker exits immediately, whatever native code is running.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.image.engine.runtime import Loader, Runtime
 from services.worker.channel import BlockingChannel, ChannelClosed
 from services.worker.messages import EngineError, LoadingProgress
 
-# For each runtime: the module, and the class that loads a model.
+# Runtime name -> module, and the class that loads a model.
 RUNTIMES = {
     "diffusers": ("services.image.engine.runtimes.diffusers.engine", "DiffusersEngine"),
 }
@@ -32,7 +32,7 @@ log = logging.getLogger("worker")
 
 
 def main() -> None:
-    """Loads what the first message says and serves until stopped."""
+    """Loads the model named by the first message and serves until stopped."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     channel: BlockingChannel[ToWorker] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
     load = channel.receive()
@@ -50,7 +50,7 @@ def main() -> None:
     channel.send(runtime.ready)
     with contextlib.suppress(ChannelClosed):
         BatchLoop(runtime, inbox, channel.send).run()
-    # Threads of native libraries may still run: nothing of theirs is worth waiting for.
+    # Does not wait for threads of native libraries, which may still run.
     os._exit(0)
 
 
@@ -69,15 +69,15 @@ def _loader(runtime: str) -> Loader:
 
 
 class _Reader:
-    """Takes messages as long as the service lives; the service sends requests only after Ready."""
+    """The reader thread. The service sends requests only after Ready."""
 
     def __init__(self, channel: BlockingChannel[ToWorker], inbox: LoopInbox) -> None:
         self._channel = channel
         self._inbox = inbox
-        self.runtime: Runtime | None = None  # once it is loaded
+        self.runtime: Runtime | None = None  # None until the model is loaded
 
     def run(self) -> None:
-        """Its failure ends the worker: the service then says so, and starts another one."""
+        """Receives messages until the service is gone. A failure ends the worker; the service then starts another."""
         try:
             while True:
                 self._take(self._channel.receive())

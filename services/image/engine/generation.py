@@ -1,4 +1,4 @@
-"""A request in the worker: which of its images wait, which are being made, and how far it is."""
+"""The worker's state of a request: its waiting and running images, and its progress."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from services.image.engine.runtime import Draft, Recipe
 
 @dataclass(slots=True)
 class _Image:
-    """One image of a request."""
+    """The progress of one image."""
 
-    steps: int = 0  # that are done
-    partials: int = 0  # previews that were told
+    steps: int = 0  # done
+    partials: int = 0  # previews sent
 
 
 class Generation:
-    """A request that fits the model."""
+    """A checked request and its images."""
 
     def __init__(self, request: Generate, default_scheduler: str) -> None:
         self._request = request
@@ -37,46 +37,46 @@ class Generation:
             strength=1.0 if request.image is None else request.strength,
             negative=bool(request.negative),
         )
-        self.waiting = list(range(request.count))  # images, the next one first
-        self.running = 0  # images that are being made
-        self.alone = False  # whether its images are made one by one, because a batch with them has failed
+        self.waiting = list(range(request.count))  # indexes of waiting images, the next one first
+        self.running = 0  # images in the current batch
+        self.alone = False  # its images run one by one, because a batch with them failed
         self.gone = False  # cancelled or refused
-        self.computed = 0  # steps, also of batches that failed
-        self._left = request.count  # images that are not told
+        self.computed = 0  # steps, including those of failed batches
+        self._left = request.count  # images that are not sent yet
         self._images = [_Image() for _ in range(request.count)]
         self._started: float | None = None
         self._told = 0
 
     @property
     def done(self) -> bool:
-        """Whether all images are told."""
+        """True once all images are sent."""
         return not self._left
 
     @property
     def seconds(self) -> float:
-        """Since its first image's turn."""
+        """Seconds since its first image was started."""
         return time.monotonic() - self._started if self._started is not None else 0.0
 
     def start(self) -> int:
-        """Takes the next image that waits; its index."""
+        """Takes the next waiting image and returns its index."""
         if self._started is None:
             self._started = time.monotonic()
         self.running += 1
         return self.waiting.pop(0)
 
     def give_back(self, index: int) -> None:
-        """The image's batch has failed: it waits again."""
+        """Requeues an image whose batch failed."""
         self.running -= 1
         self.waiting.append(index)
         self.waiting.sort()
 
     def finish(self, index: int) -> None:
-        """The image is told."""
+        """Marks an image as sent."""
         self.running -= 1
         self._left -= 1
 
     def draft(self, index: int) -> Draft:
-        """What is to be made of an image."""
+        """Returns the runtime's input for an image."""
         request = self._request
         return Draft(
             prompt=request.prompt,
@@ -87,13 +87,13 @@ class Generation:
         )
 
     def stepped(self, index: int, step: int) -> None:
-        """A step of an image is done."""
+        """Counts a finished step of an image."""
         self.computed += 1
         image = self._images[index]
-        image.steps = max(image.steps, step)  # a batch that failed is done again
+        image.steps = max(image.steps, step)  # a failed batch is computed again
 
     def progress(self) -> int | None:
-        """The mean of its images' steps, where it is wanted and has grown."""
+        """Returns the mean of its images' steps if progress is requested and the mean has grown, else None."""
         mean = sum(image.steps for image in self._images) // len(self._images)
         if not self._request.progress or mean <= self._told:
             return None
@@ -101,7 +101,7 @@ class Generation:
         return mean
 
     def partial(self, index: int, step: int, steps: int) -> int | None:
-        """The number of the preview that is due of an image after a step, and is now counted as told."""
+        """Returns the number of the preview that is due after a step, and counts it as sent; None if none is due."""
         image = self._images[index]
         if image.partials >= self._request.partials or step >= steps:
             return None

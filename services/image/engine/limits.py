@@ -1,4 +1,4 @@
-"""Whether a request fits the model: everything that it asks for is checked before it waits for its turn."""
+"""Checks a request against the model's limits before it is queued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_SEED = 2**64 - 1
 
 
 def check(request: Generate, runtime: Runtime) -> int:
-    """Tokens of its prompt and negative prompt. Raises EngineError, with the parameter that is at fault."""
+    """Checks a request and returns the tokens of its prompts. Raises EngineError, which names the wrong parameter."""
     ready = runtime.ready
     _check_size(request, ready)
     _within("n", request.count, 1, MAX_COUNT)
@@ -29,14 +29,14 @@ def check(request: Generate, runtime: Runtime) -> int:
 
 
 def mode_of(request: Generate) -> Mode:
-    """What is to be done: an image without a mask is changed all over."""
+    """Returns the mode of a request: an image without a mask is changed everywhere."""
     if request.image is None:
         return "text_to_image"
     return "image_to_image" if request.mask is None else "inpainting"
 
 
 def _within(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:  # also what is no number
+    if not least <= value <= most:  # also true for NaN
         raise EngineError("INVALID_REQUEST", f"{name} must be from {least:g} to {most:g}, not {value:g}", name)
 
 

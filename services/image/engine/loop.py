@@ -1,8 +1,8 @@
-"""The batch loop: images of all requests that agree in everything but prompt and seed are made together.
+"""The batch loop of an image worker: images that differ only in prompt and seed are computed together.
 
-A batch runs from its first step to its last. Between two steps the loop takes messages, so that a cancelled request
-costs at most the step that runs. A batch is filled with what waits when it begins; for company it waits next to nothing
-(`reunion.py`). Time limits are the service's.
+A batch runs from its first step to its last. The loop receives messages between two steps, so that a cancelled request
+costs at most the current step. A batch takes the images that are waiting when it starts; it waits only briefly for more
+(`reunion.py`). The service enforces time limits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.image.engine.runtime import Preview, Recipe, Runtime
 from services.image.engine.turns import Turns
 from services.worker.messages import EngineError
 
-BEAT_SECONDS = 1.0  # between two signs of life where there are no steps
+BEAT_SECONDS = 1.0  # between two heartbeats while no steps run
 
 LoopInbox = queue.SimpleQueue[Generate | Cancel | Stop]
 
@@ -44,18 +44,18 @@ class _Row:
 
 
 class BatchLoop:
-    """Runs the requests of one loaded model, all of which fit it. `send` tells the service."""
+    """Runs the checked requests of one loaded model. `send` sends a message to the service."""
 
     def __init__(self, runtime: Runtime, inbox: LoopInbox, send: Callable[[object], None]) -> None:
         self._runtime = runtime
         self._inbox = inbox
         self._send = send
-        self._images = runtime.ready.batch_images  # of the model's own size that are made together
+        self._images = runtime.ready.batch_images  # batch limit, in images of the model's default size
         self._generations: dict[int, Generation] = {}
         self._turns = Turns()
         self._reunion = Reunion()
         self._stopped = False
-        self._rows: list[_Row] = []  # of the batch that runs
+        self._rows: list[_Row] = []  # of the running batch
         self._steps = 0
         self._reported: Counters | None = None
         self._phases: list[Phase] = []
@@ -67,7 +67,7 @@ class BatchLoop:
             pass
 
     def turn(self) -> bool:
-        """One turn of the loop, at most one batch; waits for a message when there is nothing to do."""
+        """Runs one turn of the loop, at most one batch; waits for a message when idle."""
         self._take_messages(0.0 if self._generations else None)
         self._gather()
         self._expire()
@@ -76,10 +76,10 @@ class BatchLoop:
         self._report()
         return not self._stopped
 
-    # --- what comes in
+    # --- incoming messages
 
     def _take_messages(self, seconds: float | None = 0.0) -> None:
-        """Takes what has come; waits so long for the first, None: as long as it takes."""
+        """Receives all queued messages; waits up to `seconds` for the first one, indefinitely for None."""
         while not self._stopped:
             try:
                 message = self._inbox.get(seconds != 0.0, seconds)
@@ -96,14 +96,14 @@ class BatchLoop:
                 self._forget(generation)
 
     def _gather(self) -> None:
-        """Waits for the last batch's callers, while there is something to compute and room for more."""
+        """Waits for the last batch's callers while images are waiting and the batch has room for more."""
         while not self._stopped and self._generations and (seconds := self._reunion.seconds):
             if sum(len(one.waiting) for one in self._generations.values()) >= self._images:
                 return
             self._take_messages(seconds)
 
     def _expire(self) -> None:
-        """Ends the requests whose callers do not wait any more."""
+        """Refuses the requests whose deadlines have passed."""
         now = time.monotonic()
         for generation in [one for one in self._generations.values() if one.deadline <= now]:
             self._forget(generation)
@@ -117,7 +117,7 @@ class BatchLoop:
     # --- a batch
 
     def _choose(self) -> list[_Row]:
-        """The next batch: an image of whoever's turn it is, and all that may be made with it, by turns."""
+        """Chooses the next batch: the next image in turn, then images with the same recipe, also in turn."""
         waiting = [one for one in self._generations.values() if one.waiting]
         first = self._turns.next(waiting)
         if first is None:
@@ -132,7 +132,7 @@ class BatchLoop:
         return rows
 
     def _room(self, recipe: Recipe) -> int:
-        """Images of a size that are made together: fewer of larger ones."""
+        """Returns the batch limit for a size: larger images mean fewer of them."""
         own = self._runtime.ready.sizes.width * self._runtime.ready.sizes.height
         return max(1, min(self._images, self._images * own // (recipe.width * recipe.height)))
 
@@ -159,7 +159,7 @@ class BatchLoop:
         self._rows = []
 
     def _enter(self, phase: str, rows: Collection[_Row]) -> None:
-        """Tells, with the end of the next step, of what the service shows where a request's time went."""
+        """Records a phase for the service's tracing; it is sent with the end of the next step."""
         now = time.monotonic()
         self._phases += [Phase(number, phase, now) for number in {row.generation.number: row for row in rows}]
 
@@ -178,13 +178,13 @@ class BatchLoop:
             if (mean := generation.progress()) is not None:
                 self._send(Progress(generation.number, mean, steps))
         self._show(wanted, step, steps, preview)
-        if step == steps:  # what follows makes pixels of what the steps have drawn
+        if step == steps:  # only decoding to pixels follows
             self._enter("decode", [self._rows[place] for place in wanted])
         self._report(stepped=len(self._rows))
         return wanted
 
     def _show(self, wanted: Collection[int], step: int, steps: int, preview: Preview) -> None:
-        """Tells the previews that are due."""
+        """Sends the previews that are due."""
         due: dict[int, int] = {}
         for place in wanted:
             row = self._rows[place]
@@ -197,7 +197,7 @@ class BatchLoop:
         for (place, number), pixels in zip(due.items(), pictures, strict=bool(pictures)):
             self._picture(self._rows[place], pixels, number)
 
-    # --- what comes out
+    # --- outgoing messages
 
     def _picture(self, row: _Row, pixels: bytes, partial: int | None) -> None:
         recipe = row.generation.recipe
@@ -212,8 +212,8 @@ class BatchLoop:
             self._forget(generation)
 
     def _fail(self, error: EngineError) -> None:
-        """Refuses a lone image's request. Of several images it is not known whose fault it was: all are made again, in
-        smaller batches where memory was short, else one by one."""
+        """Refuses the request of a lone image. With several images the culprit is unknown: all are computed again, in
+        smaller batches if memory was short, else one by one."""
         rows = [row for row in self._rows if not row.generation.gone]
         if len(self._rows) == 1:
             for generation in [row.generation for row in rows]:
@@ -232,12 +232,12 @@ class BatchLoop:
             row.generation.alone |= error.code != "OUT_OF_MEMORY"
 
     def _beat(self) -> None:
-        """A sign of life while there are no steps."""
+        """Sends a heartbeat while no steps run."""
         if time.monotonic() - self._beaten > BEAT_SECONDS:
             self._report(stepped=len(self._rows))
 
     def _report(self, stepped: int = 0) -> None:
-        """The heartbeat after every step of a batch of so many, and whenever the counters have changed without one."""
+        """Sends the heartbeat after every step (of a batch of `stepped` images) and whenever the counters change."""
         running = sum(one.running > 0 for one in self._generations.values())
         counters = Counters(self._steps, running, len(self._generations) - running, stepped)
         if stepped or counters != self._reported:

@@ -1,4 +1,4 @@
-"""What an image service and its worker say to each other. Pixels are uint8 RGB, row by row from the top left."""
+"""Messages between the image service and its worker. Pixels are uint8 RGB, row by row from the top left."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_PARTIALS = 3  # previews of one image before it is done
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """What is added to a model's weights when it is loaded."""
+    """A LoRA that is fused into a model's weights when the model is loaded."""
 
     path: str  # a safetensors file
     scale: float
@@ -46,21 +46,21 @@ class Lora:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How to run a model; zero means derived from the model and the machine."""
+    """Engine options of a model; zero means derived from the model and the machine."""
 
     model_id: str
-    path: str  # folder with model_index.json, or a checkpoint of one file
-    base: str = ""  # of such a checkpoint: the folder with model_index.json, configuration and tokenizers
+    path: str  # folder with model_index.json, or a single-file checkpoint
+    base: str = ""  # for a checkpoint: the folder with model_index.json, configuration and tokenizers
     loras: tuple[Lora, ...] = ()
     threads: int
     gpu: bool
     dtype: str = "auto"  # auto, float32, float16 or bfloat16
-    batch_images: int = 0  # images that are computed together at the most
+    batch_images: int = 0  # most images that are computed together
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """First message to a worker: which runtime, which model."""
+    """First message to a worker: the runtime and the model."""
 
     runtime: str
     options: EngineOptions
@@ -68,9 +68,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Which images a model makes, in pixels. One that does not fit is refused: it is never rounded."""
+    """The sizes of a model's images, in pixels. Other sizes are refused, never rounded."""
 
-    width: int  # the model's own
+    width: int  # the model's default
     height: int
     multiple_of: int  # of each side
     min_side: int
@@ -80,7 +80,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidanceRange:
-    """How strongly an image may be held to its prompt. Both ends are equal where the model cannot be told."""
+    """The allowed guidance. `minimum` equals `maximum` if the model's guidance is fixed."""
 
     default: float
     minimum: float
@@ -91,64 +91,64 @@ class GuidanceRange:
 class Ready:
     """The model is loaded."""
 
-    family: str  # the class of its pipeline, as model_index.json names it
+    family: str  # the pipeline's class, from model_index.json
     sizes: Sizes
     default_steps: int
     max_steps: int
     guidance: GuidanceRange
-    schedulers: list[str]  # names that `Generate.scheduler` may have
-    default_scheduler: str  # one of them
-    prompt_tokens: int  # most tokens of a prompt, without the encoder's own marks: of the encoder that takes fewest
+    schedulers: list[str]  # allowed values of `Generate.scheduler`
+    default_scheduler: str  # one of `schedulers`
+    prompt_tokens: int  # most tokens of a prompt, without special tokens; of the encoder with the lowest limit
     modes: list[Mode]
-    negative: bool  # whether it takes negative prompts
-    image_strength: float  # the model's own strength where an image is changed
-    mask_strength: float  # where only what a mask covers is painted
-    batch_images: int  # images that are computed together at the most
+    negative: bool  # negative prompts are supported
+    image_strength: float  # the default strength of image_to_image
+    mask_strength: float  # the default strength of inpainting
+    batch_images: int  # most images that are computed together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generate:
-    """A request for images. All is given: the service fills in the defaults that Ready names."""
+    """A request for images. The service has filled in the defaults that Ready names."""
 
     request: int
     client: str
     prompt: str
-    negative: str = ""  # what the images should not show; empty: nothing
+    negative: str = ""  # negative prompt; empty: none
     width: int
     height: int
     count: int = 1  # images
-    seed: int  # of the first image, 0 to 2**64 - 1; the next one has the next
+    seed: int  # of the first image, 0 to 2**64 - 1; each further image adds one
     steps: int
     guidance: float
-    scheduler: str = ""  # empty: the model's own
-    strength: float = 1.0  # above 0 to 1, of a request with an image: how much of it is painted anew
-    image: bytes | None = None  # what to change: width x height RGB
-    mask: bytes | None = None  # width x height bytes: 255 is painted anew, 0 is kept; only with an image
-    partials: int = 0  # previews of each image at the most, 0 to MAX_PARTIALS
-    progress: bool = False  # whether Progress is wanted
-    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
+    scheduler: str = ""  # empty: the model's default
+    strength: float = 1.0  # with an image: how much of it is repainted, above 0 to 1
+    image: bytes | None = None  # the input image: width x height RGB
+    mask: bytes | None = None  # width x height bytes: 255 is repainted, 0 is kept; only with an image
+    partials: int = 0  # most previews of each image, 0 to MAX_PARTIALS
+    progress: bool = False  # send Progress messages
+    deadline: float | None = None  # of the caller, on the monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request fits the model; it waits for its turn."""
+    """The request passed the checks and is queued."""
 
     request: int
-    prompt_tokens: int  # of prompt and negative prompt together, of the encoder that counted most
+    prompt_tokens: int  # of prompt and negative prompt together; of the encoder with the least room left
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the request is: steps done, as the mean over its images. Never falls, and ends at `steps`."""
+    """The request's progress: finished steps, as the mean over its images. Never decreases, and ends at `steps`."""
 
     request: int
     step: int
-    steps: int  # that each image takes: fewer than were asked for where strength leaves some out
+    steps: int  # per image: fewer than requested if strength leaves some out
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image, or a preview of one that is not done. Images of a request need not come in the order of `index`."""
+    """An image or a preview of one. Images of a request need not arrive in the order of `index`."""
 
     request: int
     index: int  # in the request, from 0
@@ -160,11 +160,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All images of the request are told; the worker has forgotten it."""
+    """All images of the request are sent; the worker has forgotten it."""
 
     request: int
-    seconds: float  # from its first step to here
-    steps: int  # that were computed for it, of all its images
+    seconds: float  # since its first image was started
+    steps: int  # computed, over all its images
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +172,17 @@ class Counters:
     """The loop's own counters after a step."""
 
     steps: int
-    running: int  # requests with an image that is being made
-    waiting: int  # requests that wait for their first image's turn
+    running: int  # requests with an image in the batch
+    waiting: int  # requests without one
     batch: int  # images computed together in the last step
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The end of a step, also of a text encoder's or a decoder's work: the heartbeat."""
+    """The heartbeat: the end of a step; also sent while text encoders or decoders run."""
 
     counters: Counters
-    phases: list[Phase] = field(default_factory=list)  # `queue`, `steps` or `decode`, that requests have entered
+    phases: list[Phase] = field(default_factory=list)  # that requests have entered: `queue`, `steps` or `decode`
 
 
 ToWorker = Load | Generate | Cancel | Stop

@@ -1,7 +1,7 @@
-"""What a runtime must do so that the batch loop can drive it: make a batch of images, and be steered between its steps.
+"""The interface between the batch loop and a runtime: compute a batch of images, with a callback between steps.
 
-A runtime knows prompts, seeds and pixels; it knows no request, no client and no count of images. `fit` may be called
-from any thread, all else from one.
+A runtime knows prompts, seeds and pixels, but no requests, clients or image counts. `fit` may be called from any
+thread, everything else from one thread only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.image.engine.messages import EngineOptions, Mode, Ready
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What images have in common that are computed together."""
+    """The parameters that all images of a batch share."""
 
     mode: Mode
     width: int  # pixels
@@ -23,41 +23,41 @@ class Recipe:
     steps: int
     guidance: float
     scheduler: str  # one of `Ready.schedulers`
-    strength: float  # 1.0 of images made from text alone
-    negative: bool  # whether they have negative prompts
+    strength: float  # 1.0 for text_to_image
+    negative: bool  # the images have negative prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """One image that is to be made."""
+    """The input of one image."""
 
     prompt: str
     negative: str
     seed: int
     image: bytes | None  # width x height RGB
-    mask: bytes | None  # width x height: 255 is painted anew
+    mask: bytes | None  # width x height: 255 is repainted
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How much of a text encoder a prompt fills: of the one that has the least room left."""
+    """A prompt's tokens and the limit of the text encoder that has the least room left."""
 
-    tokens: int  # without the encoder's own marks
+    tokens: int  # without special tokens
     limit: int
 
 
 class Preview(Protocol):
-    """The images of a batch between two of its steps."""
+    """Decodes the images of a batch between two of its steps."""
 
     def __call__(self, rows: Sequence[int]) -> list[bytes]:
-        """What these drafts look like so far, as RGB; nothing where the model's latents cannot be decoded early."""
+        """Returns previews of these drafts as RGB; empty if the model's latents cannot be decoded early."""
 
 
 class AfterStep(Protocol):
-    """Called between two steps of a batch."""
+    """The callback after each step of a batch."""
 
     def __call__(self, step: int, steps: int, preview: Preview) -> Collection[int]:
-        """`step` of `steps` is done, from 1. Returns the drafts that are still wanted, as indexes."""
+        """Reports that `step` (from 1) of `steps` is done. Returns the indexes of the drafts that are still wanted."""
 
 
 class Runtime(Protocol):
@@ -71,10 +71,10 @@ class Runtime(Protocol):
     def generate(
         self, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
     ) -> list[bytes | None]:
-        """Makes images together: each one's RGB, and None for those that are no longer wanted.
+        """Computes images together. Returns the RGB of each, None for those that are no longer wanted.
 
-        When none is, it ends at once. `beat` is called now and then where there are no steps: while prompts are encoded
-        and pixels decoded.
+        Stops immediately when no image is wanted. Calls `beat` now and then while no steps run: while prompts are
+        encoded and pixels decoded.
 
         Raises:
             EngineError: OUT_OF_MEMORY or INTERNAL; the batch is lost.

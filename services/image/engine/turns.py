@@ -1,4 +1,4 @@
-"""Whose image is made next: clients in turn, and in each its requests, however many images one of them asks for."""
+"""The order of images: clients take turns, and so do the requests of a client, however many images each has."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Turns:
         self._requests: dict[int, int] = {}
 
     def next(self, waiting: Iterable[Generation]) -> Generation | None:
-        """Chooses who has waited longest since an image of its client, then of its own, was chosen; of several the
-        oldest."""
+        """Chooses the request whose client was served least recently, then the request served least recently; ties go
+        to the oldest."""
         chosen = min(waiting, key=self._rank, default=None)
         if chosen is not None:
             self._count += 1
@@ -25,7 +25,7 @@ class Turns:
         return chosen
 
     def forget(self, gone: Generation, left: Iterable[Generation]) -> None:
-        """The request is over; `left` are those that are not."""
+        """Forgets a finished request; `left` are the remaining ones."""
         self._requests.pop(gone.number, None)
         if all(other.client != gone.client for other in left):
             self._clients.pop(gone.client, None)

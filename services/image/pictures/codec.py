@@ -1,4 +1,4 @@
-"""A codec process, seen from the service: it takes one file after the other and may be lost with any of them."""
+"""The service's view of a codec process: it takes one file at a time, and any file may kill it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from services.sandbox.start import ConfinedGone, ConfinedStart
 from services.worker.process import WorkerDied, WorkerProcess
 
 MODULE = "services.image.pictures.coding"
-FILES = 500  # a process is replaced after so many, whatever its libraries have leaked by then
+FILES = 500  # files before a process is replaced, which bounds what its libraries leak
 
 
 class Codec:
-    """A process that has been warmed up."""
+    """A warmed-up codec process."""
 
     def __init__(self, process: WorkerProcess[FromCodec]) -> None:
         self._process = process
         self._files = 0
-        self._broken = False  # not to be given another file
+        self._broken = False  # must not get another file
 
     @classmethod
     async def start(cls, max_pixels: int) -> Codec:
-        """Starts a process and waits until it can take a file. Raises Unsupported and Internal where it cannot."""
+        """Starts a process and waits until it can take a file. Raises Unsupported or Internal if it cannot."""
         start = ConfinedStart(
             module=MODULE,
             messages=FromCodec,
@@ -39,13 +39,13 @@ class Codec:
 
     @property
     def reusable(self) -> bool:
-        """Whether it may have another file."""
+        """True if the process may take another file."""
         return not self._broken and self._files < FILES
 
     async def run(self, order: Decode | Encode) -> Decoded | Encoded | Refused:
-        """Has a file read or written. Raises ConfinedGone; one whose task is cancelled meanwhile takes no other."""
+        """Reads or writes a file. Raises ConfinedGone. If the task is cancelled, the process takes no other file."""
         self._files += 1
-        self._broken = True  # until this file has come to its end
+        self._broken = True  # until this file is done
         begun = False
         try:
             self._process.send(order)
@@ -59,6 +59,6 @@ class Codec:
         return answer
 
     async def close(self) -> None:
-        """Ends the process at once."""
+        """Ends the process immediately."""
         self._broken = True
         await self._process.close()

@@ -1,4 +1,4 @@
-"""Codec processes of one kind: some wait warm, more start on demand, and no more than allowed run at once."""
+"""A pool of codec processes: idle ones are kept warm, more start on demand, and their number is limited."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from services.sandbox.start import ConfinedGone
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # with processes that had ended while they waited
+TRIES = 3  # with processes that had died while idle
 
 
 class Codecs:
-    """Up to `most` files at once, and `queue` more may wait."""
+    """Processes up to `most` files concurrently; `queue` more may wait."""
 
     def __init__(self, *, most: int, queue: int, max_pixels: int, seconds: float) -> None:
-        """`seconds`: a file that takes longer, the start of a process included, is given up."""
+        """`seconds`: the time limit of a file, including the start of a process."""
         self._places = asyncio.Semaphore(most)
         self._most = most
         self._queue = queue
@@ -32,27 +32,27 @@ class Codecs:
         self._closed = False
 
     async def start(self) -> None:
-        """Starts the first process. Raises Unsupported where pictures cannot be read here, and Internal."""
+        """Starts the first process. Raises Unsupported if pictures cannot be read here, and Internal."""
         self._idle.append(await Codec.start(self._max_pixels))
 
     async def close(self) -> None:
-        """Ends all idle processes; those with a file end with it."""
+        """Ends all idle processes; busy ones end after their file."""
         self._closed = True
         idle, self._idle = self._idle, []
         await asyncio.gather(*(codec.close() for codec in idle))
 
     @property
     def processes(self) -> list[int]:
-        """Process ids of those that wait for a file."""
+        """Process ids of the idle processes."""
         return [codec.pid for codec in self._idle]
 
     async def run(self, order: Decode | Encode) -> Decoded | Encoded | Refused:
-        """Has a file read or written.
+        """Reads or writes a file.
 
         Raises:
-            ConfinedGone: a process ended with it.
-            Overloaded: as many as allowed are at work, and as many wait.
-            Timeout: it took too long.
+            ConfinedGone: the file killed its process.
+            Overloaded: all processes are busy and the queue is full.
+            Timeout: the file took too long.
         """
         async with self._place():
             try:

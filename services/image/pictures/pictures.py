@@ -1,4 +1,4 @@
-"""Picture files, read and written in processes of their own: those that see callers' files never see results."""
+"""Reads and writes picture files in separate processes: those that read callers' files never see results."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class Pictures:
         )
 
     async def start(self) -> None:
-        """Starts the first processes. Raises Unsupported where pictures cannot be read here, and Internal."""
+        """Starts the first processes. Raises Unsupported if pictures cannot be read here, and Internal."""
         await self._readers.start()
         await self._writers.start()
 
     async def close(self) -> None:
-        """Ends all processes that wait for a file."""
+        """Ends all idle processes."""
         await self._readers.close()
         await self._writers.close()
 
     @property
     def processes(self) -> list[int]:
-        """Process ids of those that wait for a file, readers first."""
+        """Process ids of the idle processes, readers first."""
         return self._readers.processes + self._writers.processes
 
     async def decode(self, order: Decode) -> Decoded:
-        """Pixels of an upload.
+        """Decodes an upload to pixels.
 
         Raises:
-            InvalidRequest: it is no picture, a damaged one, or too large; `param` is image or mask.
-            Overloaded, Timeout: too many are being read, or it takes too long.
+            InvalidRequest: the upload is no picture, damaged, or too large; `param` is image or mask.
+            Overloaded, Timeout: too many uploads are being read, or this one takes too long.
         """
         try:
             answer = await self._readers.run(order)
@@ -58,7 +58,7 @@ class Pictures:
         return answer
 
     async def encode(self, order: Encode) -> bytes:
-        """A result's file. Raises Internal, Overloaded, Timeout."""
+        """Encodes a result as a file. Raises Internal, Overloaded, Timeout."""
         try:
             answer = await self._writers.run(order)
         except ConfinedGone as gone:

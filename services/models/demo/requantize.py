@@ -1,6 +1,6 @@
 """Converts a GGUF file to another precision: `python -m services.models.demo.requantize SOURCE TARGET bf16|f16`.
 
-A process of its own, because it loads llama.cpp; run by `services.models.demo.text_demo`.
+A separate process, because it loads llama.cpp; started by `services.models.demo.text_demo`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Writes TARGET; exits with 1 when llama.cpp refuses."""
+    """Writes TARGET; exits with 1 if llama.cpp fails."""
     import llama_cpp  # noqa: PLC0415 (heavy: only where it is used)
 
     source, target, precision = sys.argv[1:]

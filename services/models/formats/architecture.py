@@ -1,4 +1,4 @@
-"""The name of an architecture, as a model's own metadata gives it."""
+"""Checks the name of an architecture in a model's own metadata."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")  # goes into statuses an
 
 
 def architecture_of(value: object, where: str) -> str:
-    """The name, checked.
+    """Returns the name if it is valid.
 
     Raises:
-        ModelInvalid: it is missing, or not what a name can be; says `where`.
+        ModelInvalid: it is missing or no valid name; the message contains `where`.
     """
     if value is None or value == "":
         raise ModelInvalid(f"{where} is missing: it names the model's architecture")

@@ -1,4 +1,4 @@
-"""The base of an image checkpoint of one file: the small files of a pipeline of diffusers, and never its weights."""
+"""The base of a single-file image checkpoint: the small files of a diffusers pipeline, without its weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from services.models.manifest import Manifest
 
 _UNUSED = "safety_checker"  # which diffusers leaves out of a pipeline made from a single file
 _INPUTS = "model.diffusion_model.input_blocks.0.0.weight"
-_KEYS = ".attn2.to_k.weight"  # what looks at the prompt
+_KEYS = ".attn2.to_k.weight"  # cross-attention keys
 
 
 def inspect_base(tree: FileTree, layout: Layout, tensors: Tensors) -> Manifest:
-    """The files that complete a checkpoint of that layout and with these tensors.
+    """Returns the files that complete a checkpoint of this layout and with these tensors.
 
     Raises:
-        ModelInvalid: it is another kind of pipeline, of other sizes, or files are missing or damaged; names them.
+        ModelInvalid: the pipeline's kind or sizes differ, or files are missing or damaged; names them.
     """
     if not there(tree, INDEX):
         raise missing(tree, [INDEX])
@@ -58,7 +58,7 @@ def inspect_base(tree: FileTree, layout: Layout, tensors: Tensors) -> Manifest:
 
 
 def _check_unet(tree: FileTree, tensors: Tensors) -> None:
-    """Makes sure that the two are of one size. What else does not fit is found when the model is loaded."""
+    """Checks that the base's UNet has the checkpoint's sizes. Other mismatches are found when the model is loaded."""
     path = "unet/config.json"
     config = read_object(tree, path)
     outputs, inputs = tensors[_INPUTS].shape[:2]

@@ -1,7 +1,7 @@
-"""OpenAI's Whisper checkpoints: a zip archive with a pickle, which is looked through and never loaded.
+"""Checks OpenAI's Whisper checkpoints: a zip archive with a pickle, which is scanned and never loaded.
 
-Whoever loads it must do so with weights only. That the pickle names nothing but tensors is checked here too, so that
-a file that would run code is never registered.
+The runtime must load checkpoints with weights_only. In addition, this module checks that the pickle names only tensors,
+so that a file that would run code is never registered.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any, BinaryIO, cast
 from services.errors import ModelInvalid
 from services.models.hub.source_tree import FileTree
 
-MAX_PICKLE = 4 * 1024 * 1024  # bytes; the largest published one takes a twentieth
-MAX_READ = 16 * 1024 * 1024  # bytes that the archive's table of contents may take
+MAX_PICKLE = 4 * 1024 * 1024  # bytes; 20 times the largest published one
+MAX_READ = 16 * 1024 * 1024  # most bytes of the archive's central directory
 _STORAGES = ("Half", "BFloat16", "Float", "Double", "Byte", "Char", "Short", "Int", "Long", "Bool")
 ALLOWED = frozenset(
     {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", *(f"torch {kind}Storage" for kind in _STORAGES)}
 )
-_BY_NAME = {"GLOBAL", "INST"}  # their argument says what they name
-_BY_STACK = {"STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "OBJ"}  # theirs cannot be told without running them
+_BY_NAME = {"GLOBAL", "INST"}  # opcodes whose argument is the global's name
+_BY_STACK = {"STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "OBJ"}  # opcodes whose global is unknown without running them
 _MEMO = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
-_DAMAGE = (ValueError, LookupError, ArithmeticError, struct.error)  # what readers of damaged bytes stumble over
-MULTILINGUAL = 51865  # tokens in the vocabulary, or more; English alone has one less
+_DAMAGE = (ValueError, LookupError, ArithmeticError, struct.error)  # errors of parsers on damaged bytes
+MULTILINGUAL = 51865  # least vocabulary size of a multilingual model; English-only models have one token less
 
 
 def read_checkpoint(tree: FileTree, path: str) -> bool | None:
-    """Checks a checkpoint. Returns whether it is multilingual, None when it does not say.
+    """Checks a checkpoint. Returns True if it is multilingual, None if it does not say.
 
     Raises:
-        ModelInvalid: it is damaged, no Whisper checkpoint, or names something else than tensors; says what.
+        ModelInvalid: it is damaged, no Whisper checkpoint, or its pickle names other globals than tensors; says what.
     """
     try:
         with (
@@ -49,7 +49,7 @@ def read_checkpoint(tree: FileTree, path: str) -> bool | None:
 
 
 class _Bounded(io.RawIOBase):
-    """A file of which nobody reads so much at once that it would fill the memory."""
+    """A file with a limit on single reads, so that a corrupt archive cannot fill the memory."""
 
     def __init__(self, file: BinaryIO, path: str, size: int) -> None:
         self._file = file
@@ -62,7 +62,7 @@ class _Bounded(io.RawIOBase):
         if left > MAX_READ:
             raise ModelInvalid(f"{self._path} is corrupt: its table of contents takes more than {MAX_READ} bytes")
         parts: list[bytes] = []
-        while left > 0 and (part := self._file.read(left)):  # what is remote may come in smaller parts
+        while left > 0 and (part := self._file.read(left)):  # remote reads may return less
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
@@ -81,7 +81,7 @@ class _Bounded(io.RawIOBase):
 
 
 def _pickle(archive: zipfile.ZipFile, path: str) -> bytes:
-    """The one pickle of the archive; readers differ in which they take when there are several."""
+    """Returns the archive's only pickle; refuses several, because readers differ in which one they use."""
     entries = archive.infolist()
     found = [entry for entry in entries if entry.filename.casefold().rpartition("/")[2] == "data.pkl"]
     if len(found) != 1 or found[0].filename.count("/") != 1 or not found[0].filename.endswith("/data.pkl"):
@@ -99,7 +99,7 @@ def _pickle(archive: zipfile.ZipFile, path: str) -> bytes:
 
 
 def _look_through(data: bytes, path: str) -> bool | None:
-    """Goes through the pickle's operations without carrying them out."""
+    """Scans the pickle's operations without executing them."""
     words: set[str] = set()
     vocabulary, last = None, None
     try:

@@ -1,4 +1,4 @@
-"""What `config.json` says of a model, in the shape that transformers gives it."""
+"""Reads a model's `config.json` in transformers' format."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ _ENCODERS = frozenset(
 )
 
 
-# What their repositories' code says is in transformers by now, under the same names.
+# Models whose repository code has been adopted by transformers, under the same model_type.
 _ADOPTED = frozenset({"nemotron_h", "nomic_bert"})
 _DTYPES = frozenset({"auto", "bfloat16", "float16", "float32", "float64"})
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What is needed of it."""
+    """The fields of config.json that inspection needs."""
 
     model_type: str
     architectures: tuple[str, ...]  # classes, such as `LlamaForCausalLM`; may be empty
-    context_tokens: int  # 0: it does not say
-    vocabulary: int  # tokens; 0: it does not say
-    quantization: str  # how the weights are quantised, such as `mxfp4`; empty: they are not
-    fault: str  # why no runtime may load it as a text model; empty: none is known
+    context_tokens: int  # 0: unknown
+    vocabulary: int  # tokens; 0: unknown
+    quantization: str  # method of quantised weights, such as `mxfp4`; empty: not quantised
+    fault: str  # why no runtime may load it as a text model; empty: no known reason
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What a model of these classes can do in text; nothing for heads that neither write nor embed."""
+        """The text capabilities of these classes; empty for heads that neither generate nor embed."""
         if any(name.endswith(_CHAT) for name in self.architectures):
             return frozenset({"chat"})
         if any(name.endswith("Model") for name in self.architectures):
@@ -69,12 +69,12 @@ def read_config(tree: FileTree) -> Config:
     """Reads `config.json`.
 
     Raises:
-        ModelInvalid: it is missing, too large, no JSON object, or names no architecture or a strange quantisation.
+        ModelInvalid: it is missing, too large, no JSON object, or names no architecture or an invalid quantisation.
     """
     document = read_object(tree, CONFIG)
     model_type = architecture_of(document.get("model_type"), f"model_type in {CONFIG}")
     names = document.get("architectures")
-    inner = document.get("text_config")  # models that also see or hear keep their language model's numbers there
+    inner = document.get("text_config")  # multimodal models keep their language model's values there
     return Config(
         model_type=model_type,
         architectures=tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else (),
@@ -86,16 +86,16 @@ def read_config(tree: FileTree) -> Config:
 
 
 def _own_code(document: dict[str, Any], model_type: str) -> str:
-    """What is wrong when the model's classes are to come from its repository.
+    """Returns the fault if the model's classes must come from its repository; else empty.
 
-    Even where transformers has classes of that model_type: with the repository's they are another model, which may
-    attend differently, and nobody would notice.
+    That is a fault even if transformers has classes for the model_type: the repository's classes define another model,
+    which may attend differently, and the difference would go unnoticed.
     """
     wanted = document.get("auto_map")
     if not wanted or model_type in _ADOPTED:
         return ""
     if isinstance(wanted, dict):
-        # A tokenizer is read from tokenizer.json alone, whatever class it names.
+        # Tokenizer classes do not matter, because only tokenizer.json is read.
         wanted = {part: name for part, name in wanted.items() if part.startswith(("AutoModel", "AutoConfig"))}
     if not wanted:
         return ""
@@ -103,7 +103,7 @@ def _own_code(document: dict[str, Any], model_type: str) -> str:
 
 
 def _strange_numbers(document: dict[str, Any]) -> str:
-    """What is wrong when the weights are said to be in a type that nothing computes in."""
+    """Returns the fault if config.json names an unknown dtype for the weights; else empty."""
     for key in ("dtype", "torch_dtype"):
         said = document.get(key)
         if said is not None and (not isinstance(said, str) or said.removeprefix("torch.") not in _DTYPES):
@@ -112,7 +112,7 @@ def _strange_numbers(document: dict[str, Any]) -> str:
 
 
 def _quantization(document: Any) -> str:
-    """The method, in lower case."""
+    """Returns the quantisation method in lower case; empty if there is none."""
     found = None
     if isinstance(document, dict):
         found = document.get("quantization_config") or document.get("compression_config")
@@ -120,12 +120,12 @@ def _quantization(document: Any) -> str:
         return ""
     method = found.get("quant_method") if isinstance(found, dict) else None
     if not method and isinstance(found, dict) and (found.get("load_in_4bit") or found.get("load_in_8bit")):
-        method = "bitsandbytes"  # its older versions say only that
+        method = "bitsandbytes"  # its older versions write only these flags
     return architecture_of(method, f"quant_method in {CONFIG}'s quantization_config").lower()
 
 
 def _first(document: Any, names: tuple[str, ...]) -> int:
-    """The first of these that is there and a number that can be; 0 when none is."""
+    """Returns the first of these values that is a valid number; 0 if none is."""
     if not isinstance(document, dict):
         return 0
     values = (document.get(name) for name in names)

@@ -1,7 +1,7 @@
-"""The model file of CTranslate2: its beginning, and on this machine whether it is whole.
+"""Checks CTranslate2's model file: its header, and, for a local file, its completeness.
 
-Layout (version 6, little-endian): version, name of the specification, its revision, number of variables; each with
-name, shape, type, bytes and content; then the names that stand for others.
+Layout (version 6, little-endian): version, name of the specification, its revision, number of variables; each variable
+with name, shape, type, byte count and content; then aliases of names.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import BinaryIO
 from services.errors import ModelInvalid
 from services.models.hub.source_tree import FileTree
 
-VERSION = 6  # others are accepted without a look inside
+VERSION = 6  # other versions are accepted unchecked
 SPECIFICATION = "WhisperSpec"
 MAX_VARIABLES = 100_000
 MAX_DIMENSIONS = 8
 
 
 def check_model(tree: FileTree, path: str) -> None:
-    """Checks a model file without reading its weights. Of a remote one only the beginning is read: going through it
-    takes a request for each variable, and the hub knows how long it is.
+    """Checks a model file without reading its weights. Of a remote file only the beginning is read, because the rest
+    would take a request per variable, and the hub already reports its size.
 
     Raises:
-        ModelInvalid: it is of another kind of model, cut off or corrupt.
+        ModelInvalid: it holds another kind of model, is cut off, or is corrupt.
     """
     size = tree.files[path].size
     try:
@@ -42,7 +42,7 @@ def check_model(tree: FileTree, path: str) -> None:
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the variables in a model file, by name; none where it is of a version that is not known here.
+    """Reads the shapes of the variables in a model file, by name; empty for an unknown version.
 
     Raises:
         ModelInvalid: it is cut off or corrupt.
@@ -69,7 +69,7 @@ class _Reader:
         return self._bytes(self.number("<H")).rstrip(b"\0").decode(errors="replace")
 
     def variables(self) -> dict[str, tuple[int, ...]]:
-        """Goes from one to the next, up to the end; gives their shapes."""
+        """Reads the file to its end, skipping the weights. Returns the shapes of all variables."""
         self.number("<I")  # revision
         count = self._count()
         shapes = {}

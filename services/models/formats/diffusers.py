@@ -1,4 +1,4 @@
-"""A model for diffusers: a pipeline's folder with `model_index.json`, or one checkpoint in its makers' own layout."""
+"""Inspects diffusers models: a folder with `model_index.json`, or a single-file checkpoint in its original layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INDEX = "model_index.json"
 MAX_COMPONENTS = 64
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PROCESSORS = ("FeatureExtractor", "ImageProcessor", "Processor")
-# What a component must have, by what it is: one of these sets of files.
+# The files that a component needs, by its kind: one of these sets.
 _SCHEDULER = (("scheduler_config.json",),)
 _TOKENIZER = (("tokenizer_config.json",), ("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",))
 _PROCESSOR = (("preprocessor_config.json",), ("processor_config.json",))
@@ -38,20 +38,20 @@ _COMPANIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """What a pipeline is made of."""
+    """A component of a pipeline."""
 
     name: str
     library: str
-    kind: str  # the class
+    kind: str  # class name
 
     @property
     def folder(self) -> str:
-        """Its own, ending with `/`."""
+        """Its folder, ending with `/`."""
         return f"{self.name}/"
 
     @property
     def needs(self) -> tuple[tuple[str, ...], ...]:
-        """The sets of files of which it needs one whole."""
+        """The alternative sets of files, one of which must be complete."""
         if self.kind.endswith("Scheduler"):
             return _SCHEDULER
         if "Tokenizer" in self.kind:
@@ -60,13 +60,13 @@ class Component:
 
     @property
     def stem(self) -> str:
-        """What its library calls the weights; empty: it has none."""
+        """The file stem of its weights; empty if it has none."""
         if self.needs is not _MODEL:
             return ""
         return "diffusion_pytorch_model" if self.library == "diffusers" else "model"
 
     def absent(self, tree: FileTree) -> str:
-        """Which files it lacks, weights aside; empty: none. Raises ModelInvalid where its configuration is no JSON."""
+        """Names its missing files, except weights; empty if none. Raises ModelInvalid if config.json is invalid."""
         folder = self.folder
         if not any(all(there(tree, folder + name) for name in names) for names in self.needs):
             return " or ".join(" + ".join(folder + name for name in names) for names in self.needs)
@@ -77,29 +77,30 @@ class Component:
 
 @dataclass(slots=True)
 class _Parts:
-    """What was found of all components, and what was not."""
+    """The files found for all components, and the missing ones."""
 
     paths: set[str] = field(default_factory=set)
-    weights: dict[str, Weights] = field(default_factory=dict)  # of each component that has some
+    weights: dict[str, Weights] = field(default_factory=dict)  # by component
     absent: list[str] = field(default_factory=list)
-    other: list[str] = field(default_factory=list)  # weights that are no safetensors
+    other: list[str] = field(default_factory=list)  # weights in other formats than safetensors
 
 
 def inspect_diffusers(tree: FileTree, file: str) -> Finding:
-    """Checks a pipeline and all its components, or the one checkpoint that is named, without reading their weights.
+    """Checks a pipeline and all its components, or the named checkpoint, without reading the weights.
 
     Raises:
         ModelInvalid: files are missing, ambiguous or damaged; names them.
-        Unsupported: the checkpoint is of no kind that is known.
+        Unsupported: the checkpoint's kind is unknown.
     """
     return _checkpoint(tree, file) if file else _pipeline(tree)
 
 
 def components(index: dict[str, object]) -> Iterator[Component]:
-    """Entries are `"name": ["library", "Class"]`; with null in it the pipeline goes without. Others are options.
+    """Yields the components in model_index.json, whose entries are `"name": ["library", "Class"]`. An entry with null
+    is an absent component; other entries are options.
 
     Raises:
-        ModelInvalid: there are too many, or one has no name that a folder can have.
+        ModelInvalid: there are too many components, or one has an invalid name.
     """
     names = [
         name
@@ -117,10 +118,10 @@ def components(index: dict[str, object]) -> Iterator[Component]:
 
 
 def companions(tree: FileTree, component: Component) -> set[str]:
-    """The small files of a component that are there.
+    """Returns the existing small files of a component.
 
     Raises:
-        ModelInvalid: an adapter lies beside it, which its library would put into the model unasked.
+        ModelInvalid: its folder holds an adapter, which its library would load automatically.
     """
     refuse_adapter(tree, component.folder)
     return {component.folder + name for name in _COMPANIONS} & tree.files.keys()

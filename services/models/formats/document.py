@@ -1,4 +1,4 @@
-"""Reads JSON objects that strangers wrote: bounded in size and depth, and named when they are wrong."""
+"""Reads untrusted JSON documents with limits on size and depth; errors name the file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from services.errors import ModelInvalid
 from services.models.hub.source_tree import FileTree
 
 CONFIG_BYTES = 4 * 1024 * 1024
-# What is parsed takes many times the memory of its text, and the interpreter parses one thing at a time anyway.
+# Parsed JSON takes many times the memory of its text, and the interpreter's lock serialises parsing anyway.
 _PARSING = threading.Lock()
 
 
 def read_bytes(tree: FileTree, path: str, limit: int) -> bytes:
-    """A whole file.
+    """Reads a whole file.
 
     Raises:
         ModelInvalid: it is missing, larger than `limit` bytes, or cannot be read.
@@ -30,7 +30,7 @@ def read_bytes(tree: FileTree, path: str, limit: int) -> bytes:
     try:
         with tree.open(path) as file:
             left = entry.size
-            while left > 0 and (part := file.read(left)):  # what is remote may come in smaller parts
+            while left > 0 and (part := file.read(left)):  # remote reads may return less
                 parts.append(part)
                 left -= len(part)
     except OSError as error:
@@ -41,16 +41,16 @@ def read_bytes(tree: FileTree, path: str, limit: int) -> bytes:
 
 
 def read_object(tree: FileTree, path: str, limit: int = CONFIG_BYTES, *, strict: bool = False) -> dict[str, Any]:
-    """The JSON object that a file holds; `strict` as in `parse_object`.
+    """Reads a JSON object from a file; `strict` as in `parse_object`.
 
     Raises:
-        ModelInvalid: it is missing, larger than `limit` bytes, or no JSON object; names it.
+        ModelInvalid: the file is missing, larger than `limit` bytes, or no JSON object; names it.
     """
     return parse_object(read_bytes(tree, path, limit), path, strict=strict)
 
 
 def read_list(tree: FileTree, path: str, limit: int = CONFIG_BYTES) -> list[Any]:
-    """The JSON list that a file holds. Raises ModelInvalid as `read_object` does."""
+    """Reads a JSON list from a file. Raises ModelInvalid as `read_object` does."""
     found = _parse(read_bytes(tree, path, limit), path, strict=False)
     if not isinstance(found, list):
         raise ModelInvalid(f"{path} is no JSON list")
@@ -58,10 +58,10 @@ def read_list(tree: FileTree, path: str, limit: int = CONFIG_BYTES) -> list[Any]
 
 
 def known_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model that was inspected before; empty where it holds another value.
+    """Reads a JSON object from a file of a model that was inspected before; empty if it holds another value.
 
     Raises:
-        OSError, ModelInvalid: it is not there any more, or no JSON.
+        OSError, ModelInvalid: the file is gone or no JSON.
     """
     with path.open("rb") as file:
         found = _parse(file.read(CONFIG_BYTES), str(path), strict=False)
@@ -69,13 +69,13 @@ def known_object(path: Path) -> dict[str, Any]:
 
 
 def parse_object(data: bytes, name: str, *, strict: bool) -> dict[str, Any]:
-    """Reads a JSON object; `name` is for messages.
+    """Parses a JSON object; `name` is for messages.
 
-    `strict` refuses what two readers could take for different things: a key that is there twice, NaN, Infinity.
-    Published config.json files do hold Infinity.
+    `strict` refuses JSON that parsers read differently: duplicate keys, NaN, Infinity. It is off by default because
+    published config.json files contain Infinity.
 
     Raises:
-        ModelInvalid: it is none.
+        ModelInvalid: the data is no JSON object.
     """
     found = _parse(data, name, strict=strict)
     if not isinstance(found, dict):
@@ -90,7 +90,7 @@ def _parse(data: bytes, name: str, *, strict: bool) -> Any:
             return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse) if strict else json.loads(text)
     except RecursionError:
         raise ModelInvalid(f"{name} is nested too deeply") from None
-    except ValueError as error:  # also what is no UTF-8
+    except ValueError as error:  # includes UnicodeDecodeError
         raise ModelInvalid(f"{name} is no valid JSON: {str(error)[:200]}") from None
 
 

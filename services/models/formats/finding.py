@@ -1,4 +1,4 @@
-"""What an inspection finds out about a model."""
+"""The result of a model's inspection."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from services.models.manifest import Manifest, ManifestFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A model that can be registered: what it is, and which files of the source belong to it."""
+    """A model that can be registered: its properties, and the files of the source that belong to it."""
 
     format: Format
     modality: Modality
     architecture: str
     capabilities: frozenset[str]
-    context_tokens: int  # 0: it does not say
+    context_tokens: int  # 0: unknown
     files: tuple[ManifestFile, ...]  # ordered by path
-    primary: str  # path of the file that a runtime opens; empty: it opens the folder
+    primary: str  # path of the file that the runtime opens; empty: it opens the folder
     quantization: str = ""  # as in ModelFacts
     unpacked_size: int = 0  # as in ModelFacts
-    # What an image model's headers say: component -> its tensors; of a checkpoint of one file all of them under "".
+    # Tensors of an image model: component -> name -> tensor; "" is the component of a single-file checkpoint.
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def facts(self, model_id: str) -> ModelFacts:
-        """As a model of that id."""
+        """Builds the facts of a model with this id."""
         return ModelFacts(
             id=model_id,
             modality=self.modality,
@@ -42,7 +42,7 @@ class Finding:
         )
 
     def manifest(self, tree: FileTree) -> Manifest:
-        """Its files, pinned to where they were found. Raises ModelInvalid when their names cannot be allowed."""
+        """Builds the manifest, pinned to the source. Raises ModelInvalid if a file name is not allowed."""
         manifest = Manifest(
             files=self.files,
             primary=self.primary,

@@ -1,4 +1,4 @@
-"""GGUF models: which files of the source they are, and what their headers say."""
+"""Inspects GGUF models: finds their files in the source and checks their headers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from services.models.formats.parallel import in_parallel
 from services.models.formats.split import Split, require_all, split_of, splits_in
 from services.models.hub.source_tree import FileTree
 
-# Architectures of llama.cpp that embed and do not write.
+# Architectures of llama.cpp that embed and do not generate.
 ENCODERS = frozenset(
     """
     bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding t5encoder
     """.split()  # noqa: SIM905 (easier to read)
 )
 _PARTS = {"mmproj": "a projector", "adapter": "an adapter", "imatrix": "an importance matrix"}  # general.type
-_POOLING_NONE, _POOLING_RANK = 0, 4  # llama.cpp's own numbers
+_POOLING_NONE, _POOLING_RANK = 0, 4  # llama.cpp's values of pooling_type
 
 
 def inspect_gguf(tree: FileTree, file: str) -> Finding:
-    """Checks the GGUF file of that path, or the only GGUF model of the tree, by its headers.
+    """Checks the headers of the GGUF file at `file`, or of the only GGUF model in the tree.
 
     Raises:
-        ModelInvalid: it is missing, not the only one, cut off or otherwise wrong; names the files.
-        Unsupported: it ranks texts.
+        ModelInvalid: it is missing, ambiguous, cut off or otherwise invalid; names the files.
+        Unsupported: it is a ranking model.
     """
     split = _choose(tree, file)
     require_all(tree, split)
@@ -65,7 +65,7 @@ def _choose(tree: FileTree, file: str) -> Split:
 
 
 def _header(tree: FileTree, path: str) -> GgufHeader:
-    """The header of one file, with the weights as long as it says."""
+    """Reads the header of one file and checks the file's size against it."""
     size = tree.files[path].size
     try:
         with tree.open(path) as file:
@@ -80,12 +80,12 @@ def _header(tree: FileTree, path: str) -> GgufHeader:
 
 
 def _check_split(split: Split, headers: list[GgufHeader]) -> None:
-    """What the headers say of the split must be what the names say."""
+    """Checks that the headers and the file names agree on the split."""
     count = len(split.paths)
     for number, (path, header) in enumerate(zip(split.paths, headers, strict=True)):
         default = (0, 1) if count == 1 else (None, None)
         said = (header.metadata.get("split.no", default[0]), header.metadata.get("split.count", default[1]))
-        if count == 1 and said[1] == 0:  # what some writers put into a file that is not split
+        if count == 1 and said[1] == 0:  # some writers put this into files that are not split
             continue
         if said != (number, count):
             raise ModelInvalid(
@@ -99,7 +99,7 @@ def _check_split(split: Split, headers: list[GgufHeader]) -> None:
 
 
 def _embeds(header: GgufHeader) -> bool:
-    """Whether it is an encoder, or a decoder that was made to embed: only those say how to pool."""
+    """True for an encoder, or a decoder trained to embed: only these have a pooling type."""
     pooling = header.metadata.get(f"{header.architecture}.pooling_type", _POOLING_NONE)
     if pooling == _POOLING_RANK:
         raise Unsupported("the model ranks texts (its pooling_type is rank), which is not served", param="source")

@@ -1,4 +1,4 @@
-"""Reads a GGUF file's header: metadata and tensor list, never the weights.
+"""Reads a GGUF file's header: metadata and tensor list, not the weights.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian, versions 2 and 3).
 """
@@ -13,20 +13,20 @@ from typing import Any, BinaryIO
 
 MAGIC = b"GGUF"
 MAX_STRING = 64 * 1024 * 1024
-MAX_ITEMS = 16_000_000  # of an array, or tensors
-MAX_ENTRIES = 100_000  # of the metadata; it is kept in memory
+MAX_ITEMS = 16_000_000  # in an array, or tensors
+MAX_ENTRIES = 100_000  # of the metadata, which is kept in memory
 MAX_HEADER = 128 * 1024 * 1024  # bytes; the largest vocabularies take a tenth of it
 MAX_DIMENSIONS = 4
 MAX_CONTEXT = 2**31 - 1
-MAX_LIST = 1024  # whole numbers of an array that is kept: one for each layer
+MAX_LIST = 1024  # longest integer array that is kept; enough for one value per layer
 MAX_LISTS = 64
 DEFAULT_ALIGNMENT = 32
-BLOCK = 1024 * 1024  # bytes read at once: a remote file costs a request for each
+BLOCK = 1024 * 1024  # bytes per read; each is a request for a remote file
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _WHOLE = (0, 1, 2, 3, 4, 5, 10, 11)
 
-# Number of a tensor type: (numbers in a block, bytes of a block). A test holds the list against the pinned llama.cpp.
+# Tensor type -> (numbers in a block, bytes of a block). A test compares the table with the pinned llama.cpp.
 TENSOR_TYPES: dict[int, tuple[int, int]] = {
     0: (1, 4),  # F32
     1: (1, 2),  # F16
@@ -67,7 +67,7 @@ TENSOR_TYPES: dict[int, tuple[int, int]] = {
 
 
 class GgufError(Exception):
-    """The file is not a GGUF file that can be read; the message says where it breaks."""
+    """The file is no readable GGUF file; the message says where parsing fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class GgufTensor:
     """An entry of the tensor list."""
 
     name: str
-    shape: tuple[int, ...]  # the fastest dimension first
+    shape: tuple[int, ...]  # the contiguous dimension first
     kind: int  # number of its type
-    offset: int  # bytes from the beginning of the weights
+    offset: int  # bytes from the start of the weights
 
     @property
     def size(self) -> int | None:
-        """Bytes of it; None when its type is not known here."""
+        """Its size in bytes; None if its type is unknown."""
         if self.kind not in TENSOR_TYPES:
             return None
         numbers, size = TENSOR_TYPES[self.kind]
@@ -90,14 +90,14 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says of itself. Of arrays in the metadata only the lengths are kept, and in `lists` those of a
-    few whole numbers, such as the heads of each layer.
+    """The header of a GGUF file. `metadata` holds only the lengths of arrays; `lists` holds short arrays of integers,
+    such as the heads of each layer.
     """
 
     metadata: dict[str, Any]
     tensors: int
     size: int  # bytes of the file
-    needed: int  # bytes that the file must have; 0: there is a tensor of a type that is not known here
+    needed: int  # least bytes of the file by its header; 0: a tensor has an unknown type
     lists: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -107,7 +107,7 @@ class GgufHeader:
 
     @property
     def context_length(self) -> int:
-        """Tokens that the model was trained for; 0 when the file does not say, or nothing that can be."""
+        """The trained context length in tokens; 0 if the file has no valid value."""
         value = self.metadata.get(f"{self.architecture}.context_length", 0)
         return value if isinstance(value, int) and 0 < value <= MAX_CONTEXT else 0
 
@@ -116,7 +116,7 @@ def read_header(path: Path) -> GgufHeader:
     """Reads the header of a GGUF file.
 
     Raises:
-        GgufError: the file is missing, is no GGUF file, has a version that is not supported, or its header is cut off.
+        GgufError: the file is missing, no GGUF file, of an unsupported version, or its header is cut off.
     """
     try:
         with path.open("rb") as file:
@@ -128,10 +128,10 @@ def read_header(path: Path) -> GgufHeader:
 def read_header_from(file: BinaryIO, name: str, size: int) -> GgufHeader:
     """Reads the header of an open file of `size` bytes; `name` is for messages.
 
-    Reads in blocks and skips by seeking, so that of a remote file little more than its header is transferred.
+    Reads in blocks and skips by seeking, so that little more than the header of a remote file is transferred.
 
     Raises:
-        GgufError: it is no GGUF file, has a version that is not supported, or its header is cut off.
+        GgufError: it is no GGUF file, of an unsupported version, or its header is cut off.
     """
     return _Reader(file, name, size).header()
 
@@ -142,9 +142,9 @@ class _Reader:
         self._name = name
         self._size = size
         self._block = b""
-        self._lists = 0  # that were kept so far
-        self._start = 0  # of the block in the file
-        self._at = 0  # in the file
+        self._lists = 0  # kept so far
+        self._start = 0  # offset of the block in the file
+        self._at = 0  # position in the file
 
     def header(self) -> GgufHeader:
         if self._bytes(4) != MAGIC:
@@ -166,7 +166,7 @@ class _Reader:
         return GgufHeader(metadata, tensors, self._size, self._weights(tensors, _alignment(metadata)), lists)
 
     def _weights(self, count: int, alignment: int) -> int:
-        """Reads the tensor list. Returns the bytes that the file must have, 0 if a type in it is unknown."""
+        """Reads the tensor list. Returns the least size of the file in bytes, 0 if a tensor's type is unknown."""
         if not alignment:
             raise self._corrupt("general.alignment is not a power of two")
         end, known = 0, True
@@ -201,7 +201,7 @@ class _Reader:
         return self._scalar(kind)
 
     def _array(self) -> int | tuple[int, ...]:
-        """An array of a few whole numbers; the length of any other, which is skipped."""
+        """Reads a short array of integers; skips any other array and returns its length."""
         kind, length = self._scalar(4), int(self._scalar(10))
         if length > MAX_ITEMS:
             raise self._corrupt(f"an array claims {length} items")
@@ -238,14 +238,14 @@ class _Reader:
         return self._block[begin : begin + count]
 
     def _fetch(self, count: int) -> None:
-        """Reads the block that begins where the reader is; `count` bytes of it are there for certain."""
+        """Reads the block at the current position, with at least `count` bytes."""
         if self._at + count > self._size:
             raise self._cut_off()
         if self._at != self._start + len(self._block):
             self._file.seek(self._at)
         wanted = min(max(count, BLOCK), self._size - self._at)
         parts: list[bytes] = []
-        while wanted > 0 and (part := self._file.read(wanted)):  # what is remote may come in smaller parts
+        while wanted > 0 and (part := self._file.read(wanted)):  # remote reads may return less
             parts.append(part)
             wanted -= len(part)
         self._start, self._block = self._at, b"".join(parts)
@@ -267,6 +267,6 @@ class _Reader:
 
 
 def _alignment(metadata: dict[str, Any]) -> int:
-    """Bytes that tensors are aligned to; 0 when the metadata says something that cannot be."""
+    """Returns the alignment of tensors in bytes; 0 if the metadata's value is invalid."""
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     return value if type(value) is int and 0 < value < 2**31 and not value & (value - 1) else 0

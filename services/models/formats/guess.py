@@ -1,4 +1,4 @@
-"""What formats a folder could be registered as, for an import of folders that nobody has described."""
+"""Guesses the formats of a folder, for the import of folders without a description."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from services.models.hub.source_tree import FileTree
 
 
 def guess(tree: FileTree) -> list[tuple[Format, str]]:
-    """Every format, with the file where it takes one, that the names of the files and config.json's model_type allow.
+    """Returns the formats, each with its file if it takes one, that fit the file names and config.json's model_type.
 
-    None: there is nothing to be used. Several: only an operator can say which.
+    Empty if there is no usable model. With several, an operator must choose.
 
     Raises:
-        ModelInvalid: the names of split GGUF files count in a way that cannot be.
+        ModelInvalid: the names of split GGUF files have impossible numbers.
     """
     found: list[tuple[Format, str]] = [("gguf", split.primary) for split in splits_in(tree)]
     layouts = layouts_in(tree)
@@ -29,13 +29,13 @@ def guess(tree: FileTree) -> list[tuple[Format, str]]:
     converted = layouts.get("CTranslate2", [])
     if CTRANSLATE2 in converted and any(name in converted for name in VOCABULARIES) and ("whisper", "") not in found:
         found.append(("whisper", ""))
-    if PIPELINE not in tree.files and model_type in ("", "whisper"):  # else a `.pt` is somebody's training state
+    if PIPELINE not in tree.files and model_type in ("", "whisper"):  # otherwise a `.pt` is a training state
         found += [("whisper", path) for path in layouts.get("OpenAI", []) if path.endswith(CHECKPOINT)]
     return found
 
 
 def _model_type(tree: FileTree) -> str:
-    """Empty when config.json is missing or wrong: whoever registers the folder is told then."""
+    """Returns the model_type; empty if config.json is missing or invalid, which registration reports later."""
     try:
         return read_config(tree).model_type if CONFIG in tree.files else ""
     except ModelInvalid:

@@ -1,7 +1,7 @@
-"""Looks at a model when it is registered: what it is, which files belong to it, and whether they can be right.
+"""Inspects a model at registration: its properties, the files that belong to it, and their validity.
 
-One module for each format, in a static table. Weights are never read, so that a source on the hub is inspected
-without downloading it. The format is what the operator said; what else lies in the folder does not change it.
+A static table maps each format to one module. Weights are never read, so that a source on the hub is inspected without
+downloading it. The operator sets the format; other files in the folder do not change it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FILES: Mapping[Format, Callable[[FileTree, str], Finding]] = {
 
 
 def inspect(tree: FileTree, format: Format, file: str = "") -> Finding:
-    """Inspects a model of that format. `file` is the one file of the source that was named, if one was.
+    """Inspects a model in this format. `file` is the file that the source names, if any.
 
     Raises:
         ModelInvalid: files are missing, ambiguous or damaged; names them.
-        InvalidRequest: there is no such format, or it has no single files; `param` says which is wrong.
+        InvalidRequest: the format does not exist, or takes no single file; `param` names the wrong parameter.
     """
     if format in _FILES:
         return _FILES[format](tree, file)

@@ -1,4 +1,4 @@
-"""How messages name files: the first few, and how many more there are."""
+"""Helpers for messages that name files, and for checks that files exist."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterable
 from services.errors import ModelInvalid
 from services.models.hub.source_tree import FileTree
 
-MOST = 10  # names in a message
+MOST = 10  # most names in a message
 
 
 def listed(names: Iterable[str]) -> str:
-    """`a, b, c`, with `and 5 more` when there are too many."""
+    """Joins names to `a, b, c`, with `and 5 more` if there are too many."""
     ordered = sorted(names)
     shown = ", ".join(name[:200] for name in ordered[:MOST])
     return f"{shown} and {len(ordered) - MOST} more" if len(ordered) > MOST else shown
 
 
 def place(tree: FileTree) -> str:
-    """Where the files are: the repository or the folder."""
+    """Returns the repository or the folder of the files."""
     return tree.repository or tree.folder
 
 
 def there(tree: FileTree, path: str) -> bool:
-    """Whether there is such a file, with something in it."""
+    """True if the file exists and is not empty."""
     return path in tree.files and tree.files[path].size > 0
 
 
 def require(tree: FileTree, paths: Iterable[str]) -> None:
-    """Makes sure that these files are there and not empty.
+    """Checks that these files exist and are not empty.
 
     Raises:
-        ModelInvalid: some are not; names all of them.
+        ModelInvalid: some are missing or empty; names all of them.
     """
     wanted = [path for path in paths if not there(tree, path)]
     if wanted:
@@ -39,6 +39,6 @@ def require(tree: FileTree, paths: Iterable[str]) -> None:
 
 
 def missing(tree: FileTree, paths: Iterable[str]) -> ModelInvalid:
-    """The error that names files that are not there, or are empty."""
+    """Builds the error that names missing or empty files."""
     paths = list(paths)
     return ModelInvalid(f"{place(tree)}: {listed(paths)} {'are' if len(paths) > 1 else 'is'} missing or empty")

@@ -1,7 +1,7 @@
-"""A LoRA: one safetensors file with two small factors for each of the matrices of a model that it changes.
+"""Inspects a LoRA: one safetensors file with two small factors for each matrix of a model that it changes.
 
-Two ways of naming them are known: diffusers' own, with dots as in the model, and that of kohya's scripts, with `_` in
-their place. Which matrices they mean in a file of other names is found when the model is loaded.
+Two naming schemes are known: diffusers' own, with dots as in the model, and that of kohya's scripts, with `_` instead.
+Files with other names are matched only when the model is loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What is done to one matrix."""
+    """The size of the matrix that a LoRA changes."""
 
     inputs: int
     outputs: int
@@ -53,17 +53,17 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """A LoRA's file, and what it changes."""
+    """A LoRA's file and the matrices that it changes."""
 
     manifest: Manifest
-    changes: Mapping[str, _Change]  # by the name that the file has for a matrix
+    changes: Mapping[str, _Change]  # by the file's name for the matrix
 
 
 def inspect_lora(tree: FileTree, file: str) -> Lora:
-    """Checks a LoRA's header. `file` is the one that was named; else there must be one only.
+    """Checks a LoRA's header. `file` is the named file; if empty, the tree must hold exactly one.
 
     Raises:
-        ModelInvalid: there is no such file, it is damaged or no LoRA; says what.
+        ModelInvalid: the file does not exist, is damaged or no LoRA; says what.
     """
     path = file or _only(tree)
     if path not in tree.files:
@@ -83,12 +83,12 @@ def inspect_lora(tree: FileTree, file: str) -> Lora:
 
 
 def check_fit(lora: Lora, model: Mapping[str, Tensors]) -> None:
-    """Makes sure that a LoRA can be one of a model, as far as names and shapes tell.
+    """Checks by names and shapes that a LoRA fits a model.
 
-    `model` has the tensors of each component; of a checkpoint in its makers' own layout all of them under "".
+    `model` maps components to their tensors; a checkpoint in its original layout has all of them under "".
 
     Raises:
-        ModelInvalid: it was made for another model; says what does not fit.
+        ModelInvalid: it was made for another model; names the mismatch.
     """
     path = lora.manifest.primary
     widths = {
@@ -109,7 +109,7 @@ def check_fit(lora: Lora, model: Mapping[str, Tensors]) -> None:
 
 
 def _check_matrices(lora: Lora, model: Mapping[str, Tensors]) -> None:
-    """Finds the matrices in the model that are changed."""
+    """Checks the changed matrices against those of the model."""
     path = lora.manifest.primary
     matrices = dict(_matrices(model))
     unknown = []
@@ -129,7 +129,7 @@ def _check_matrices(lora: Lora, model: Mapping[str, Tensors]) -> None:
 
 
 def _matrices(model: Mapping[str, Tensors]) -> Iterable[tuple[str, tuple[int, ...]]]:
-    """Every matrix under the names that LoRAs have for it, with its shape."""
+    """Yields every matrix under each of the names that LoRAs use for it, with its shape."""
     for component, tensors in model.items():
         for name, tensor in tensors.items():
             module, dot, kind = name.rpartition(".")
@@ -143,7 +143,7 @@ def _matrices(model: Mapping[str, Tensors]) -> Iterable[tuple[str, tuple[int, ..
 
 
 def _written_out(name: str) -> str:
-    """Earlier diffusers named a matrix by what computed with it; earlier transformers had a level more in encoders."""
+    """Converts older names: diffusers used attention processors' names, transformers had one more level in encoders."""
     name = name.replace(".text_model.", ".").replace("_text_model_", "_")
     return name.replace(".processor.to_out", ".to_out.0").replace(".processor.to_", ".to_")
 

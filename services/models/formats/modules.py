@@ -1,4 +1,4 @@
-"""The modules of a sentence-transformers model: `modules.json`, and a small folder for each step after the model."""
+"""The modules of a sentence-transformers model: `modules.json`, and a folder for each step after the transformer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
 def find_modules(tree: FileTree) -> tuple[list[str], list[Weights]]:
-    """The paths of all files in the modules' folders, and those of them that are weights. None without modules.json.
+    """Returns the paths of all files in the modules' folders, and their weights; empty without modules.json.
 
     Raises:
-        ModelInvalid: modules.json is wrong, or a module lacks what it needs.
-        Unsupported: a module is of a kind that no runtime here knows; names it.
+        ModelInvalid: modules.json is invalid, or a module lacks files.
+        Unsupported: no runtime supports a module's class; names it.
     """
     if MODULES not in tree.files:
         return [], []
@@ -45,13 +45,13 @@ def find_modules(tree: FileTree) -> tuple[list[str], list[Weights]]:
 
 
 def input_limit(tree: FileTree) -> int:
-    """The most tokens of an input, where the model's makers set a limit below its architecture's; else 0."""
+    """Returns the most tokens of an input, if the publishers set a limit below the architecture's; else 0."""
     limit = read_object(tree, INPUTS).get("max_seq_length") if INPUTS in tree.files else None
     return limit if type(limit) is int and limit > 0 else 0
 
 
 def _folders(tree: FileTree) -> list[tuple[str, str]]:
-    """Folder and class of every module that has a folder."""
+    """Returns the folder and class of every module that has a folder."""
     modules = read_list(tree, MODULES)
     if len(modules) > MAX_MODULES:
         raise ModelInvalid(f"{MODULES} names {len(modules)} modules; {MAX_MODULES} are allowed")

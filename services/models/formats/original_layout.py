@@ -1,7 +1,7 @@
-"""Image checkpoints of one file, in the layouts that their makers publish: told by the names and shapes of tensors.
+"""Identifies single-file image checkpoints in their original layouts, by the names and shapes of their tensors.
 
-Such a file holds weights only. What is read here is its header; configuration and tokenizers come from a base, which is
-a pipeline of diffusers of the same kind (`base_pipeline.py`).
+Such a file holds only weights. This module reads its header; configuration and tokenizers come from a base, a diffusers
+pipeline of the same kind (`base_pipeline.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from services.errors import ModelInvalid, Unsupported
 from services.models.formats.safetensors_header import Tensor
 
 Tensors = Mapping[str, Tensor]
-# The bare names are those of files that hold nothing but the denoiser.
+# Files with only the denoiser have names without this prefix.
 _PREFIX = "model.diffusion_model."
 _INPUT = f"{_PREFIX}input_blocks.0.0.weight"  # [channels, channels of latents, 3, 3]
 _VAE = ("first_stage_model.decoder.conv_in.weight", "vae.decoder.conv_in.weight")
 _POSITIONS = "transformer.text_model.embeddings.position_embedding.weight"
 _PLAIN_CHANNELS, _INPAINTING_CHANNELS = 4, 9
-# Files that are something else, and would partly pass for one of those below.
+# Other kinds of files, some of which would be mistaken for a layout below.
 _OTHERS = {
     "control_model.": "a ControlNet",
     "distilled_guidance_layer.": "Chroma",
@@ -31,33 +31,33 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a checkpoint is."""
+    """A known kind of checkpoint."""
 
     name: str  # for messages
     architecture: str  # the class of its pipeline
-    base: str  # the repository whose configuration is usual for it
-    marks: Mapping[str, tuple[str, ...]] = field(repr=False)  # component -> a tensor of its, under any of these names
-    optional: tuple[str, ...] = ()  # components that the pipeline can do without
+    base: str  # the repository with its default configuration
+    marks: Mapping[str, tuple[str, ...]] = field(repr=False)  # component -> alternative names of one of its tensors
+    optional: tuple[str, ...] = ()  # components that may be absent
 
     def missing(self, tensors: Tensors) -> list[str]:
-        """Components whose weights are not in the file and cannot be done without."""
+        """Returns the required components whose weights are not in the file."""
         return [part for part in self.marks if part not in self.optional and not self.holds(part, tensors)]
 
     def holds(self, component: str, tensors: Container[str]) -> bool:
-        """Whether the weights of a component are in the file."""
+        """True if the weights of a component are in the file."""
         return any(name in tensors for name in self.marks.get(component, ()))
 
     def left_out(self, tensors: Tensors) -> list[str]:
-        """Optional components whose weights are not in the file."""
+        """Returns the optional components whose weights are not in the file."""
         return [component for component in self.optional if not self.holds(component, tensors)]
 
 
 def layout_of(tensors: Tensors, path: str) -> Layout:
-    """What a checkpoint of these tensors is; `path` is for messages.
+    """Identifies the layout of a checkpoint with these tensors; `path` is for messages.
 
     Raises:
-        Unsupported: it is something else, or a kind that is not run; says what.
-        ModelInvalid: it lacks weights that only it could bring.
+        Unsupported: the layout is unknown or not supported; says what it is.
+        ModelInvalid: the file lacks weights, which a base does not provide.
     """
     for mark, what in _OTHERS.items():
         if any(mark in name for name in tensors):
@@ -79,7 +79,7 @@ def layout_of(tensors: Tensors, path: str) -> Layout:
 
 
 def _stable_diffusion(tensors: Tensors, path: str) -> Layout | None:
-    """One with a UNet."""
+    """Identifies a layout with a UNet."""
     shape = tensors[_INPUT].shape
     channels = shape[1] if len(shape) > 1 else 0
     if channels not in (_PLAIN_CHANNELS, _INPAINTING_CHANNELS):
@@ -95,7 +95,7 @@ def _stable_diffusion(tensors: Tensors, path: str) -> Layout | None:
 
 
 def _transformer(tensors: Tensors) -> Layout | None:
-    """One with a transformer."""
+    """Identifies a layout with a transformer."""
     if _SD3.holds("transformer", tensors):
         if any("joint_blocks.37." in name for name in tensors):
             return _SD35_LARGE
@@ -147,7 +147,7 @@ _REFINER = Layout(
     base="stabilityai/stable-diffusion-xl-refiner-1.0",
     marks={"unet": (_INPUT,), "vae": _VAE, "text_encoder_2": ("conditioner.embedders.0.model.text_projection",)},
 )
-# For 4 channels of latents, and for 9.
+# Layouts for 4 channels of latents and for 9 (inpainting).
 _UNETS = (
     (
         _SD1,
@@ -200,7 +200,7 @@ _FLUX_SCHNELL = Layout(
         "text_encoder_2": _ENCODERS["text_encoder_3"],
     },
 )
-# By the numbers in a packed latent: some take an image beside it.
+# By the width of a packed latent: some models take an image in addition.
 _FLUX = {
     64: _with(_FLUX_SCHNELL, name="Flux.1 dev", base="black-forest-labs/FLUX.1-dev"),
     128: _with(

@@ -1,4 +1,4 @@
-"""Looks at many files at a time: of remote ones most of the time is spent waiting for the network."""
+"""Runs inspections in parallel threads, because remote files spend most of the time waiting for the network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 def in_parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """The results in the order of the items. The first that fails ends it all, with its error."""
+    """Returns the results in the order of the items. The first failure cancels the rest and is raised."""
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="inspect")
     try:
         return list(pool.map(function, items))

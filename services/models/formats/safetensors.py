@@ -1,4 +1,4 @@
-"""A folder of safetensors: config.json, tokenizer.json, and weights in one file or in shards with an index."""
+"""Inspects a safetensors folder: config.json, tokenizer.json, and weights in one file or in shards with an index."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from services.models.manifest import ManifestFile
 
 TOKENIZER = "tokenizer.json"
 _PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
-# What runtimes read when it is there. Nothing else of the folder belongs to the model: no other formats' weights, no
-# code, and no metadata.json, which another program keeps for itself.
+# Optional files that runtimes read. No other file of the folder belongs to the model: no weights in other formats, no
+# code, and no metadata.json, which is another program's own file.
 COMPANIONS = frozenset(
     """
     generation_config.json tokenizer_config.json special_tokens_map.json chat_template.jinja chat_template.json
@@ -30,12 +30,12 @@ COMPANIONS = frozenset(
 
 
 def inspect_safetensors(tree: FileTree) -> Finding:
-    """Checks a folder of safetensors without reading its weights.
+    """Checks a safetensors folder without reading the weights.
 
     Raises:
-        ModelInvalid: files are missing, ambiguous or damaged, or the model needs code of its own; names them.
-        InvalidRequest: it is a Whisper model, which has a format of its own.
-        Unsupported: it is an embedding model with a step that is not known.
+        ModelInvalid: files are missing, ambiguous or damaged, or the model needs its own code; names them.
+        InvalidRequest: it is a Whisper model, which has its own format.
+        Unsupported: it is an embedding model with an unknown module.
     """
     config = read_config(tree) if there(tree, CONFIG) else None
     if config and config.model_type == "whisper":
@@ -70,13 +70,13 @@ def inspect_safetensors(tree: FileTree) -> Finding:
 
 
 def _unsaid_quantization(tensors: Mapping[str, Tensor]) -> str:
-    """The type of weights that are in none that models compute in, though config.json says nothing of it."""
+    """Returns the dtype of quantised weights that config.json does not mention; empty if there are none."""
     strange = {tensor.dtype for name, tensor in tensors.items() if name.endswith(".weight")} - _PLAIN
     return min(strange, default="").lower()
 
 
 def _unpacked(files: Iterable[ManifestFile], tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of a model in MXFP4 once its weights are in bfloat16: a byte of two numbers becomes four bytes."""
+    """Computes the bytes of an MXFP4 model after conversion to bfloat16: a byte of two numbers becomes four bytes."""
     blocks = sum(tensor.size for name, tensor in tensors.items() if name.endswith("_blocks"))
     scales = sum(tensor.size for name, tensor in tensors.items() if name.endswith("_scales"))
     return sum(file.size for file in files) + 3 * blocks - scales

@@ -1,4 +1,4 @@
-"""The header of one safetensors file: eight bytes of length, JSON, and then the weights, which are never read.
+"""Reads the header of a safetensors file: eight bytes of length, then JSON. The weights after it are not read.
 
 Format: https://github.com/huggingface/safetensors (README, "Format").
 """
@@ -14,11 +14,11 @@ from services.errors import ModelInvalid
 from services.models.formats.document import parse_object
 from services.models.hub.source_tree import FileTree
 
-MAX_HEADER = 100_000_000  # bytes; the limit of the format's own reader
-FIRST_READ = 256 * 1024  # bytes; holds most headers whole: of a remote file that is one request
+MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
+FIRST_READ = 256 * 1024  # bytes; holds most headers, so that a remote file takes one request
 MAX_DIMENSIONS = 64
 _LFS = b"version https://git-lfs"
-# Bits of a number. What is not in it is accepted without knowing its size.
+# Bits of a number. Other dtypes are accepted without a size check.
 _BITS = {
     "BOOL": 8,
     "F4": 4,
@@ -47,18 +47,18 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What a header says of a tensor."""
+    """A tensor's entry in a header."""
 
-    dtype: str  # in the format's own words, such as `BF16`
+    dtype: str  # the format's name, such as `BF16`
     size: int  # bytes
     shape: tuple[int, ...]
 
 
 def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
-    """Reads and checks the header of a safetensors file, and returns what tensors it holds.
+    """Reads and checks the header of a safetensors file. Returns its tensors by name.
 
     Raises:
-        ModelInvalid: it is no safetensors file, does not agree with itself, or does not have the size it should have.
+        ModelInvalid: the file is no safetensors file, is inconsistent, or does not have the size that its header says.
     """
     size = tree.files[path].size
     try:
@@ -81,7 +81,7 @@ def read_tensors(tree: FileTree, path: str) -> dict[str, Tensor]:
 
 
 def _header(file: BinaryIO, path: str, size: int) -> bytes:
-    """The JSON of the header."""
+    """Reads the JSON of the header."""
     begin = _read(file, min(size, FIRST_READ))
     if begin.startswith(_LFS):
         raise ModelInvalid(f"{path} is only Git LFS's pointer to the file: fetch it with `git lfs pull`")
@@ -101,14 +101,14 @@ def _header(file: BinaryIO, path: str, size: int) -> bytes:
 
 def _read(file: BinaryIO, count: int) -> bytes:
     parts: list[bytes] = []
-    while count > 0 and (part := file.read(count)):  # what is remote may come in smaller parts
+    while count > 0 and (part := file.read(count)):  # remote reads may return less
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
 
 
 def _weights(path: str, entries: dict[str, Any]) -> int:
-    """Bytes of all tensors, which must lie one after the other without a gap."""
+    """Returns the bytes of all tensors, which must be contiguous."""
     ranges = sorted((*_range(path, name, entry), name) for name, entry in entries.items())
     reached = 0
     for begin, end, name in ranges:
@@ -125,7 +125,7 @@ def _tensor(entry: Any) -> Tensor:
 
 
 def _range(path: str, name: str, entry: Any) -> tuple[int, int]:
-    """First byte and the one after the last of a tensor, relative to the end of the header."""
+    """Checks a tensor's entry. Returns its begin and end offsets, relative to the end of the header."""
     fault = f"{path} is corrupt: in its header tensor {name[:100]!r}"
     if not isinstance(entry, dict):
         raise ModelInvalid(f"{fault} is no object")

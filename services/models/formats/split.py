@@ -1,4 +1,4 @@
-"""A GGUF model of one file, or split into `name-00001-of-0000N.gguf`, told from the names of its files."""
+"""Finds the files of a GGUF model by name: one file, or shards named `name-00001-of-0000N.gguf`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suff
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """All the paths that belong together, in order; a runtime opens the first."""
+    """All paths of one model, in order; a runtime opens the first."""
 
     paths: tuple[str, ...]
 
     @property
     def primary(self) -> str:
-        """The first."""
+        """The first path."""
         return self.paths[0]
 
 
 def split_of(path: str) -> Split:
-    """What the file of that path belongs to, whether all of it is there or not.
+    """Returns the split that a file belongs to, even if some of its files are missing.
 
     Raises:
-        ModelInvalid: its name counts in a way that cannot be.
+        ModelInvalid: its name has impossible numbers.
     """
     match = _SPLIT.fullmatch(path)
     if not match:
@@ -42,12 +42,12 @@ def split_of(path: str) -> Split:
 
 
 def splits_in(tree: FileTree) -> list[Split]:
-    """Every GGUF model of a tree, whole or not, by path. Projectors (mmproj) are parts of others and left out."""
+    """Returns every GGUF model of a tree, complete or not, by path. Projectors (mmproj) belong to other models."""
     return _distinct(path for path in tree.files if path.lower().endswith(".gguf") and not _is_projector(path))
 
 
 def require_all(tree: FileTree, split: Split) -> None:
-    """Raises ModelInvalid that names the files which are not there."""
+    """Raises ModelInvalid, which names the missing files, if any."""
     absent = [path for path in split.paths if path not in tree.files]
     if absent:
         raise missing(tree, absent)

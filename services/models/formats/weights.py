@@ -1,4 +1,4 @@
-"""The safetensors weights in one folder: one file, or shards with an index that says where each tensor is."""
+"""Finds and checks the safetensors weights in a folder: one file, or shards with an index of tensors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PLAIN = re.compile(r"[^/\\\x00]+\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What belongs together. Paths are below the top of the tree."""
+    """The weight files of one model. Paths are relative to the top of the tree."""
 
     shards: tuple[str, ...]
-    index: str = ""  # path; empty: it is one file without an index
-    tensors: Mapping[str, str] = field(default_factory=dict)  # what the index says: tensor -> path of its shard
+    index: str = ""  # path; empty: one file without an index
+    tensors: Mapping[str, str] = field(default_factory=dict)  # from the index: tensor -> path of its shard
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -44,13 +44,14 @@ class _Candidate:
 
 
 def find_weights(tree: FileTree, folder: str = "", *, stem: str = "", variants: bool = False) -> Weights | None:
-    """Chooses the weights that lie in `folder` (empty, or ends with `/`); None when there are none.
+    """Finds the weights in `folder` (empty, or ends with `/`). Returns None if there are none.
 
-    Without `variants` every file counts, and the only index is `model.safetensors.index.json`. With it, files such as
-    `model.fp16.safetensors` give way to `model.safetensors`. `stem` limits it to files of that name.
+    Without `variants` every file counts, and the only index is `model.safetensors.index.json`. With it,
+    `model.safetensors` is preferred to variants such as `model.fp16.safetensors`. `stem` limits the search to files
+    with this stem.
 
     Raises:
-        ModelInvalid: it is not clear which, the index is wrong, or shards are missing; names them.
+        ModelInvalid: the choice is ambiguous, the index is invalid, or shards are missing; names them.
     """
     found = _candidates(tree, folder, stem, variants)
     if not found:
@@ -72,12 +73,12 @@ def find_weights(tree: FileTree, folder: str = "", *, stem: str = "", variants: 
 
 
 def check_weights(tree: FileTree, all_weights: Iterable[Weights]) -> list[dict[str, Tensor]]:
-    """Reads the headers of all shards, never the weights, and checks them against their index.
+    """Reads the headers of all shards, not the weights, and checks them against their index.
 
     Returns the tensors of each of `all_weights`.
 
     Raises:
-        ModelInvalid: a header is wrong, a file has not the size that its header says, or the index does not fit.
+        ModelInvalid: a header is invalid, a file's size differs from its header, or the index does not fit.
     """
     all_weights = list(all_weights)
     shards = [(weights, path) for weights in all_weights for path in weights.shards]
@@ -98,7 +99,7 @@ def check_weights(tree: FileTree, all_weights: Iterable[Weights]) -> list[dict[s
 
 
 def _candidates(tree: FileTree, folder: str, stem: str, variants: bool) -> dict[str, _Candidate]:
-    """What there is for each variant; the plain one has the name ''."""
+    """Groups the files and indexes by variant; '' is the plain one."""
     found: dict[str, _Candidate] = {}
     for path in tree.files:
         name = path.removeprefix(folder)
@@ -128,7 +129,7 @@ def _indexed(tree: FileTree, folder: str, index: str) -> Weights:
     absent = [path for path in shards if path not in tree.files]
     if absent:
         raise missing(tree, absent)
-    whole = index.partition(".safetensors.index")[0] + ".safetensors"  # some runtimes would take it instead
+    whole = index.partition(".safetensors.index")[0] + ".safetensors"  # some runtimes prefer it
     if whole in tree.files and whole not in shards:
         raise _ambiguous(tree, (index, whole))
     return Weights(tuple(shards), index, {tensor: folder + name for tensor, name in names.items()})

@@ -1,7 +1,7 @@
-"""Whisper models in their three layouts: OpenAI's checkpoint, a CTranslate2 folder, and transformers' safetensors.
+"""Inspects Whisper models in three layouts: OpenAI's checkpoint, a CTranslate2 folder, and transformers' safetensors.
 
-The first and the last are of the architecture `whisper`, converted weights of `whisper_ctranslate2`: one runtime reads
-only these. A checkpoint is opened by its file, the others by their folder.
+The first and the last have the architecture `whisper`, CTranslate2 folders have `whisper_ctranslate2`, which only the
+runtime faster_whisper reads. Runtimes open a checkpoint by its file, the others by their folder.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CHECKPOINT = ".pt"
 CTRANSLATE2 = "model.bin"
 VOCABULARIES = ("vocabulary.json", "vocabulary.txt")
 MAX_VOCABULARY = 16 * 1024 * 1024  # bytes
-# transformers' own two names for what turns sound into the model's input
+# transformers' two names for the configuration of the feature extractor
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
 def inspect_whisper(tree: FileTree, file: str) -> Finding:
-    """Checks a Whisper model; `file` names an OpenAI checkpoint.
+    """Checks a Whisper model; `file` names an OpenAI checkpoint, or is empty.
 
     Raises:
         ModelInvalid: files are missing, ambiguous or damaged; names them.
@@ -53,7 +53,7 @@ def inspect_whisper(tree: FileTree, file: str) -> Finding:
 
 
 def layouts_in(tree: FileTree) -> dict[str, list[str]]:
-    """The layouts that the top folder could be, with the files that speak for each."""
+    """Returns the possible layouts of the top folder, each with the files that indicate it."""
     top = [path for path in tree.files if "/" not in path]
     found = {
         "OpenAI": [path for path in top if path.endswith(CHECKPOINT)],

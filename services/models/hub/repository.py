@@ -1,8 +1,8 @@
-"""The hub: what a repository holds, pinned to a commit, and the beginnings of its files, without fetching them.
+"""The client of the Hugging Face hub: lists a repository, pinned to a commit, and reads parts of its files.
 
-The only module that knows huggingface_hub. It takes from it what operators have set there (HF_ENDPOINT, HF_TOKEN,
-HF_HUB_OFFLINE, proxies) and its connections; every request is made here, so that each has a limit in time and bytes,
-and none is repeated behind our back: the library waits as long as a hub asks it to.
+The only module that imports huggingface_hub. It uses the library's settings (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE,
+proxies) and its connections. It makes every request itself, so that each has a limit in time and bytes and none is
+retried silently: the library would wait as long as a hub asks it to.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import httpx2
 
 READ_SECONDS = 10.0  # longest silence of a hub
-TREE_SECONDS = 100.0  # longest time for all that is read of a repository, after which its hub is too slow
-ANSWER_SECONDS = 14.0  # longest time for a listing or a piece of a file; asked for twice at most
+TREE_SECONDS = 100.0  # longest time for all reads of a repository; a slower hub is an error
+ANSWER_SECONDS = 14.0  # longest time for a listing or a piece of a file; each is requested twice at most
 MAX_LISTING = 64 * 1024 * 1024  # bytes
-FIRST_READ = 64 * 1024  # bytes; what is read on and on is asked for in pieces twice as large each
+FIRST_READ = 64 * 1024  # bytes of the first piece; each next piece of a sequential read is twice as large
 LARGEST_READ = 4 * 1024 * 1024
-MAX_SKIP = 16 * 1024 * 1024  # bytes thrown away of a hub that sends files from their beginning only
+MAX_SKIP = 16 * 1024 * 1024  # most bytes discarded if a hub sends files from their beginning only
 MAX_RETRY_AFTER = 3600.0
 T = TypeVar("T")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -45,7 +45,7 @@ _BUSY, _PARTIAL, _PAST_END = 429, 206, 416
 
 
 class Damaged(ModelInvalid):
-    """What the hub sends is not what the manifest names; fetching it once more from the start may help."""
+    """The hub sends another file than the manifest names; fetching it again from the start may help."""
 
 
 class Remote(NamedTuple):
@@ -61,7 +61,7 @@ class Remote(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Where the hub serves it; large files are redirected from there."""
+        """The hub's URL, which redirects for large files."""
         if self.file:
             return f"{endpoint()}/{self.repository}/resolve/{quote(self.revision, safe='')}/{quote(self.file)}"
         at = f"/revision/{quote(self.revision, safe='')}" if self.revision else ""
@@ -69,7 +69,7 @@ class Remote(NamedTuple):
 
 
 class HubTree:
-    """The files of one commit of a repository. Hidden ones are left out."""
+    """The files of one commit of a repository, without hidden files."""
 
     folder = ""
 
@@ -81,12 +81,12 @@ class HubTree:
 
     @classmethod
     def open_repository(cls, source: HubSource) -> HubTree:
-        """Lists a repository, and pins it to the commit that its revision now means. Blocks, for half a minute at most.
+        """Lists a repository, pinned to the current commit of its revision. Blocks for half a minute at most.
 
         Raises:
-            ModelInvalid: there is no such repository or revision, or HF_TOKEN may not read it.
+            ModelInvalid: the repository or revision does not exist, or HF_TOKEN may not read it.
             ModelNotReady: the hub cannot be reached, or fails.
-            Overloaded: the hub asks to come again later.
+            Overloaded: the hub asks to retry later.
         """
         remote = Remote(source.repository, source.revision, "")
         answer = _patiently(lambda: _listing(remote))
@@ -103,15 +103,15 @@ class HubTree:
         return cls(source.repository, revision, dict(sorted(shown.items())))
 
     def open(self, path: str) -> BinaryIO:
-        """Opens a file for reading, seekable. Nothing is transferred before it is read, then little more than that.
+        """Opens a file for reading, seekable. Transfers nothing before the first read, then little more than is read.
 
         Raises:
-            ModelInvalid: there is no such file. Reading raises what `open_repository` does, and Damaged.
+            ModelInvalid: there is no such file. Reading raises the errors of `open_repository`, and Damaged.
         """
         if path not in self.files:
             raise ModelInvalid(f"{self.repository}@{self.revision} has no file {path[:200]!r}")
         remote = Remote(self.repository, self.revision, path)
-        # The small buffer serves the reads of a few bytes; what to ask of the hub is decided below it.
+        # The small buffer serves reads of a few bytes; _RemoteFile decides the size of requests.
         return cast(
             BinaryIO, io.BufferedReader(_RemoteFile(remote, self.files[path].size, self._end), io.DEFAULT_BUFFER_SIZE)
         )
@@ -121,12 +121,12 @@ class _RemoteFile(io.RawIOBase):
     """A file on the hub, read in pieces with range requests."""
 
     def __init__(self, remote: Remote, size: int, end: float) -> None:
-        self._end = end  # by the monotonic clock
+        self._end = end  # on the monotonic clock
         self._remote = remote
         self._size = size
         self._position = 0
         self._piece = b""
-        self._start = 0  # of the piece in the file
+        self._start = 0  # offset of the piece in the file
         self._ahead = FIRST_READ
 
     def readable(self) -> bool:
@@ -168,28 +168,28 @@ class _RemoteFile(io.RawIOBase):
 
 
 def endpoint() -> str:
-    """The hub's address, without a slash at its end: HF_ENDPOINT as it was when the library was loaded."""
+    """Returns the hub's address without a trailing slash: HF_ENDPOINT at the time the library was loaded."""
     return str(_library().constants.ENDPOINT)
 
 
 def shown_endpoint() -> str:
-    """The hub's address as messages name it: without a user and password."""
+    """Returns the hub's address for messages, without user and password."""
     parts = urlsplit(endpoint())
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 @contextlib.contextmanager
 def answer_of(remote: Remote, start: int = 0, stop: int | None = None) -> Iterator[httpx2.Response]:
-    """Asks for the bytes from `start` to before `stop` of something; redirects are followed. The body is not yet read.
+    """Requests bytes from `start` up to, excluding, `stop`; follows redirects. Does not read the body yet.
 
     Raises, also while the body is read:
-        ModelInvalid, ModelNotReady, Overloaded: see `HubTree.open_repository`.
+        ModelInvalid, ModelNotReady, Overloaded: as in `HubTree.open_repository`.
         Damaged: the file ends before `start`.
     """
     library = _library()
     import httpx2  # noqa: PLC0415 (comes with the library, and as late)
 
-    headers = {"user-agent": "allm", "accept-encoding": "identity"}  # the library's own tells the hub what we run
+    headers = {"user-agent": "allm", "accept-encoding": "identity"}  # the library's user agent lists our versions
     if not library.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and (token := library.get_token()):
         headers["authorization"] = f"Bearer {token}"
     if start or stop is not None:
@@ -204,17 +204,17 @@ def answer_of(remote: Remote, start: int = 0, stop: int | None = None) -> Iterat
     except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
         why = str(error) or type(error).__name__
         raise ModelNotReady(f"{remote}: no answer from the hub at {shown_endpoint()} ({why})") from error
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:  # what it says may quote an address with a signature
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:  # its text may quote a signed URL
         raise ModelNotReady(f"{remote}: the hub at {shown_endpoint()} fails: {type(error).__name__}") from error
     except library.errors.OfflineModeIsEnabled as error:
         raise ModelNotReady(f"{remote}: HF_HUB_OFFLINE is set, so nothing is fetched") from error
 
 
 def starts_at(remote: Remote, response: httpx2.Response, start: int, size: int) -> int:
-    """Where in the file of `size` bytes the body begins: at `start`, or at 0 when the hub takes no ranges.
+    """Returns the offset at which the body begins: `start`, or 0 if the hub ignores ranges.
 
     Raises:
-        Damaged: it is another part, or a file of another size.
+        Damaged: the body is another part, or the file's size is not `size`.
     """
     plain = response.headers.get("content-encoding", "identity") == "identity"
     if response.status_code == _PARTIAL:
@@ -237,12 +237,12 @@ def _library() -> ModuleType:
     import huggingface_hub.errors  # noqa: PLC0415
     import huggingface_hub.utils  # noqa: PLC0415
 
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every address, signatures and all
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every URL, including signatures
     return huggingface_hub
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """What `ask` returns, asked again when the network failed soon: a connection kept for long may be stale."""
+    """Calls `ask`, and once more if the network failed soon, because a kept connection may be stale."""
     started = time.monotonic()
     try:
         return ask()
@@ -253,7 +253,7 @@ def _patiently(ask: Callable[[], T]) -> T:
 
 
 def _read(remote: Remote, response: httpx2.Response, limit: int) -> bytes:
-    """At most so many bytes of the body; the rest is not transferred."""
+    """Reads at most `limit` bytes of the body; the rest is not transferred."""
     end = time.monotonic() + ANSWER_SECONDS
     data = bytearray()
     for chunk in response.iter_bytes():
@@ -278,7 +278,7 @@ def _listing(remote: Remote) -> dict[str, Any]:
 
 
 def _file(remote: Remote, sibling: dict[str, Any]) -> ManifestFile:
-    """An entry of the hub's listing. Files in git itself come without a hash: theirs is not over the bytes alone."""
+    """Converts an entry of the hub's listing. Files in git itself get no hash: git's is not over the bytes alone."""
     path, size, lfs = sibling.get("rfilename"), sibling.get("size"), sibling.get("lfs") or {}
     if not isinstance(path, str) or not isinstance(lfs, dict):
         raise ModelInvalid(f"{remote}: the hub lists a file without a name")
@@ -328,7 +328,7 @@ def _absence(remote: Remote, code: str) -> str:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that the hub asks to wait: as a number, as a date, or in the words of its rate limits."""
+    """Returns the seconds that the hub asks to wait: a number, a date, or its rate limit headers."""
     asked = headers.get("retry-after", "").strip()
     seconds = 5.0
     if asked.isdecimal():

@@ -1,4 +1,4 @@
-"""Where a model's files come from, as an operator writes it: `hf://org/name[@revision][#file]` or `file:///path`."""
+"""The source of a model's files, as operators write it: `hf://org/name[@revision][#file]` or `file:///path`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ MAX_SOURCE = 2000  # characters
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A repository on the hub, and in it possibly one file."""
+    """A repository on the hub, or one file in it."""
 
     repository: str  # `org/name`
     revision: str  # branch, tag or commit; empty: the default branch
-    file: str  # path in it; empty: the whole repository
+    file: str  # path in the repository; empty: the whole repository
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A file or folder of this machine; an absolute path that is below one of the roots once all links are followed.
+    """A local file or folder: an absolute path that resolves to one below the roots.
 
-    It keeps its own name: caches of the hub are links to files that are named by their hashes.
+    The path itself is not resolved: caches of the hub are links to files that are named by their hashes.
     """
 
     path: Path
@@ -39,10 +39,10 @@ Source = HubSource | LocalSource
 
 
 def parse_source(text: str, roots: Sequence[Path], param: str = "source") -> Source:
-    """Reads a source; `param` is what the request calls it.
+    """Parses a source; `param` is its name in the request.
 
     Raises:
-        InvalidRequest: it has neither shape, or points outside of `roots`; `param` is that.
+        InvalidRequest: it has neither shape, or points outside of `roots`; the error carries `param`.
     """
     if not text:
         raise InvalidRequest(f"Missing required parameter: '{param}'.", param=param)
@@ -65,7 +65,7 @@ def _hub(text: str, param: str) -> HubSource:
 def _local(text: str, roots: Sequence[Path], param: str) -> LocalSource:
     try:
         parts = urlsplit(text)
-    except ValueError as error:  # a bracket that begins no address
+    except ValueError as error:  # such as an unbalanced bracket
         raise InvalidRequest(f"the source {text!r} is no file:///absolute/path: {error}", param=param) from error
     path = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost") or not path.is_absolute() or parts.query or parts.fragment:
@@ -75,7 +75,7 @@ def _local(text: str, roots: Sequence[Path], param: str) -> LocalSource:
         inside = any(real.is_relative_to(root.resolve()) for root in roots)
     except (OSError, RuntimeError, ValueError) as error:
         raise InvalidRequest(f"the source {text!r} cannot be followed: {error}", param=param) from error
-    if not inside:  # before looking whether it exists: what lies elsewhere is nobody's business
+    if not inside:  # checked before existence, so that the error does not reveal files elsewhere
         allowed = ", ".join(map(str, roots))
         raise InvalidRequest(f"{path} is not below one of ALLM_MODEL_ROOTS ({allowed})", param=param)
     return LocalSource(real if ".." in path.parts else path)

@@ -1,7 +1,7 @@
-"""The files of a source, before anything is fetched: their list, and their beginnings.
+"""The files of a source before they are fetched: lists them and reads parts of them.
 
-What inspects a model (`services.models.formats`) sees only this, so that a folder on disk and a repository on the
-hub are checked by the same code.
+Model inspection (`services.models.formats`) uses only this interface, so that the same code checks a folder on disk and
+a repository on the hub.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from services.models.manifest import ManifestFile
 
 
 class FileTree(Protocol):
-    """A listing. `repository` and `revision` are set for the hub, `folder` for a local source; the others are empty."""
+    """A file listing. `repository` and `revision` are set for the hub, `folder` for a local source; else empty."""
 
     @property
     def files(self) -> Mapping[str, ManifestFile]:
-        """Every file, by its path below the top, with `/` between the parts."""
+        """Every file, by its path relative to the top folder, with `/` as separator."""
 
     @property
     def repository(self) -> str:
@@ -27,14 +27,15 @@ class FileTree(Protocol):
 
     @property
     def revision(self) -> str:
-        """The commit that the listing is of."""
+        """The commit of the listing."""
 
     @property
     def folder(self) -> str:
         """The absolute local folder."""
 
     def open(self, path: str) -> BinaryIO:
-        """Opens a file for reading, seekable; of a remote one only what is read is transferred. Close it.
+        """Opens a file for reading, seekable. Of a remote file only the parts that are read are transferred. The caller
+        closes it.
 
         Raises:
             ModelInvalid: it cannot be read; the message names it.
@@ -42,16 +43,16 @@ class FileTree(Protocol):
 
 
 class LocalTree:
-    """A folder on this machine. Hidden files are left out; links are followed within `roots`."""
+    """A local folder, without hidden files. Links are followed within `roots`."""
 
     repository = ""
     revision = ""
 
     def __init__(self, folder: Path, roots: Sequence[Path], depth: int = 8, wanted: str = "") -> None:
-        """Lists `folder` and so many levels of folders in it. `wanted`: the one file that matters in it, if so.
+        """Lists `folder` down to `depth` levels of subfolders. `wanted`: the only relevant file; empty: all files.
 
         Raises:
-            ModelInvalid: it is no readable folder, or holds a link that leads out of `roots`.
+            ModelInvalid: the folder cannot be read, or holds a link that leads out of `roots`.
         """
         self._wanted = wanted
         self.folder = str(folder.absolute())
@@ -77,7 +78,7 @@ class LocalTree:
                 continue
             if entry.is_symlink() and not any(entry.resolve().is_relative_to(root) for root in self._roots):
                 if self._wanted not in ("", path):
-                    continue  # a neighbour of a model is nobody's mistake
+                    continue  # an unrelated file next to the model is no error
                 raise ModelInvalid(f"{entry} is a link that leads out of ALLM_MODEL_ROOTS")
             if entry.is_dir():
                 if depth:

@@ -1,7 +1,7 @@
-"""Brings one file from the hub to disk, going on where an earlier attempt ended.
+"""Downloads one file from the hub to disk, resuming where an earlier attempt ended.
 
-The file grows in place: its size says how much is there. The library's own download deletes what it has at every
-failure, so a connection lost near the end of 40 GB would cost 40 GB.
+The file grows in place: its size is the number of bytes received. The library's own download deletes its partial file
+at every failure, so a connection lost near the end of 40 GB would cost 40 GB.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from services.errors import Cancelled, ModelNotReady, Overloaded
 from services.models.hub.repository import Damaged, Remote, answer_of, starts_at
 from services.models.manifest import Manifest, ManifestFile
 
-ATTEMPTS = 5  # in a row that bring nothing
+ATTEMPTS = 5  # consecutive attempts without new bytes
 BACKOFF_SECONDS = 0.5  # before the second attempt; doubles with each
-SLOW_SECONDS = 30.0  # a connection that brings less than SLOW_BYTES in this time is given up; the next may be better
+SLOW_SECONDS = 30.0  # a connection with less than SLOW_BYTES in this time is dropped; the next one may be faster
 SLOW_BYTES = 64 * 1024
-LONGEST_WAIT = 60.0  # seconds that a hub may ask for; for more, whoever fetches is told and comes back
+LONGEST_WAIT = 60.0  # longest wait in seconds that a hub may ask for; for more the error is raised to the caller
 
 
 def download(
@@ -33,15 +33,15 @@ def download(
     progress: Callable[[int], None],
     stop: threading.Event,
 ) -> None:
-    """Fetches what is missing of `folder / file.path`. Blocks. Its content is not verified, only its size.
+    """Fetches the missing bytes of `folder / file.path`. Blocks. Verifies the size, not the content.
 
-    `progress` is called with the bytes of the file that are on disk, which may become fewer when it starts over.
+    `progress` is called with the file's bytes on disk, which may decrease when the download starts over.
 
     Raises:
-        Cancelled: `stop` was set; noticed within the read timeout of `services.models.hub.repository`.
+        Cancelled: `stop` was set; detected within the read timeout of `services.models.hub.repository`.
         Damaged: the hub's file has another size.
         ModelInvalid: the hub does not have the file, or HF_TOKEN may not read it.
-        ModelNotReady, Overloaded: the hub cannot be reached, fails or is busy, and went on so for some attempts.
+        ModelNotReady, Overloaded: the hub cannot be reached, fails or is busy, for several attempts.
         OSError: the file cannot be written.
     """
     remote = Remote(repository, revision, file.path)
@@ -66,7 +66,7 @@ def download(
 def _receive(
     remote: Remote, size: int, out: io.FileIO, done: int, progress: Callable[[int], None], stop: threading.Event
 ) -> None:
-    """One request for everything from `done` on; what it brings is kept however it ends."""
+    """Requests everything from `done` on; keeps the received bytes even if it fails."""
     if stop.is_set():
         raise _given_up(remote)
     with answer_of(remote, done) as response:
@@ -104,7 +104,7 @@ def _restart_if_too_long(out: io.FileIO, size: int) -> int:
 
 
 def _write(out: io.FileIO, chunk: bytes) -> None:
-    """Unbuffered, so that a killed process leaves what it received."""
+    """Writes unbuffered, so that a killed process leaves the bytes it received."""
     view = memoryview(chunk)
     while view:
         view = view[out.write(view) or 0 :]
@@ -112,7 +112,7 @@ def _write(out: io.FileIO, chunk: bytes) -> None:
 
 @contextlib.contextmanager
 def _opened(folder: Path, file: ManifestFile) -> Iterator[io.FileIO]:
-    """The file below `folder`, made with the folders on the way. No link is followed, so nothing leads out."""
+    """Opens the file below `folder`, creating it and its parents. Follows no links, so no path leaves the folder."""
     Manifest(files=(file,)).check()
     *parents, name = file.path.split("/")
     with contextlib.ExitStack() as stack:

@@ -1,9 +1,9 @@
-"""Whether a model may be loaded: room is made for it, and set aside, before its worker starts.
+"""Admission of models to memory: makes room and reserves it before a worker starts.
 
-What is needed is compared with the budgets, and with what is free below the threshold less what other loads have been
-promised (capacity.py). Where it does not fit, the least recently used idle models of any service of
-the host are asked to go, if that suffices; where it would fit but for models that are in use, it waits a few seconds
-for one of them; else it is refused. Loads take turns here only for an attempt, never while they load.
+The estimate is compared with the budgets, and with the free memory below the threshold minus what other loads have
+reserved but not used yet (capacity.py). If it does not fit, the least recently used idle models of any service on the
+host are unloaded, provided that this suffices. If only models in use are in the way, the load waits a few seconds for
+one of them; otherwise it is refused. Loads take turns for an attempt only, never while they load.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from services.settings.settings import ResidencySettings
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 5.0  # seconds that a load waits for a model that is in use to become idle
-LOOK_AGAIN = 0.2  # seconds between two attempts meanwhile
-ROUNDS = 8  # looks of an attempt: each after the first follows upon models that went, or one that did not
-PEER_SECONDS = 5.0  # a neighbour that has not unloaded by then is passed over
+PATIENCE = 5.0  # seconds that a load waits for a model in use to become idle
+LOOK_AGAIN = 0.2  # seconds between two attempts
+ROUNDS = 8  # reservations tried per attempt: each after the first follows an eviction, or one that was refused
+PEER_SECONDS = 5.0  # a neighbour that has not unloaded by then is skipped
 
 Needed = Callable[[ModelDescriptor, Runtime], MemoryEstimate]
 
 
 class _NotNow(Exception):
-    """An attempt that failed. `hopeful`: another one may succeed before long."""
+    """A failed attempt. `hopeful`: a later one may succeed soon."""
 
     def __init__(self, problem: AllmError, *, hopeful: bool) -> None:
         super().__init__(problem.message)
@@ -50,8 +50,8 @@ class _NotNow(Exception):
 
 
 class Admission:
-    """The gate of a service's manager. `replica`: its name, for the log of neighbours that are asked to unload.
-    `patience`: seconds that a load may wait for room. `own`: what neighbours are shown.
+    """The gate of a service's manager. `replica`: its name, for the logs of neighbours that are asked to unload.
+    `patience`: seconds that a load may wait for room. `own`: the identity presented to neighbours.
     """
 
     def __init__(
@@ -75,23 +75,23 @@ class Admission:
         self._replica = replica
         self._patience = patience
         self._own = own
-        self._turn = asyncio.Lock()  # for one attempt; what evicts and what loads takes none
-        self.stopped: Mapping[str, str] = {}  # places that take nothing more now, and why
+        self._turn = asyncio.Lock()  # held for one attempt; evictions and loads do not take it
+        self.stopped: Mapping[str, str] = {}  # devices that admit nothing now -> the reason
 
     async def enter(self, slot: Slot[Any]) -> None:
-        """Sets memory aside for a model, in `slot.reservation`. One who is cancelled leaves nothing set aside.
+        """Reserves memory for a model, in `slot.reservation`. A cancelled call leaves nothing reserved.
 
         Raises:
-            NeverFits, NoRoom: there is not enough memory; the message names what is needed, what is free, and who
-                holds the rest.
-            TooManyModels: the service has as many as ALLM_MAX_LOADED_MODELS allows, and all are in use.
+            NeverFits, NoRoom: there is not enough memory; the message names the needed and the free memory, and the
+                holders of the rest.
+            TooManyModels: the service has ALLM_MAX_LOADED_MODELS models in memory, and all are in use.
             Internal: the ledger cannot be used.
         """
         estimate = await asyncio.to_thread(self._reckon, slot)
         await asyncio.to_thread(self._check, slot, estimate)
         now = asyncio.get_running_loop().time
         deadline = now() + self._patience
-        refusals: dict[str, float] = {}  # reservations that were asked for in vain -> when they were last used
+        refusals: dict[str, float] = {}  # reservations whose owner refused -> their `last_used` at that time
         while True:
             try:
                 async with self._turn:
@@ -104,15 +104,15 @@ class Admission:
             await asyncio.sleep(LOOK_AGAIN)
 
     async def leave(self, slot: Slot[Any]) -> None:
-        """Gives back what was set aside, if anything was. Never raises."""
+        """Releases the reservation, if any. Never raises."""
         reservation, slot.reservation = slot.reservation, None
         if reservation:
             await self._ledger.release(reservation)
 
-    # --- what is needed
+    # --- the estimate
 
     def _reckon(self, slot: Slot[Any]) -> MemoryEstimate:
-        """What a model needs. Files that cannot be read are the load's to complain about, in its own words."""
+        """Estimates a model's memory. Falls back to the files' size if unreadable: the load reports the error."""
         try:
             return self._needed(slot.descriptor, slot.runtime)
         except Exception as error:
@@ -121,7 +121,7 @@ class Admission:
             return MemoryEstimate({HOST: slot.descriptor.size})
 
     def _check(self, slot: Slot[Any], estimate: MemoryEstimate) -> None:
-        """Raises NeverFits for a model that no unloading helps."""
+        """Raises NeverFits if the model exceeds a budget or the machine, so that no eviction helps."""
         settings, name = self._settings, slot.key.model_id
         if 0 < settings.model_bytes < estimate.total:
             raise NeverFits(
@@ -159,7 +159,7 @@ class Admission:
             for victim in eviction_plan.victims:
                 if await self._ask(victim) is None:
                     refusals[victim.id] = victim.last_used
-                    break  # whether the others still suffice, and whether they are idle, is another look's matter
+                    break  # the next round checks whether the others still suffice and are idle
         raise _NotNow(_no_room(slot, estimate, eviction_plan), hopeful=eviction_plan.hopeful)
 
     async def _reserve(self, slot: Slot[Any], estimate: MemoryEstimate) -> Reservation:
@@ -177,15 +177,15 @@ class Admission:
         )
 
     def _same(self, slot: Slot[Any]) -> list[Slot[Any]]:
-        """Other generations of the model that serve here: they do not go for a new one's sake until that is decided
-        (services/provision/preparation.py).
+        """Returns the slots of the model's other serving generations. They are not evicted for a new generation:
+        services/provision/preparation.py decides that.
         """
         everything = self._manager.slots()
         same = [one for one in everything if one is not slot and one.key.model_id == slot.key.model_id]
         return [one for one in same if self._manager.slot(one.key) is one]
 
     async def _ask(self, victim: Reservation) -> int | None:
-        """Unloads a model of this service, or has a neighbour unload one. Bytes; None: it stays."""
+        """Unloads a model of this service, or asks a neighbour to. Returns the freed bytes; None if the model stays."""
         for slot in self._manager.slots():
             if slot.reservation and slot.reservation.id == victim.id:
                 return await self._manager.evict(slot.key, "admission")

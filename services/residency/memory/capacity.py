@@ -1,4 +1,4 @@
-"""What the places of this machine can still take: read anew for every reservation."""
+"""The remaining capacity of this machine's memory: host and GPUs, read anew for every reservation."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from services.residency.memory.reservation import Reservation
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """One place, in bytes."""
+    """The capacity of one device (host or GPU), in bytes."""
 
-    limit: int  # what all models may take of it together: the budget that is set, or all there is
-    free: int  # what nobody uses at this moment, below the threshold: neither models nor what else runs on the machine
+    limit: int  # the most that all models may take together: the configured budget, or all memory
+    free: int  # memory below the threshold that neither models nor other programs use
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Every place that has a limit; a place that is not named takes whatever is asked of it."""
+    """The capacity of every limited device; a device that is not listed is unlimited."""
 
     rooms: Mapping[str, Room]
 
     def missing(self, places: Mapping[str, int], others: Iterable[Reservation]) -> dict[str, int]:
-        """Bytes of each place that would have to become free for `places` to fit beside others; empty: they fit.
+        """Returns the bytes per device that must become free for `places` to fit next to `others`; empty if they fit.
 
-        They fit where, in every place, (a) all reservations are within the limit together, and (b) these bytes are
-        within what is free less what the others have reserved and not used yet.
+        They fit if, on every device, (a) all reservations together are within the limit, and (b) these bytes are within
+        the free memory minus what the others have reserved and not used yet.
         """
         found = {}
         others = list(others)

@@ -1,4 +1,4 @@
-"""Memory of the GPUs, by NVML: of all processes on the machine, also those of others."""
+"""Memory of the GPUs by NVML, over all processes on the machine, including those of other users."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One GPU; bytes."""
+    """Memory of one GPU, in bytes."""
 
-    name: str  # as workers know it: `cuda:0`
+    name: str  # the worker's device name: `cuda:0`
     total: int
-    used: int  # by whomever, and what the driver keeps for itself
-    # Process id -> bytes. Empty where NVML does not tell; in a container these are ids outside of it: no worker's.
+    used: int  # by all processes and the driver itself
+    # Process id -> bytes. Empty if NVML does not report it. In a container these are the host's ids: no worker's.
     processes: Mapping[int, int] = field(default_factory=dict)
-    pool: str = ""  # which GPU it really is; two containers may both call theirs `cuda:0`
+    pool: str = ""  # the GPU's UUID; two containers may both name theirs `cuda:0`
 
     @property
     def free(self) -> int:
-        """What nobody uses."""
+        """Unused bytes."""
         return max(0, self.total - self.used)
 
 
 def read_devices(visible: str = "") -> list[DeviceMemory]:
-    """Reads them now, in the order in which workers count them (environment.py); empty without a driver. Never raises.
+    """Reads GPU memory in the workers' device order (environment.py); empty without a driver. Never raises.
 
     `visible` is CUDA_VISIBLE_DEVICES (ResidencySettings.visible_devices); empty: all. A GPU that does not answer is
-    left out; the others keep their names. On Metal there is nothing to read: GPU and host share one memory, and the
-    host's figures are those that count. Takes milliseconds a GPU: call it in a thread.
+    omitted; the others keep their names. Metal has nothing to read: GPU and host share one memory, and the host's
+    figures count. Takes milliseconds per GPU: call it in a thread.
     """
     try:
         if not _nvml.ready:
@@ -42,14 +42,14 @@ def read_devices(visible: str = "") -> list[DeviceMemory]:
             _nvml.ready = True
         chosen = _chosen(visible)
         return [found for index, handle in enumerate(chosen) if (found := _read(f"cuda:{index}", handle))]
-    except Exception as error:  # whatever a driver does: without its figures allm serves all the same
+    except Exception as error:  # whatever the driver raises: allm serves without its figures
         log.debug("no GPU can be read", extra={"why": str(error)})
-        _nvml.ready = False  # the driver may have been away, or not be there yet
+        _nvml.ready = False  # the driver may have been restarted, or may start later
         return []
 
 
 class _Nvml:
-    """Whether the library was started."""
+    """The state of the NVML library: whether it is initialised."""
 
     ready = False
 
@@ -58,7 +58,7 @@ _nvml = _Nvml()
 
 
 def _chosen(visible: str) -> list[Any]:
-    """A handle for every GPU that CUDA shows to workers; None for one that is lost."""
+    """Returns a handle for every GPU that CUDA shows to workers; None for a lost one."""
     handles = [_asked(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(pynvml.nvmlDeviceGetCount())]
     if not visible:
         return handles
@@ -72,7 +72,7 @@ def _chosen(visible: str) -> list[Any]:
         elif word.startswith("GPU-") and (found := [names[name] for name in names if name.startswith(word)]):
             chosen.append(found[0])
         else:
-            break  # CUDA shows none of those after it either
+            break  # CUDA ignores all entries after an invalid one
     return chosen
 
 
@@ -90,7 +90,7 @@ def _read(name: str, handle: Any) -> DeviceMemory | None:
 
 
 def _asked(call: Any, about: Any) -> Any:
-    """What NVML answers; None where it cannot."""
+    """Calls NVML; returns None on an NVML error."""
     try:
         return call(about)
     except pynvml.NVMLError as error:

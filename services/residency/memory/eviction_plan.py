@@ -1,4 +1,4 @@
-"""What could become free for a model that does not fit: who may be asked to go, and whom waiting for may help."""
+"""The eviction plan for a model that does not fit: the victims to unload, and the holders worth waiting for."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from services.byte_count import bytes_word
 from services.residency.memory.reservation import Reservation
 
-MAX_NAMED = 4  # models of a kind that a message names
+MAX_NAMED = 4  # models of a kind that a message lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionPlan:
-    """The holders of places that are too full, sorted by what they are doing; the least recently used first."""
+    """The holders on devices that are too full, by state; the least recently used first."""
 
-    missing: Mapping[str, int]  # bytes that must become free, by place
+    missing: Mapping[str, int]  # bytes that must become free, by device
     idle: Sequence[Reservation]
-    busy: Sequence[Reservation]  # in use, loading, or on their way out
-    staying: Sequence[Reservation]  # pinned, or never to be asked for another reason
+    busy: Sequence[Reservation]  # in use, loading, or being unloaded
+    staying: Sequence[Reservation]  # pinned, or excluded for another reason
 
     @property
     def victims(self) -> list[Reservation]:
-        """The idle ones to ask, as few as suffice; none where all of them together do not.
+        """The idle models to unload, as few as suffice; empty if all of them together do not suffice.
 
-        The least recently used go first; one of them whose going turns out to be needless, because a larger one had
-        to be asked as well, stays.
+        The least recently used go first. One of them stays if a larger one, chosen after it, makes its eviction
+        unnecessary.
         """
         chosen: list[Reservation] = []
         for holder in self.idle:
@@ -42,11 +42,11 @@ class EvictionPlan:
 
     @property
     def hopeful(self) -> bool:
-        """Whether it would fit once those that are in use now are not any more."""
+        """Whether the model would fit once the models that are in use now are idle."""
         return self._covered([*self.idle, *self.busy])
 
     def words(self) -> str:
-        """Who holds memory, as a sentence for the message of a refusal."""
+        """Returns the holders of memory as text for a refusal's message."""
         kinds = (("could be unloaded", self.idle), ("in use", self.busy), ("to stay in memory", self.staying))
         said = [f"{name}: {_names(holders)}" for name, holders in kinds if holders]
         return "; ".join(said) or "no model holds any of it"
@@ -62,7 +62,7 @@ def look_ahead(
     stays: Callable[[Reservation], bool],
     refused: Callable[[Reservation], bool],
 ) -> EvictionPlan:
-    """Sorts the holders. `stays`: not to be asked whatever it does; `refused`: it was asked, and is in use."""
+    """Sorts the holders by state. `stays`: never a victim; `refused`: its owner has refused, so it is in use."""
     idle: list[Reservation] = []
     busy: list[Reservation] = []
     staying: list[Reservation] = []

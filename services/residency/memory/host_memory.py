@@ -1,6 +1,6 @@
-"""Memory of the machine, or of the container: what there is, and what is taken for good.
+"""Memory of the machine or container: total, and used without the page cache.
 
-A control group is limited by itself and by every group above it, of which it shares the memory with others.
+A control group is limited by its own limit and by those of all its ancestors, whose memory it shares with others.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ KIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes. `used` leaves out the cache of files, which the kernel gives up when memory is short, mapped or not: with
-    it, every file that was read lately would look like memory that no model can have.
+    """Host memory, in bytes. `used` excludes the page cache, mapped or not, which the kernel drops when memory is
+    short: otherwise every recently read file would look like memory that no model can have.
     """
 
     total: int  # the tightest limit that binds this process
-    used: int  # of it; where a group above, or the machine, has less to give, that much more
+    used: int  # of `total`; larger where an ancestor group or the machine has less free memory
     source: str  # `cgroup v2`, `cgroup v1`, `/proc/meminfo` or `psutil`
     pool: str = "machine"  # equal for processes that share this limit
 
     @property
     def free(self) -> int:
-        """What nobody uses."""
+        """Unused bytes."""
         return max(0, self.total - self.used)
 
 
 class _Names(NamedTuple):
-    """Files of a control group, and fields of its memory.stat that are cache of files."""
+    """The files of a control group, and the fields of its memory.stat that count as page cache."""
 
     source: str
     limits: tuple[str, ...]
@@ -48,16 +48,16 @@ _V1 = _Names(
     "memory.usage_in_bytes",
     ("total_inactive_file", "total_active_file"),
 )
-# Above memory.high a group is not killed but slowed down until it hardly runs: a limit all the same.
+# Above memory.high a group is throttled until it hardly runs, though not killed: this is a limit, too.
 _V2 = _Names("cgroup v2", ("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"))
 
 
 def read_host_memory(root: Path = Path("/")) -> HostMemory:
-    """Reads it now, in a millisecond or two. `root`: where `proc` and `sys` are."""
+    """Reads host memory, in one or two milliseconds. `root`: the folder with `proc` and `sys`."""
     machine = _machine(root)
     levels = [machine]
     for folder, names in _groups(root):
-        # Kernels write `no limit` as a number beyond all memory in version 1: a limit above the machine's is none.
+        # Version 1 writes `no limit` as a number above all memory: ignore limits above the machine's.
         if (level := _limited(folder, names)) and level.total < machine.total:
             levels.append(level)
     tightest = min(levels, key=lambda level: level.total)
@@ -66,7 +66,7 @@ def read_host_memory(root: Path = Path("/")) -> HostMemory:
 
 
 def _limited(folder: Path, names: _Names) -> HostMemory | None:
-    """One control group; None where it has no limit, or does not tell."""
+    """Reads one control group; None if it has no limit or cannot be read."""
     limits = [limit for name in names.limits if (limit := _number(folder / name)) is not None]
     usage = _number(folder / names.usage)
     if not limits or usage is None:
@@ -77,13 +77,13 @@ def _limited(folder: Path, names: _Names) -> HostMemory | None:
 
 
 def _identity(folder: Path) -> str:
-    """Equal wherever the same group is seen from; containers call theirs all by the same path."""
+    """Returns an id that is the same from every container; the path is not, because containers share path names."""
     found = folder.stat()
     return f"cgroup {found.st_dev}:{found.st_ino}"
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
-    """The folders of the groups that this process is in, from its own upwards."""
+    """Yields the folders of this process's control groups, from its own group upwards."""
     paths = _paths(root)
     for line in _lines(root / "proc/self/mountinfo"):  # proc_pid_mountinfo(5)
         before, _, after = line.partition(" - ")
@@ -106,7 +106,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:
-    """Where a group lies below a mount that shows the group `mounted` at its top; the top, if it is not below."""
+    """Returns a group's path relative to a mount whose root is the group `mounted`; empty if it is not below it."""
     with contextlib.suppress(ValueError):
         relative = PurePosixPath(path).relative_to(mounted)
         if ".." not in relative.parts:
@@ -115,7 +115,7 @@ def _below(path: str, mounted: str) -> PurePosixPath:
 
 
 def _paths(root: Path) -> dict[str, str]:
-    """Controller -> path of this process's group; version 2 names none."""
+    """Returns controller -> path of this process's group; version 2 has an empty controller name."""
     found: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -133,7 +133,7 @@ def _machine(root: Path) -> HostMemory:
 
 
 def _lines(path: Path) -> list[str]:
-    """A small file's lines; none where it cannot be read."""
+    """Returns the lines of a small file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -141,13 +141,13 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """The number that a file holds; None for `max`, and where there is none."""
+    """Returns the number in a file; None for `max`, and if the file is missing."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].strip().isdecimal() else None
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """`name number` or `name: number kB` on each line; what is no number is left out."""
+    """Parses lines of `name number` or `name: number kB`; skips values that are not numbers."""
     found = {}
     for line in _lines(path):
         name, _, rest = line.replace(":", " ", 1).partition(" ")

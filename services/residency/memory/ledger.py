@@ -1,8 +1,8 @@
-"""The ledger of a host: who has reserved how much of its memory. All service processes under one ALLM_HOME share it.
+"""The ledger of a host: the memory reservations of all service processes that share one ALLM_HOME.
 
-A reservation lives as long as the process that made it, which holds a file of its own locked (owner_file.py); what a
-dead one had is dropped by whoever reserves next. Places are written as pools (pools.py), so that what two containers
-call by one name is not taken for the same memory.
+A reservation lives as long as its owner process, which keeps its own lock file locked (owner_file.py). The next
+process to reserve drops the reservations of dead owners. Devices are stored as pools (pools.py), so that devices of
+the same name in two containers are not taken for the same memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ NAME = "ledger.db"
 
 
 class Ledger:
-    """An open ledger; every process has one. Its methods are called on the event loop; SQLite works in a thread."""
+    """An open ledger, one per process. Call its methods on the event loop; SQLite runs in a thread."""
 
     def __init__(self, folder: Path, address: str, replica: str, pools: Pools) -> None:
-        """Not open yet: see `open`."""
+        """Does not open the ledger: see `open`."""
         self._folder = folder
         self._address = address
         self._replica = replica
@@ -44,22 +44,22 @@ class Ledger:
         self._owner = uuid.uuid4().hex
         self._mark: OwnerFile | None = None
         self._file = LedgerFile(folder / NAME)
-        self._mine: dict[str, Reservation] = {}  # as the file has them
-        self._gone: set[str] = set()  # given back, but perhaps still in the file
+        self._mine: dict[str, Reservation] = {}  # as written to the file
+        self._gone: set[str] = set()  # released, but possibly still in the file
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(cls, folder: Path, address: str, replica: str, pools: Pools | None = None) -> Ledger:
-        """Opens the ledger below `folder`, or makes it, and becomes an owner there.
+        """Opens or creates the ledger in `folder`, and registers this process as an owner.
 
         Args:
             folder: ResidencySettings.folder.
-            address: where other processes reach this one's ResidencyService (see peer_address).
+            address: where other processes reach this process's ResidencyService (see peer_address).
             replica: this process's name, for messages.
-            pools: which memory the places of this process really are; None: they are looked up.
+            pools: the pools behind this process's device names; None: read from the system.
 
         Raises:
-            DatabaseUnusable: the file or its folder cannot be used; the message says what to do about it.
+            DatabaseUnusable: the file or its folder cannot be used; the message names the remedy.
         """
         if pools is None:
             pools = await asyncio.to_thread(Pools.read)
@@ -79,15 +79,15 @@ class Ledger:
     async def reserve(
         self, key: ResidentKey, estimate: MemoryEstimate, capacity: Callable[[], Capacity]
     ) -> Reservation:
-        """Reserves what a load will need, or nothing at all.
+        """Reserves the estimated memory of a load, or nothing.
 
-        `capacity` reads the memory while nobody else can reserve: it runs in the ledger's thread, and must be quick.
-        What dead owners had is dropped first. `Capacity.missing` says what fits. A caller that is cancelled leaves
-        nothing reserved. The reservation is `loading` and `busy`, as it is until `touch` tells otherwise.
+        `capacity` reads the memory while no other process can reserve: it runs in the ledger's thread and must be
+        quick. Reservations of dead owners are dropped first. `Capacity.missing` decides what fits. A cancelled call
+        leaves nothing reserved. The new reservation is `loading` and `busy` until `touch` changes it.
 
         Raises:
             Full: it does not fit.
-            Internal: the ledger cannot be used: the message names the file, and why.
+            Internal: the ledger cannot be used: the message names the file and the reason.
         """
         made = Reservation(
             id=uuid.uuid4().hex, address=self._address, replica=self._replica, key=key, places=dict(estimate.places)
@@ -98,7 +98,7 @@ class Ledger:
         except asyncio.CancelledError:
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._gone.add(made.id)
-            self._later(self._forget())  # after that work: the thread takes one after the other
+            self._later(self._forget())  # runs after `work`: the thread processes one job at a time
             raise
         if full:
             raise full
@@ -106,14 +106,13 @@ class Ledger:
         return made
 
     async def touch(self, reservations: Iterable[Reservation]) -> None:
-        """Tells how this process's own reservations are now: any field but `id`, `address` and `replica`.
+        """Updates this process's own reservations: any field but `id`, `address` and `replica`.
 
-        Writes only when something has changed since it was last told; ignores what has been released meanwhile, and
-        takes away what could not be released. Nothing is checked: who finds that a model takes more than it reserved
-        says so by larger `places`.
+        Writes only changes. Ignores reservations that were released meanwhile, and retries releases that could not be
+        written. Checks nothing: if a model takes more than it reserved, the caller passes larger `places`.
 
         Raises:
-            Internal: the ledger cannot be used; the next touch tells everything again.
+            Internal: the ledger cannot be used; the next touch writes everything again.
         """
         told = {one.id: one for one in reservations if one.id in self._mine}
         if any(self._mine[one] != now for one, now in told.items()):
@@ -123,17 +122,17 @@ class Ledger:
         await self._forget()
 
     async def release(self, reservation: Reservation) -> None:
-        """Gives a reservation back; does nothing to one that is gone. Never raises: what cannot be written is logged
-        and tried again by the next touch.
+        """Releases a reservation; does nothing if it is already released. Never raises: a failed write is logged, and
+        the next touch retries it.
         """
         if self._mine.pop(reservation.id, None):
             self._gone.add(reservation.id)
         await self._forget()
 
     async def all(self) -> list[Reservation]:
-        """Every living owner's reservations, the least recently used first.
+        """Returns the reservations of all living owners, the least recently used first.
 
-        Places are named as this process names them; what it cannot reach keeps the name of the pool.
+        Devices have this process's names; a device that it cannot reach keeps its pool's name.
 
         Raises:
             Internal: the ledger cannot be used.
@@ -141,12 +140,12 @@ class Ledger:
         return await self._file.read(self._living)
 
     async def close(self) -> None:
-        """Gives everything back and leaves the ledger. Never raises."""
+        """Releases all reservations, removes the owner and closes the file. Never raises."""
         await asyncio.gather(*self._tasks)
         try:
             if self._mark:
                 await self._file.write(lambda connection: ledger_file.drop_owners(connection, [self._owner]))
-        except Internal as problem:  # others drop it once the mark is gone
+        except Internal as problem:  # others drop the owner once its lock file is gone
             log.warning("the ledger could not be left: %s", problem)
         await self._file.close()
         if self._mark:
@@ -183,7 +182,7 @@ class Ledger:
         ]
 
     def _bury(self, connection: sqlite3.Connection) -> None:
-        """Drops dead owners. Their files may go before that is on disk: without one an owner is dead, too."""
+        """Drops dead owners. Their lock files may go before the commit: an owner without one counts as dead, too."""
         dead = [owner for owner in ledger_file.owners(connection) if not self._lives(owner)]
         ledger_file.drop_owners(connection, dead)
         for owner in dead:
@@ -195,13 +194,13 @@ class Ledger:
     def _mark_of(self, owner: str) -> Path:
         return self._folder / f"owner-{owner}.lock"
 
-    # --- on the loop
+    # --- on the event loop
 
     def _shared(self, own: Reservation) -> Reservation:
         return replace(own, places=self._pools.shared(own.places), measured=self._pools.shared(own.measured))
 
     async def _forget(self) -> None:
-        """Takes what was given back out of the file."""
+        """Deletes released reservations from the file."""
         gone = set(self._gone)
         if not gone:
             return

@@ -1,4 +1,4 @@
-"""The ledger's SQLite file: its tables, and what each way in which a file can fail means for an operator."""
+"""The ledger's SQLite file: its tables, and an error message for each way in which the file can fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.storage.sqlite_file import DatabaseUnusable, Work
 
 T = TypeVar("T")
 
-PRIMARY = 0xFF  # what remains of an extended error code of SQLite
+PRIMARY = 0xFF  # masks the primary code of an extended SQLite error code
 VERSION = 1
 SCHEMA = """
 CREATE TABLE owners (
@@ -46,12 +46,12 @@ FROM reservations r JOIN owners o ON o.id = r.owner ORDER BY r.last_used, r.id
 
 
 class LedgerFile(SharedSqliteFile):
-    """An open file. Close it."""
+    """An open ledger file. The caller closes it."""
 
     application_id = 0x616C6C64  # `alld`
     noun = "ledger"
     remedy = "stop allm and delete the folder; what models reserve while they are in memory is all that is in it"
-    busy_milliseconds = 5_000  # a transaction takes a millisecond: who holds it for so long is stopped, or hangs
+    busy_milliseconds = 5_000  # a transaction takes a millisecond: whatever holds the lock this long hangs
     pragmas = ("foreign_keys = ON",)
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class LedgerFile(SharedSqliteFile):
         self._identity = (0, 0)
 
     async def open(self) -> None:
-        """Opens or makes it. Raises DatabaseUnusable."""
+        """Opens or creates the file. Raises DatabaseUnusable."""
         await self._opened()
 
     def _open(self) -> None:
@@ -81,7 +81,7 @@ class LedgerFile(SharedSqliteFile):
         return (found.st_dev, found.st_ino)
 
     def _transaction(self, work: Work[T], kind: str) -> T:
-        """As any file's, but for the words. Who goes on with a file that others do not see reserves for himself."""
+        """Adds the ledger's error messages. Fails if the file was replaced: others would not see its reservations."""
         if self._connection and self._found() != self._identity:
             raise Internal(f"{self._path} was deleted or replaced while allm ran: restart allm")
         try:
@@ -104,22 +104,22 @@ class LedgerFile(SharedSqliteFile):
 
 
 def owners(connection: sqlite3.Connection) -> list[str]:
-    """Ids of all owners."""
+    """Returns the ids of all owners."""
     return [owner for (owner,) in connection.execute("SELECT id FROM owners")]
 
 
 def add_owner(connection: sqlite3.Connection, owner: str, address: str, replica: str) -> None:
-    """Adds an owner, unless it is there."""
+    """Adds an owner unless it exists."""
     connection.execute("INSERT OR IGNORE INTO owners VALUES (?, ?, ?)", (owner, address, replica))
 
 
 def drop_owners(connection: sqlite3.Connection, gone: Iterable[str]) -> None:
-    """Drops owners and what they had reserved."""
+    """Drops owners and their reservations."""
     connection.executemany("DELETE FROM owners WHERE id = ?", [(owner,) for owner in gone])
 
 
 def put(connection: sqlite3.Connection, owner: str, rows: Iterable[Reservation]) -> None:
-    """Writes reservations, whose places are pools here; what was there of the same ids is replaced."""
+    """Writes reservations, with pools as devices; replaces rows of the same id."""
     connection.executemany(
         "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
@@ -139,7 +139,7 @@ def drop(connection: sqlite3.Connection, ids: Iterable[str]) -> None:
 
 
 def read(connection: sqlite3.Connection) -> list[tuple[str, Reservation]]:
-    """Owner and reservation, the least recently used first; places are pools here."""
+    """Returns (owner, reservation), the least recently used first, with pools as devices."""
     return [
         (
             row[12],

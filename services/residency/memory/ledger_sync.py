@@ -1,4 +1,4 @@
-"""What this service's models really take, written down for itself and for its neighbours."""
+"""Synchronisation of the ledger with the measured memory of this service's models."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from services.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-TOLERANCE = 1.15  # of what was reserved: so exact is what a need is computed from
+TOLERANCE = 1.15  # of the reservation: the accuracy of the estimates
 
 
 class LedgerSync:
-    """Keeps the rows of one service true."""
+    """The synchronisation of one service's rows in the ledger."""
 
     def __init__(self, manager: ModelManager[Any], ledger: Ledger, readings: Readings) -> None:
         self._manager = manager
         self._ledger = ledger
         self._readings = readings
-        self._overrun: set[str] = set()  # reservations of which it was told
+        self._overrun: set[str] = set()  # reservations whose overrun was logged
 
     async def update(self) -> Seen:
-        """Reads memory now, and tells the ledger. Before it does, memory that a model has just taken would count twice:
-        as used, and as promised.
+        """Reads memory and updates the ledger. Until then, memory that a model has just taken counts twice: as used,
+        and as reserved.
 
         Raises Internal when the ledger cannot be used.
         """
@@ -48,31 +48,31 @@ class LedgerSync:
         return seen
 
     def rows(self) -> list[Reservation]:
-        """Everything that this service has reserved, as it is at this moment."""
+        """Returns all reservations of this service in their current state."""
         return [row for slot in self._manager.slots() if (row := self.row(slot))]
 
     def row(self, slot: Slot[Any]) -> Reservation | None:
-        """What is set aside for a model, as the model is now; None where nothing is."""
+        """Returns a slot's reservation in its current state; None if it has none."""
         if slot.reservation is None:
             return None
         current = self._manager.slot(slot.key) is slot
         return dataclasses.replace(
             slot.reservation,
             loading=slot.loading,
-            busy=slot.busy or not current,  # on its way out: nobody needs to ask for it
+            busy=slot.busy or not current,  # being unloaded: nobody needs to ask for it
             pinned=current and self._manager.pinned(slot.key.model_id),
             last_used=slot.last_used,
         )
 
     def _measure(self, slot: Slot[Any], seen: Seen, pids: list[int]) -> None:
-        """Writes down what a worker takes, and raises what is reserved for it to that where it takes more."""
+        """Records a worker's memory, and raises its reservation to that if it takes more."""
         reservation, workers = slot.reservation, [seen.workers[pid] for pid in pids if pid in seen.workers]
         slot.memory = sum(worker.total for worker in workers)
         if reservation is None:
             return
         reserved = reservation.places
         devices = {device.name: sum(device.processes.get(pid, 0) for pid in pids) for device in seen.devices}
-        # In a container NVML does not tell whose memory it is: then what was reserved is taken to be in use.
+        # In a container NVML does not report the owning process: assume that the whole reservation is in use.
         claimed = {} if slot.loading else reserved
         devices = {name: count or claimed.get(name, 0) for name, count in devices.items()}
         devices = {name: count for name, count in devices.items() if count}
@@ -84,7 +84,7 @@ class LedgerSync:
         slot.reservation = dataclasses.replace(reservation, places=places, measured={HOST: held, **devices})
 
     def _tell(self, slot: Slot[Any], reserved: int, taken: int, reservation: str) -> None:
-        """Once for each load."""
+        """Logs and counts an overrun, once per load."""
         if reservation in self._overrun:
             return
         self._overrun.add(reservation)

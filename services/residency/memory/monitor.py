@@ -1,8 +1,8 @@
-"""Looks at memory once a second: tells what there is, keeps the ledger true, and unloads what must not stay.
+"""The memory monitor: once a second it reads memory, updates the ledger and the metrics, and unloads models.
 
-Above the threshold the least recently used idle model of the host goes first, whichever service has it: each monitor
-unloads only its own, and waits for a neighbour whose turn it is, so that they do not all unload at once. While every
-model is in use there is nothing to unload: then nothing more is let in.
+Above the threshold the least recently used idle model of the host goes first, whichever service holds it. Each monitor
+unloads only its own models and waits for a neighbour whose turn it is, so that they do not all unload together. While
+every model is in use, nothing can be unloaded, and admission stops.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from services.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 1.0  # seconds between two looks
-NEIGHBOUR_SECONDS = 5.0  # a neighbour whose model should go, and does not for so long, is passed over
+INTERVAL = 1.0  # seconds between two readings
+NEIGHBOUR_SECONDS = 5.0  # a neighbour that has not unloaded its model by then is skipped
 PERCENT = 100
 
 
 class Monitor:
-    """The monitor of one service. `clock`: seconds since the epoch; `monotonic`: seconds that only grow."""
+    """The monitor of one service. `clock`: seconds since the epoch; `monotonic`: monotonic seconds."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Monitor:
         self._readings = readings
         self._clock = clock
         self._monotonic = monotonic
-        self._pressed: dict[str, str] = {}  # places that are too full since the last look, and what is said of them
-        self._awaited: dict[str, float] = {}  # reservations of neighbours that should go -> since when
+        self._pressed: dict[str, str] = {}  # devices over their limit at the last reading -> the reason
+        self._awaited: dict[str, float] = {}  # neighbours' reservations that should be unloaded -> since when
         self._told: set[str] = set()  # models that have a metric
-        self._trouble = ""  # with the ledger, as it was last logged
+        self._trouble = ""  # the ledger's problem that was last logged
         seen = readings.read()
-        self.snapshot = Snapshot(seen.host, seen.devices, ())  # as of the last look
+        self.snapshot = Snapshot(seen.host, seen.devices, ())  # of the last reading
 
     async def run(self) -> None:
-        """Looks until it is cancelled. Unloading takes its time beside the looks: a worker may be slow to end."""
+        """Monitors until it is cancelled. Unloads in a separate task, because a worker may be slow to end."""
         acting: asyncio.Task[None] | None = None
         try:
             while True:
@@ -78,14 +78,14 @@ class Monitor:
                 await asyncio.gather(acting, return_exceptions=True)
 
     async def look(self) -> None:
-        """Reads everything, and tells the ledger and the metrics. Raises Internal when the ledger cannot be used."""
+        """Reads everything, and updates the ledger and the metrics. Raises Internal when the ledger cannot be used."""
         self._manager.sweep()
         seen = await self._ledger_sync.update()
         self.snapshot = Snapshot(seen.host, seen.devices, tuple(self._ledger_sync.rows()))
         self._measure(seen)
 
     async def act(self) -> None:
-        """Unloads what has been idle for too long, what takes more than it may, and what a place is too full for."""
+        """Unloads models that were idle for too long or exceed their limit, and relieves devices over their limit."""
         for slot in self._manager.slots():
             if not slot.busy and 0 < self._settings.idle_seconds <= self._clock() - slot.last_used:
                 await self._manager.evict(slot.key, "idle")
@@ -96,7 +96,7 @@ class Monitor:
     async def _look_guarded(self) -> None:
         try:
             await self.look()
-        except AllmError as problem:  # the ledger: an operator has to see to it, and need not read it every second
+        except AllmError as problem:  # the ledger: an operator must fix it, but one log line is enough
             if problem.message != self._trouble:
                 log.error("cannot tell the ledger what is in memory", extra={"reason": problem.message})  # noqa: TRY400
             self._trouble = problem.message
@@ -116,7 +116,7 @@ class Monitor:
     # --- pressure
 
     async def _relieve(self) -> None:
-        """Unloads one after the other until no place is too full, or it is a neighbour's turn, or nothing is idle."""
+        """Unloads one model at a time until no device is over its limit, a neighbour is next, or none is idle."""
         while True:
             rows = await self._ledger.all()
             own = {row.id: row for row in self._ledger_sync.rows()}
@@ -132,18 +132,18 @@ class Monitor:
                 return
 
     async def _unload_first(self, idle: list[Reservation]) -> bool:
-        """Whether something of this service was unloaded, so that another look is worthwhile."""
+        """Returns whether a model of this service was unloaded, so that the pressure must be computed again."""
         own = {slot.reservation.id: slot for slot in self._manager.slots() if slot.reservation}
         for one in idle:
             if slot := own.get(one.id):
                 return await self._manager.evict(slot.key, "pressure") is not None
             since = self._awaited.setdefault(one.id, self._monotonic())
             if self._monotonic() - since < NEIGHBOUR_SECONDS:
-                return False  # its service looks every second, too
+                return False  # its own monitor runs every second, too
         return False
 
     async def _pressure(self, holders: list[Reservation]) -> dict[str, str]:
-        """The places that are too full, each with a sentence that says so."""
+        """Returns the devices over their limit, each with a reason."""
         seen = await asyncio.to_thread(self._readings.read)
         found = {}
         for place, (total, used) in seen.totals().items():
@@ -160,7 +160,7 @@ class Monitor:
         return found
 
     def _tell(self, pressed: dict[str, str]) -> None:
-        """One line when a place gets too full, and one when it no longer is."""
+        """Logs when a device goes over its limit, and when it no longer is."""
         for place in pressed.keys() - self._pressed.keys():
             log.warning("memory is short", extra={"place": place, "why": pressed[place]})
         for place in self._pressed.keys() - pressed.keys():

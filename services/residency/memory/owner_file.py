@@ -1,5 +1,5 @@
-"""Whether a process lives, by a file that it holds locked: unlike a process id it holds across containers, and the
-kernel lets go of it however the process ends. One that is stopped (SIGSTOP) lives.
+"""Liveness of a process by a lock file. Unlike a process id it works across containers, and the kernel releases the
+lock however the process ends. A stopped process (SIGSTOP) counts as alive.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from pathlib import Path
 
 
 class OwnerFile:
-    """This process's own mark. Its name is nobody else's: it is never taken again after it was let go."""
+    """This process's lock file. Its name is unique and never used again after the release."""
 
     def __init__(self, path: Path) -> None:
-        """Makes and locks it. Raises OSError where that cannot be done."""
+        """Creates and locks the file. Raises OSError."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
-        """Lets go of it and takes it away."""
+        """Removes and unlocks the file."""
         remove(self._path)
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -29,7 +29,7 @@ class OwnerFile:
 
 
 def lives(path: Path) -> bool:
-    """Whether the process that made this file lives; True where that cannot be told: memory is not given away twice."""
+    """Returns whether the file's process lives; True if unknown, so that memory is not given away twice."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def lives(path: Path) -> bool:
     except OSError:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not see each other
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two concurrent checks do not block each other
     except OSError:
         return True
     finally:
@@ -46,6 +46,6 @@ def lives(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Takes the file of a dead process away, if it can be."""
+    """Removes a dead process's file, if possible."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Other service processes of this host, asked to give memory back."""
+"""Requests to other service processes of this host to release memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from services.rpc.own_identity import NOBODY, OwnIdentity
 
 log = logging.getLogger(__name__)
 
-RELEASE_SECONDS = 10.0  # a neighbour that has not answered by then is passed over
+RELEASE_SECONDS = 10.0  # a neighbour that has not answered by then is skipped
 EVERYWHERE = ("0.0.0.0", "[::]", "::", "*", "")  # noqa: S104 (nothing is bound here)
-# A neighbour that is being restarted refuses connections: the next attempt is another load's, not this one's.
+# A restarting neighbour refuses connections. Do not retry here: the next load tries again.
 OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
 def peer_address(listen: str) -> str:
-    """Where others on this host reach what listens on `listen` (ALLM_LISTEN).
+    """Returns the address at which others on this host reach the listener on `listen` (ALLM_LISTEN).
 
-    Who listens everywhere is reached at the address of this machine or container, so that other containers get there,
-    too; at the loopback where it has none.
+    A wildcard listener is reached at the address of this machine or container, so that other containers reach it, too;
+    at the loopback address if it has none.
     """
     host, colon, port = listen.rpartition(":")
     if listen.startswith("unix:") or not colon or host not in EVERYWHERE:
@@ -38,11 +38,11 @@ def peer_address(listen: str) -> str:
 async def ask_to_release(
     holder: Reservation, seconds: float = RELEASE_SECONDS, requester: str = "", own: OwnIdentity = NOBODY
 ) -> int | None:
-    """Asks the owner of a reservation to unload that model; `requester`: the replica that asks, for the owner's log;
-    `own`: what the owner is shown.
+    """Asks the owner of a reservation to unload that model. `requester`: the asking replica, for the owner's log;
+    `own`: the identity presented to the owner.
 
-    Returns the bytes that it freed; None where it did not: the model is in use, pinned or gone, or the owner is not
-    reached within `seconds`. Never raises, but when it is cancelled.
+    Returns the freed bytes; None if nothing was freed: the model is in use, pinned or gone, or the owner did not
+    answer within `seconds`. Raises nothing but cancellation.
     """
     request = residency_service_pb2.ReleaseRequest(
         model_id=holder.key.model_id,

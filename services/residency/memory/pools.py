@@ -1,4 +1,4 @@
-"""Which memory a place really is: containers that share a ledger may have limits and GPUs of their own by one name."""
+"""The physical memory behind a device name: containers that share a ledger may use one name for different memory."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from services.residency.memory.memory_estimate import HOST
 
 
 class Pools:
-    """Names of places as this process uses them, and as all processes of a host can compare them."""
+    """A mapping between this process's device names and pool names that all processes of a host share."""
 
     def __init__(self, pools: Mapping[str, str]) -> None:
-        """`pools`: place -> pool. A place that is not in it is called the same by everybody."""
+        """`pools`: device -> pool. A device that is not in it has the same name everywhere."""
         self._pools = dict(pools)
         self._places = {pool: place for place, pool in pools.items()}
 
     @classmethod
     def read(cls, visible: str = "") -> Pools:
-        """Those of this process. `visible`: see read_devices."""
+        """Reads the pools of this process. `visible`: see read_devices."""
         devices = {device.name: device.pool for device in read_devices(visible)}
         return cls({HOST: read_host_memory().pool, **devices})
 
     def shared(self, places: Mapping[str, int]) -> dict[str, int]:
-        """Bytes by pool."""
+        """Converts bytes by device to bytes by pool."""
         return {self._pools.get(place, place): count for place, count in places.items()}
 
     def own(self, pools: Mapping[str, int]) -> dict[str, int]:
-        """Bytes by place; a pool that this process cannot reach keeps its name."""
+        """Converts bytes by pool to bytes by device; a pool that this process cannot reach keeps its name."""
         return {self._places.get(pool, pool): count for pool, count in pools.items()}

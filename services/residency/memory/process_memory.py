@@ -1,8 +1,8 @@
-"""Memory of one worker and the processes that it has started.
+"""Memory of a worker and its child processes.
 
-By /proc/PID/status, which costs the worker nothing: it is resident memory, not the proportional share (PSS), for which
-the kernel would walk all pages of a large model and hold up its allocations meanwhile. So libraries that a worker and
-its children both have in memory count for each. Elsewhere than on Linux psutil tells, where nothing is told apart.
+Read from /proc/PID/status, which costs the worker nothing. It is resident memory, not the proportional share (PSS), for
+which the kernel would walk all pages of a large model and block its allocations meanwhile. So libraries that a worker
+and its children share count for each. Outside Linux psutil reports one figure, without held and mapped apart.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _LINE = re.compile(r"^(RssAnon|RssShmem|RssFile|VmHWM):\s+(\d+) kB$", re.MULTILI
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes of a process and its children."""
+    """Memory of a process and its children, in bytes."""
 
-    held: int = 0  # its own for good: what HostMemory.used sees of it
-    mapped: int = 0  # pages of files, such as a GGUF, that are in memory: the kernel may drop and read them again
-    peak: int = 0  # the most that each has held and mapped so far, added up
+    held: int = 0  # anonymous and shared memory: the part that HostMemory.used includes
+    mapped: int = 0  # resident pages of files, such as a GGUF: the kernel may drop and read them again
+    peak: int = 0  # the sum of each process's peak of held and mapped
 
     @property
     def total(self) -> int:
-        """Held and mapped."""
+        """Held and mapped bytes."""
         return self.held + self.mapped
 
 
 def read_process_memory(pid: int, root: Path = Path("/")) -> ProcessMemory:
-    """Reads it now, which takes a millisecond or some: call it in a thread. Zeros for a process that is gone.
+    """Reads a worker's memory, in a few milliseconds: call it in a thread. Zeros for a process that is gone.
 
-    `root`: where `proc` is.
+    `root`: the folder with `proc`.
     """
     found = [_read(each, root) for each in _family(pid, root)]
     return ProcessMemory(
@@ -43,13 +43,13 @@ def read_process_memory(pid: int, root: Path = Path("/")) -> ProcessMemory:
 
 
 def _family(pid: int, root: Path) -> list[int]:
-    """A process, its children, and theirs. What ends meanwhile is left out."""
-    if not (root / f"proc/{pid}/task/{pid}/children").exists():  # not every kernel tells: then all are looked through
+    """Returns a process and all its descendants. Omits processes that end meanwhile."""
+    if not (root / f"proc/{pid}/task/{pid}/children").exists():  # not on every kernel: psutil scans all processes
         with contextlib.suppress(psutil.Error):
             return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
         return [pid]
     found = [pid]
-    for parent in found:  # grows meanwhile
+    for parent in found:  # the list grows during the loop
         with contextlib.suppress(psutil.Error):
             for thread in psutil.Process(parent).threads():
                 with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def _read(pid: int, root: Path) -> ProcessMemory:
 
 
 def _elsewhere(pid: int) -> ProcessMemory:
-    """Where there is no /proc."""
+    """Reads by psutil, without /proc."""
     try:
         size = psutil.Process(pid).memory_info().rss
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Where the figures of memory come from: one place for all of them, so that a test can bring its own."""
+"""The sources of all memory figures, in one class, so that a test can replace them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from services.settings.settings import ResidencySettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Everything at one moment."""
+    """All memory figures at one moment."""
 
     host: HostMemory
     devices: tuple[DeviceMemory, ...]
     workers: Mapping[int, ProcessMemory]  # by process id
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """(total, used) bytes of every place."""
+        """Returns (total, used) bytes of every device."""
         return {
             HOST: (self.host.total, self.host.used),
             **{device.name: (device.total, device.used) for device in self.devices},
@@ -31,20 +31,20 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """What reads memory."""
+    """The functions that read memory."""
 
     host: Callable[[], HostMemory] = read_host_memory
     devices: Callable[[], list[DeviceMemory]] = read_devices
     process: Callable[[int], ProcessMemory] = read_process_memory
 
     def read(self, pids: Iterable[int] = ()) -> Seen:
-        """Reads host and devices, and the processes that are named; blocks for milliseconds."""
+        """Reads host, devices and the given processes; blocks for milliseconds."""
         return Seen(
             host=self.host(), devices=tuple(self.devices()), workers={pid: self.process(pid) for pid in pids if pid}
         )
 
     def capacity(self, settings: ResidencySettings) -> Capacity:
-        """What the places can still take, within the budgets and below the threshold."""
+        """Returns the remaining capacity of every device, within the budgets and below the threshold."""
         rooms = {}
         for place, (total, used) in self.read().totals().items():
             budget, _ = budget_of(place, settings)

@@ -1,4 +1,4 @@
-"""Why a model was not let into memory."""
+"""The reasons for which admission refuses a model."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from services.errors import ModelNotReady, OutOfMemory
 
 
 class NeverFits(OutOfMemory):
-    """It needs more than may ever be free for it: a budget, or the machine. Asking again changes nothing."""
+    """The model exceeds a budget or the machine. Retrying does not help."""
 
 
 class NoRoom(OutOfMemory):
-    """It does not fit now, beside what is in use; it may later."""
+    """The model does not fit next to the models in use; it may fit later."""
 
 
 class TooManyModels(ModelNotReady):
-    """As many models as are allowed are in memory, and all of them are in use."""
+    """As many models as allowed are in memory, and all of them are in use."""

@@ -1,4 +1,4 @@
-"""Memory and residents of this service at one moment, for whoever watches."""
+"""Memory and residents of this service at one moment, for observers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.residency.memory.reservation import Reservation
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """As the monitor last saw it."""
+    """The monitor's last reading."""
 
     host: HostMemory
     devices: tuple[DeviceMemory, ...]

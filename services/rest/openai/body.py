@@ -1,4 +1,4 @@
-"""JSON bodies: read into structs with errors that name the parameter, written as google.api.HttpBody."""
+"""JSON bodies: decoded into structs with errors that name the parameter, encoded as google.api.HttpBody."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
-# msgspec quotes values of the request in its messages: only its own words, at the ends, may be taken for such.
+# msgspec's messages quote values of the request: match only its own words, at the start and end.
 _AT = re.compile(r" - at (?:`key` in )?`\$?\.?([^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 def decode(body: httpbody_pb2.HttpBody, kind: type[T]) -> T:
-    """Reads a body as `kind`. Unknown parameters are ignored, as OpenAI's clients expect.
+    """Decodes a body as `kind`. Ignores unknown parameters, as OpenAI's clients expect.
 
     Raises:
         InvalidRequest: no JSON, not an object, or a parameter of the wrong type; `param` names it.
@@ -38,7 +38,7 @@ def decode(body: httpbody_pb2.HttpBody, kind: type[T]) -> T:
 
 
 def convert(value: Any, kind: type[T], param: str) -> T:
-    """Reads a part of a decoded body, at `param`, as `kind`. Raises InvalidRequest, with the whole path."""
+    """Converts a part of a decoded body, at `param`, to `kind`. Raises InvalidRequest, with the whole path."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -46,12 +46,12 @@ def convert(value: Any, kind: type[T], param: str) -> T:
 
 
 def json_body(value: Any) -> httpbody_pb2.HttpBody:
-    """A whole JSON response; null fields are written."""
+    """Returns a complete JSON response, including null fields."""
     return httpbody_pb2.HttpBody(content_type=JSON, data=_encode(value))
 
 
 def _explain(message: str, within: str = "") -> InvalidRequest:
-    """Turns msgspec's message into one about the parameter; `within` is what holds it."""
+    """Converts msgspec's message into one about the parameter; `within` is the path of its parent."""
     at = _AT.search(message)
     path = at.group(1) if at else ""
     if within:

@@ -1,7 +1,7 @@
-"""The fields of a multipart form as typed parameters: everything comes as text, and arrays and objects in brackets.
+"""The fields of a multipart form as typed parameters. All values come as text; arrays and objects use brackets.
 
 `name[]`, sent once for each element, is an array, and so is a repeated `name`; `name[key]` is a member of an object,
-which may also come whole as JSON text. An empty value, or `null`, is as good as none.
+which may also come as one JSON text. An empty value or `null` counts as missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 
 class FormFields:
-    """The fields of one form. A value that is not what a method reads raises InvalidRequest, with `param`."""
+    """The fields of one form. An invalid value raises InvalidRequest, with `param`."""
 
     def __init__(self, fields: Sequence[tuple[str, str]]) -> None:
         self._values: dict[str, list[str]] = {}
@@ -29,14 +29,14 @@ class FormFields:
             self._values.setdefault(name, []).append(value)
 
     def text(self, name: str) -> str:
-        """A text as it came; "" if there is none."""
+        """Returns a text unchanged; "" if missing."""
         values = self._values.get(name, [])
         if len(values) > 1:
             raise InvalidRequest(f"'{name}' is given {len(values)} times; once is allowed.", param=name)
         return values[0] if values else ""
 
     def choice(self, name: str, allowed: Sequence[T], default: T) -> T:
-        """One of some words."""
+        """Returns one of the allowed words."""
         value = self._given(name)
         if value is None:
             return default
@@ -46,12 +46,12 @@ class FormFields:
         raise _not(name, value, f"one of {', '.join(map(str, allowed))}")
 
     def number(self, name: str) -> float | None:
-        """A finite number."""
+        """Returns a finite number."""
         value = self._given(name)
         if value is None:
             return None
         try:
-            number = math.nan if "_" in value else float(value)  # `1_0` is a number to Python alone
+            number = math.nan if "_" in value else float(value)  # only Python accepts `1_0`
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
@@ -59,7 +59,7 @@ class FormFields:
         return number
 
     def integer(self, name: str) -> int | None:
-        """A whole number, also one such as `5.0`, with which some clients write it."""
+        """Returns a whole number; accepts `5.0`, which some clients send."""
         number = self.number(name)
         if number is None:
             return None
@@ -68,7 +68,7 @@ class FormFields:
         return int(number)
 
     def switch(self, name: str) -> bool | None:
-        """True or false."""
+        """Returns True or False; None if missing."""
         value = self._given(name)
         if value is None:
             return None
@@ -77,11 +77,11 @@ class FormFields:
         return _SWITCH[value.lower()]
 
     def array(self, name: str) -> list[str]:
-        """The elements of an array of texts; empty if there is none."""
+        """Returns the elements of an array of texts; empty if missing."""
         return [value for key in (name, f"{name}[]") for value in self._values.get(key, []) if value not in _NOTHING]
 
     def members(self, name: str) -> dict[str, str] | str | None:
-        """The members of an object as text; a text that came in its place; None for nothing."""
+        """Returns an object's members as text; a plain text if one was sent instead; None if missing."""
         inside = {
             key[len(name) + 1 : -1]: self.text(key)
             for key in self._values

@@ -1,8 +1,8 @@
-"""Multipart forms, read while they come: short fields are kept, files pass on to where the caller wants them.
+"""Multipart forms, parsed incrementally: short fields are kept, files go to the caller's sinks.
 
-The gateway passes a form on in google.api.HttpBody messages cut anywhere, of which the first alone has a content type.
-What a form may hold is bounded whatever comes; how long a file may be is its sink's to say. Only services that take
-files import this: the parser comes with their extras.
+The gateway sends a form as google.api.HttpBody messages, cut anywhere; only the first has a content type. Limits bound
+everything in a form but the length of a file, which its sink limits. Only services that take files import this module:
+the parser comes with their extras.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from services.errors import AllmError, InvalidRequest
 KIND = "multipart/form-data"
 MAX_PARTS = 128
 MAX_NAME_BYTES = 256
-MAX_FIELD_BYTES = 1024 * 1024  # some parameters of OpenAI's hold a short file as a data URL
+MAX_FIELD_BYTES = 1024 * 1024  # some of OpenAI's parameters contain a short file as a data URL
 MAX_FIELDS_BYTES = 4 * MAX_FIELD_BYTES
 MAX_FILE_NAME = 255
-SLICE_BYTES = 16 * 1024  # parsed at once; between two slices other requests get their turn
-# The parser is fast as long as a form has few boundaries, with hardly any space behind: there it goes byte by byte.
+SLICE_BYTES = 16 * 1024  # parsed without a pause; other requests run between two slices
+# The parser is slow, one byte at a time, at boundaries and the space behind them: limit both.
 MAX_BOUNDARIES = 2 * MAX_PARTS
-MAX_PADDING = SLICE_BYTES  # spaces behind one
-# What is still taken of a request that has failed, so that its caller comes to read the answer.
+MAX_PADDING = SLICE_BYTES  # bytes of space behind a boundary
+# Limits on the discarded rest of a failed request, which is read so that its caller reads the answer.
 DISCARD_BYTES = 512 * 1024 * 1024
 DISCARD_SECONDS = 60.0
 PLAIN_ENCODINGS = frozenset({"", "7bit", "8bit", "binary"})
 
-# What is wrong with a form is told its caller. The parser would log it as well, and quote the form.
+# The caller gets a form's errors. The parser would log them as well, and quote the form.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 class Sink(Protocol):
-    """Where a file goes."""
+    """The destination of a file."""
 
     def write(self, data: bytes, /) -> object:
         """Takes the next bytes; raises an AllmError for a file that is too large."""
@@ -49,31 +49,31 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """What a part says of itself before its content comes."""
+    """The headers of a part, before its content."""
 
     name: str  # of the parameter
-    file_name: str  # as the caller calls the file: a hint, and never a path to open; empty: none
+    file_name: str  # the caller's name for the file: a hint, never a path to open; empty: none
     content_type: str
 
 
-# Says where a part goes; None: it is a field.
+# Returns the destination of a part; None: it is a field.
 OpenFile = Callable[[FilePart], Sink | None]
 
 
 @dataclass(slots=True)
 class Form:
-    """A form that has come wholly."""
+    """A complete form."""
 
-    fields: list[tuple[str, str]] = field(default_factory=list)  # name and value, in order, repeated ones too
+    fields: list[tuple[str, str]] = field(default_factory=list)  # name and value, in order, including repeated ones
     files: list[FilePart] = field(default_factory=list)
 
 
 @asynccontextmanager
 async def heard_out(messages: AsyncIterator[httpbody_pb2.HttpBody]) -> AsyncIterator[None]:
-    """Before an error leaves the block, the rest of the request is taken and thrown away, within limits.
+    """Reads and discards the rest of the request, within limits, before an AllmError leaves the block.
 
     Over HTTP/1.1 the gateway closes the connection of a caller that is answered while it sends; most callers then see
-    the connection break, send everything again, and never the answer.
+    a broken connection, send everything again, and never see the answer.
     """
     try:
         yield
@@ -92,7 +92,7 @@ async def read_form(messages: AsyncIterator[httpbody_pb2.HttpBody], open_file: O
     """Reads a form to its end.
 
     Raises:
-        InvalidRequest: no multipart form, one that is malformed or cut off, or more in it than is allowed.
+        InvalidRequest: the form is not multipart, malformed, cut off, or over a limit.
     """
     reader: _FormReader | None = None
     async for message in messages:
@@ -120,7 +120,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 class _FormReader:
-    """Follows a form through the parser's callbacks."""
+    """The state of a form, updated by the parser's callbacks."""
 
     def __init__(self, boundary: bytes, open_file: OpenFile) -> None:
         self._form = Form()
@@ -130,8 +130,8 @@ class _FormReader:
         self._ended = False
         self._delimiter = b"\r\n--" + boundary
         self._boundaries = 0
-        self._tail = b""  # of the last slice: a boundary may be cut
-        self._padding = 0  # bytes of space behind a boundary in which the last slice ended
+        self._tail = b""  # end of the last slice: a boundary may be cut
+        self._padding = 0  # bytes of space after the boundary with which the last slice ended
         self._begin()
         try:
             self._parser = MultipartParser(
@@ -151,7 +151,7 @@ class _FormReader:
             raise InvalidRequest(f"the multipart form's boundary cannot be used: {error}") from error
 
     def write(self, data: bytes) -> None:
-        """Takes the next bytes of the form, at most a slice."""
+        """Parses the next bytes of the form, at most a slice."""
         seen = self._tail + data
         self._boundaries += seen.count(self._delimiter)
         if self._boundaries > MAX_BOUNDARIES:
@@ -167,7 +167,7 @@ class _FormReader:
             raise self._malformed()
 
     def end(self) -> Form:
-        """The whole form. Raises InvalidRequest where its end is missing."""
+        """Returns the whole form. Raises InvalidRequest if its end is missing."""
         if not self._ended:
             raise InvalidRequest("the multipart form is cut off: its closing boundary is missing")
         return self._form
@@ -194,7 +194,7 @@ class _FormReader:
         self._header = (b"", b"")
 
     def _open(self) -> None:
-        """The part's headers are there."""
+        """Opens a part, once its headers are complete."""
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise InvalidRequest(f"the multipart form has more than {MAX_PARTS} parts")
@@ -227,7 +227,7 @@ class _FormReader:
         self._value += data[start:end]
 
     def _close(self) -> None:
-        """The part is over."""
+        """Ends a part."""
         if self._sink is not None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What callers may attach to a response for themselves: it comes back, and means nothing here."""
+"""Limits on the metadata that callers attach to a response. It is returned unchanged and has no other effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_VALUE = 512
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises InvalidRequest where there are too many pairs, or one is too long."""
+    """Raises InvalidRequest if there are too many pairs or a key or value is too long."""
     if len(metadata) > MAX_PAIRS:
         message = f"'metadata' has {len(metadata)} pairs; at most {MAX_PAIRS} are allowed."
         raise InvalidRequest(message, param="metadata")

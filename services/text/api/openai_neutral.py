@@ -1,4 +1,4 @@
-"""Parameters that OpenAI knows and that are not honoured here: they pass only with a value that asks for nothing."""
+"""Parameters of OpenAI's API that this server does not support: only values without effect are accepted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from services.errors import Unsupported
 
 
 def refuse_others(parameters: Iterable[tuple[str, Any, tuple[Any, ...]]]) -> None:
-    """Raises Unsupported for the first whose value asks for something.
+    """Raises Unsupported for the first parameter whose value would have an effect.
 
-    `parameters`: a name, what the caller gave, and what may be given beside null.
+    `parameters`: tuples of name, the caller's value, and the values accepted in addition to null.
     """
     for name, value, allowed in parameters:
         if value is not None and value not in allowed:

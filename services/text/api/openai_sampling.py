@@ -1,4 +1,4 @@
-"""The sampling parameters that Chat Completions, Completions and Responses have in common, as JSON.
+"""The sampling parameters that Chat Completions, Completions and Responses share, as JSON.
 
 `top_k`, `min_p`, `repeat_penalty` and `ignore_eos` are extensions; in Responses all but `temperature` and `top_p` are.
 """
@@ -12,12 +12,12 @@ import msgspec
 from services.errors import InvalidRequest
 from services.text.engine.sampling import SamplingParams
 
-# Parameters that are called the same here and there; absent, they have the core's defaults.
+# Parameters with the same name in OpenAI's API and in the core. Absent ones get the core's defaults.
 _PLAIN = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
-    """The part of a request's body that says how its tokens are chosen."""
+    """The sampling parameters of a request body."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -34,10 +34,10 @@ class SamplingBody(msgspec.Struct, kw_only=True):
 def sampling_of(
     given: SamplingBody, max_tokens: int | None, logit_bias: Mapping[int, float] | None = None
 ) -> SamplingParams:
-    """The parameters in the core's words; their bounds are still to be checked.
+    """Converts the parameters to the core's type, without checking their bounds.
 
     Raises:
-        InvalidRequest: `seed` is no 64-bit number.
+        InvalidRequest: `seed` is not a 64-bit integer.
     """
     plain = {name: value for name in _PLAIN if (value := getattr(given, name)) is not None}
     return SamplingParams(
@@ -51,7 +51,7 @@ def sampling_of(
 
 
 def _unsigned(seed: int) -> int:
-    """OpenAI's seeds are signed 64-bit numbers."""
+    """Converts OpenAI's signed 64-bit seed to an unsigned one."""
     if not -(2**63) <= seed < 2**63:
         raise InvalidRequest(f"'seed' must be a 64-bit integer, not {seed}.", param="seed")
     return seed % 2**64

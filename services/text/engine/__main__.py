@@ -1,8 +1,8 @@
-"""A worker process: one loaded model. Started by the text service as `python -m services.text.engine FD`.
+"""A worker process with one loaded model, started by the text service as `python -m services.text.engine FD`.
 
-Three threads: this one runs the batch loop, a reader takes messages, tokenizes prompts and compiles grammars beside
-running steps, and the reader is also the watcher: when the service is gone its end of the socket closes, and the worker
-ends at once, whatever native code is running.
+Two threads: the main thread runs the batch loop; a reader takes messages, tokenizes prompts and compiles grammars while
+steps run. The reader also watches the service: when the service dies, its end of the socket closes, and the worker ends
+immediately, whatever native code is running.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from services.worker.channel import BlockingChannel, ChannelClosed
 from services.worker.messages import Cancel, EngineError, Failed, LoadingProgress, Refused, Stop
 from services.worker.pace import Pace
 
-# Some tokenizers split text by a recursive regular expression: a long word needs a deep stack.
+# Some tokenizers split text with a recursive regular expression: a long word needs a deep stack.
 READER_STACK_BYTES = 512 * 1024 * 1024
-# Part of a unified key-value cache that ended requests may keep. There every cell in use makes every step's attention
-# longer, on a CPU noticeably so: more than a quarter costs running requests more than it saves later ones.
+# Divisor: ended requests may keep a quarter of a unified key-value cache. Every used cell makes the attention of every
+# step longer, on a CPU noticeably: a larger share costs running requests more than it saves later ones.
 CACHED_SHARE = 4
-USUAL_BYTES = 16  # of a token, that few texts have more of
+USUAL_BYTES = 16  # per token; few texts have more
 
-# For each capability and runtime: the module, and the class that loads a model.
+# By capability and runtime: the module and the class that loads a model.
 RUNTIMES = {
     "chat": {
         "llama_cpp": ("services.text.engine.runtimes.llama_cpp", "LlamaEngine"),
@@ -49,14 +49,14 @@ RUNTIMES = {
         "torch": ("services.text.engine.runtimes.torch.encoder", "TorchEncoder"),
     },
 }
-# Makes what the loop takes of a request, or refuses it and gives None.
+# Converts a request to an arrival for the loop, or refuses it and returns None.
 Prepare = Callable[[Any], object | None]
 
 log = logging.getLogger("worker")
 
 
 def main() -> None:
-    """Loads what the first message says and serves until stopped."""
+    """Loads the model that the first message names and serves it until stopped."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     channel: BlockingChannel[ToWorker] = BlockingChannel(socket.socket(fileno=int(sys.argv[1])), ToWorker)
     load = channel.receive()
@@ -75,12 +75,12 @@ def main() -> None:
         return
     channel.send(model.ready)
     loop.run()
-    # Threads of native libraries may still run: nothing of theirs is worth waiting for.
+    # Threads of native libraries may still run; there is no reason to wait for them.
     os._exit(0)
 
 
 def _server(load: Load) -> Callable[..., RequestLoop | EmbeddingLoop]:
-    """What makes the loop for a model."""
+    """Returns the function that creates the loop for a model."""
     if load.capability == "embeddings":
         return _encoding
     return _scheduled if load.runtime == "vllm" else _generating
@@ -106,7 +106,7 @@ def _scheduled(
     inbox: Inbox,
     send: Callable[[object], None],
 ) -> RequestLoop:
-    """For a model that comes with a scheduler of its own."""
+    """Creates the loop for a model with its own scheduler."""
     from services.text.engine.runtimes.vllm.loop import VllmLoop  # noqa: PLC0415 (it is there where the model is)
 
     prepares.put(lambda submit: _prepare(model, submit, send))
@@ -118,7 +118,7 @@ def _limits(options: EngineOptions, cached: int) -> BatchLimits:
 
 
 def _pace(runtime: Runtime, options: EngineOptions) -> Pace:
-    """How many tokens a step may have here."""
+    """Measures how many tokens a step may have on this machine."""
 
     def compute(tokens: int) -> None:
         runtime.step([Span(0, 0, [0] * tokens, None)])
@@ -152,7 +152,7 @@ def _loader(capability: str, runtime: str) -> Callable[[EngineOptions, Callable[
 def _read(
     channel: BlockingChannel[ToWorker], prepares: queue.SimpleQueue[Prepare], inbox: queue.SimpleQueue[Any]
 ) -> None:
-    """Takes messages as long as the service lives; the service sends requests only after Ready."""
+    """Receives messages until the service ends. The service sends requests only after Ready."""
     prepare: Prepare | None = None
     try:
         while True:
@@ -173,7 +173,7 @@ def _read(
 
 
 def _prepare(runtime: Runtime, submit: Submit, send: Callable[[object], None]) -> Arrival | None:
-    """Tokenizes a prompt, checks it against the context and compiles the grammar; a refusal is sent at once."""
+    """Tokenizes a prompt, checks its length and compiles the grammar. Sends a refusal immediately."""
     try:
         tokens = _tokens(runtime, submit.prompt)
         refusal = _refusal(submit, len(tokens), runtime.ready.context_tokens)
@@ -210,8 +210,9 @@ def _tokens(runtime: Runtime, prompt: str | list[int]) -> list[int]:
 
 
 def _check_size(runtime: Runtime, size: int) -> None:
-    """Refuses a prompt of so many bytes that no context could hold, before it is made into tokens: for the longest that
-    callers may send that takes a minute, in which nobody else is heard.
+    """Refuses a prompt of `size` bytes before tokenization if it cannot fit into the context.
+
+    Tokenizing the longest allowed prompt takes a minute, during which the reader serves no other request.
     """
     context = runtime.ready.context_tokens
     if size <= context * USUAL_BYTES:
@@ -224,7 +225,7 @@ def _check_size(runtime: Runtime, size: int) -> None:
 
 @functools.cache
 def _longest(piece: Callable[[int, bool], bytes], vocabulary: int) -> int:
-    """Bytes of the longest of so many tokens."""
+    """Returns the bytes of the longest token of a vocabulary."""
     return max(1, *(len(piece(token, True)) for token in range(vocabulary)))
 
 
@@ -233,7 +234,7 @@ def _text(runtime: Runtime, tokens: list[int]) -> str:
 
 
 def _refusal(submit: Submit, prompt: int, context: int) -> Refused | None:
-    """Why a prompt of so many tokens cannot be answered, with the numbers that say so."""
+    """Returns the refusal of a prompt that does not fit, with the numbers, or None if it fits."""
     wanted = submit.sampling.max_tokens or 0
     code, param = "CONTEXT_LENGTH_EXCEEDED", "messages"
     if not prompt:

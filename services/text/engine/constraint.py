@@ -1,7 +1,7 @@
-"""Grammars that answers must follow: which tokens may come next, through llguidance.
+"""Grammars that answers must follow, by llguidance: masks of the tokens that may come next.
 
-A runtime makes one compiler of its vocabulary. A constraint belongs to one request, whatever happens to the request's
-cells: it moves on only with tokens that were sampled.
+A runtime makes one compiler from its vocabulary. A constraint belongs to one request and advances only with sampled
+tokens, also when the request loses its cells and is computed again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from services.worker.messages import EngineError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-COMPILED_GRAMMARS = 16  # that are remembered: callers mostly send the same schema again
+COMPILED_GRAMMARS = 16  # cached: callers mostly send the same schema again
 MESSAGE_CHARACTERS = 300  # of llguidance's reason for refusing a grammar
-# What a caller's grammar may take: a state of the lexer has up to 2 kB, a unit of fuel some 70 nanoseconds.
+# Limits of a caller's grammar. A lexer state takes up to 2 kB, a unit of fuel about 70 nanoseconds.
 LIMITS: Mapping[str, Any] = MappingProxyType({"max_lexer_states": 50_000, "step_lexer_fuel": 200_000})
-# Control tokens that grammars write like text: the marks of calls and thoughts are control tokens in some models of a
-# family and text in others, and the dialects' grammars are the same for all.
+# Control tokens that grammars write as text. The marks of tool calls and thoughts are control tokens in some models of
+# a family and text in others, and a dialect has one grammar for all of them.
 MARKS = re.compile(
     rb"</?(?:tool_call|tool_response|think|arg_key|arg_value|TOOLCALL|TOOLRESPONSE|function|parameter)>"
     rb"|\[/?(?:TOOL_CALLS|ARGS|CALL_ID|THINK)\]"
@@ -32,7 +32,7 @@ MARKS = re.compile(
 
 
 class Constraint:
-    """Where one request's answer is in its grammar."""
+    """The grammar state of one request's answer."""
 
     __slots__ = ("_matcher",)
 
@@ -40,26 +40,26 @@ class Constraint:
         self._matcher = matcher
 
     def fill(self, address: int, size: int) -> None:
-        """Writes which tokens may come next into `size` bytes: a bit each, the lowest bits first."""
+        """Writes the mask of allowed next tokens to `size` bytes: one bit per token, lowest bits first."""
         self._matcher.unsafe_compute_mask_ptr(address, size)
 
     def consume(self, token: int) -> None:
-        """Moves on by a token that was sampled."""
+        """Advances by a sampled token."""
         self._matcher.consume_token(token)
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> Sampled | EngineError:
-        """Moves on by a token that was sampled; what a step says of it."""
+        """Advances by a sampled token. Returns the step's outcome for it, or the fault."""
         self.consume(token)
         return self.fault or Sampled(token, logprob, self.complete)
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is whole and nothing can follow."""
+        """Whether the answer is complete and no token can follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def fault(self) -> EngineError | None:
-        """Why there is no going on: one of the limits above. Once set it stays."""
+        """The error that stopped the grammar, which is one of the limits above, or None. Once set it stays."""
         if not self._matcher.is_error():
             return None
         message = "response_format is too complex: this answer cannot go on in it"
@@ -67,18 +67,18 @@ class Constraint:
 
 
 def no_token() -> EngineError:
-    """For a mask that allows no token at all."""
+    """Returns the error for a mask that allows no token."""
     message = "response_format asks for text that this model has no token for"
     return EngineError("INVALID_REQUEST", message, "response_format")
 
 
 class Vocabulary:
-    """What llguidance must know of a model's tokens."""
+    """A model's tokens in the form that llguidance reads."""
 
     def __init__(
         self, tokens: Sequence[bytes], control: Sequence[int], ends: Sequence[int], tokenize: Callable[[str], list[int]]
     ) -> None:
-        """Takes each token's text, which tokens are no text but markup, and which of these end a turn."""
+        """Takes the text of each token, the control tokens, and those that end a turn."""
         self.tokens = tokens
         self.special_token_ids = control
         self.ends = ends
@@ -87,14 +87,14 @@ class Vocabulary:
         self._tokenize = tokenize
 
     def __call__(self, text: bytes) -> list[int]:
-        """Token ids of a text; asked for by no more than llguidance's own checks."""
+        """Tokenizes a text. Only llguidance's own checks call this."""
         return self._tokenize(text.decode(errors="replace"))
 
 
 class GrammarCompiler:
-    """Makes constraints for one vocabulary. Not thread-safe, but its constraints may be used by another thread.
+    """Compiler of grammars for one vocabulary. Not thread-safe, but another thread may use its constraints.
 
-    llguidance is imported here and not above, so that a runtime can be tried on a machine that lacks it.
+    llguidance is imported here and not at the top, so that a runtime works on a machine without it.
     """
 
     def __init__(self, vocabulary: Vocabulary, limits: Mapping[str, Any] = LIMITS) -> None:
@@ -108,17 +108,17 @@ class GrammarCompiler:
         self._matcher = functools.lru_cache(COMPILED_GRAMMARS)(self._compile)
 
     def compile(self, grammar: str) -> Constraint:
-        """A constraint at the beginning of its grammar.
+        """Returns a constraint at the start of its grammar.
 
         Raises:
-            EngineError: INVALID_REQUEST when the grammar has errors or is too complex.
+            EngineError: INVALID_REQUEST if the grammar has errors or is too complex.
         """
         return Constraint(self._matcher(grammar).deep_copy())
 
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = self._new(grammar=grammar)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask is often the slowest, and the copies have it
+            matcher.compute_bitmask()  # often the slowest mask; all copies reuse it
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())[:MESSAGE_CHARACTERS]
             message = f"response_format cannot be made into a grammar: {reason}"

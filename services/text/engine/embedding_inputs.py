@@ -1,4 +1,4 @@
-"""What callers want embedded, made into tokens and checked against the model, beside the running batches."""
+"""Preparation of embedding requests: tokenizes and checks their inputs while batches run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_REQUEST_TOKENS = 300_000  # of all inputs together
 
 
 def prepare(encoder: Encoder, embed: Embed, send: Callable[[object], None]) -> EmbeddingArrival | None:
-    """Tokenizes a request's inputs; a refusal is sent at once, and nothing is ever cut off silently."""
+    """Tokenizes a request's inputs. Sends a refusal immediately; never truncates an input silently."""
     try:
         inputs = _tokenized(encoder, embed)
     except EngineError as error:

@@ -1,7 +1,7 @@
-"""Embeddings of many callers, computed together: batches of about so many tokens, filled by all requests in turn.
+"""The batch loop of an embedding worker: batches of bounded size, filled by all requests in turn.
 
-A large request never holds up a small one: every client gets the same share of a batch, and of that each of its
-requests. Between two batches the loop takes messages, so a cancelled request costs at most the batch that runs.
+A large request never delays a small one: clients share a batch evenly, and so do the requests of a client. The loop
+takes messages between two batches, so a cancelled request costs at most the running batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.text.engine.messages import Counters, Embedded, Encoded
 from services.worker.messages import Cancel, Phase, Refused, Stop
 from services.worker.pace import Pace
 
-LEAST_TOKENS = 512  # of a batch: smaller ones would not be faster on the slowest machine
+LEAST_TOKENS = 512  # of a batch: smaller batches are no faster, even on the slowest machine
 QUEUE_TOKENS = 1_200_000  # four of the largest requests
 
 
@@ -31,17 +31,17 @@ class EmbeddingArrival:
     client: str
     inputs: list[Tokens]
     dimensions: int  # 0: all
-    left: list[int] = field(default_factory=list)  # indexes of inputs still to compute; the longest at the end
+    left: list[int] = field(default_factory=list)  # indexes of inputs still to compute, the longest last
     computed: int = 0  # tokens
-    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
+    deadline: float | None = None  # on the monotonic clock; the caller has given up by then
 
     def __post_init__(self) -> None:
-        """Inputs of one length come one after another: a batch is computed as wide as its longest."""
+        """Sorts the inputs by length, because a batch is computed as wide as its longest input."""
         self.left = sorted(range(len(self.inputs)), key=lambda index: len(self.inputs[index]))
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that are still to be computed."""
+        """Number of tokens still to compute."""
         return sum(len(self.inputs[index]) for index in self.left)
 
 
@@ -49,7 +49,7 @@ EmbeddingInbox = queue.SimpleQueue[EmbeddingArrival | Cancel | Stop]
 
 
 class EmbeddingLoop:
-    """Runs the requests of one embedding model. `inbox` is filled by another thread; `send` gets Encoded."""
+    """The loop that runs an embedding model's requests. Another thread fills `inbox`; `send` gets Encoded, Refused."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class EmbeddingLoop:
         send: Callable[[object], None],
         queue_tokens: int = 0,
     ) -> None:
-        """`queue_tokens`: of all requests together, if there is more than one; 0: QUEUE_TOKENS."""
+        """`queue_tokens` limits all requests together, but never a single one; 0: QUEUE_TOKENS."""
         self._encoder = encoder
         self._batch_tokens = batch_tokens
         self._queue_tokens = queue_tokens or QUEUE_TOKENS
         self._pace = Pace(min(LEAST_TOKENS, batch_tokens), batch_tokens)
         self._inbox = inbox
         self._send = send
-        self._requests: list[EmbeddingArrival] = []  # by arrival
+        self._requests: list[EmbeddingArrival] = []  # in order of arrival
         self._steps = 0
         self._batch = (0, 0)  # inputs and tokens of the last step
         self._reported: Counters | None = None
@@ -78,7 +78,7 @@ class EmbeddingLoop:
             pass
 
     def turn(self) -> bool:
-        """One turn of the loop, at most one batch; waits for a message when there is nothing to do."""
+        """Runs one turn of the loop, with at most one batch. Waits for a message if there are no requests."""
         if not self._take_messages():
             return False
         self._expire()
@@ -115,7 +115,7 @@ class EmbeddingLoop:
         self._requests.append(arrival)
 
     def _expire(self) -> None:
-        """Ends the requests whose callers do not wait any more."""
+        """Ends the requests whose deadline has passed."""
         now = time.monotonic()
         late = [one for one in self._requests if one.deadline is not None and one.deadline <= now]
         for request in late:
@@ -123,11 +123,11 @@ class EmbeddingLoop:
             self._send(Refused(request=request.request, code="TIMEOUT", message="the caller's deadline has passed"))
 
     def _choose(self) -> Iterator[tuple[EmbeddingArrival, int]]:
-        """What to compute next: requests and the indexes of their inputs. At least one input, however long it is.
+        """Chooses the next batch: requests and the indexes of their inputs. At least one input, however long it is.
 
-        The next input is always of the client that has the fewest tokens in this batch, and of its requests the one
-        that has the fewest; the older first where they are even. Only the first input of a batch may be longer than a
-        batch: every other time it is not the oldest request's, but that one's for which the least has been done.
+        The next input comes from the client with the fewest tokens in this batch, and from that client's request with
+        the fewest; the older one breaks a tie. Only the first input may be longer than a batch. It comes from the
+        oldest request, and in every second batch from the request with the fewest computed tokens.
         """
         turns: dict[str, list[tuple[int, int, EmbeddingArrival]]] = {}
         clients: list[tuple[int, int, str]] = []
@@ -147,7 +147,7 @@ class EmbeddingLoop:
                 inputs, tokens, of_client = inputs + 1, tokens + size, of_client + size
                 if request.left:
                     heapq.heappush(turns[client], (of_request + size, order, request))
-            # Else it waits for the next batch; the client's other requests may still fit into this one.
+            # Otherwise it waits for the next batch; the client's other requests may still fit into this one.
             if turns[client]:
                 heapq.heappush(clients, (of_client, first, client))
 
@@ -175,7 +175,7 @@ class EmbeddingLoop:
 
 
 def _finished(vector: Vectors, dimensions: int, normalised: bool) -> bytes:
-    """A vector [dimensions] as it is told: cut to the first so many numbers, then brought to length one."""
+    """Returns a vector as it is sent: cut to its first `dimensions` numbers, then normalised to length one."""
     told = vector[:dimensions] if dimensions else vector
     if normalised:
         length = float(np.linalg.norm(told))

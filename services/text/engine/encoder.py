@@ -1,6 +1,6 @@
-"""What a runtime must do so that the embedding loop can drive it: make vectors of token sequences, and little more.
+"""The interface between the embedding loop and a runtime, which computes vectors of token sequences.
 
-All methods are called from one thread but `tokenize`, which another one calls beside a running `encode`.
+One thread calls all methods except `tokenize`, which another thread may call during an `encode`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Encoder(Protocol):
     """A loaded embedding model."""
 
     ready: EncoderReady
-    batch_inputs: int  # the most inputs of one `encode`
-    normalised: bool  # whether its vectors are brought to length one; the loop does it
+    batch_inputs: int  # maximum inputs of one `encode`
+    normalised: bool  # whether the loop normalises its vectors to length one
 
     def tokenize(self, text: str) -> Tokens:
-        """Token ids of an input, with the special tokens that the model wants around it."""
+        """Returns the token ids of an input, with the model's special tokens around it."""
 
     def encode(self, inputs: Sequence[Tokens]) -> Vectors:
-        """The pooled vectors of some inputs, in their order, not yet normalised. None has too many tokens."""
+        """Returns the pooled vectors of the inputs, in order, not normalised. No input exceeds the context."""
 
 
 EncoderLoader = Callable[[EngineOptions, Callable[[float], None]], Encoder]

@@ -1,8 +1,8 @@
-"""Who holds which cells of the key-value cache.
+"""The ledger of KV cells: which sequence holds which cells of the key-value cache.
 
-A cell holds the key and value of one token. Cells are counted in blocks of `BLOCK` tokens, because only whole blocks
-are ever shared between sequences; what a sequence has beyond its last whole block is its own. The counts are allm's:
-they decide what is admitted and evicted, before the runtime could run out.
+A cell holds the key and value of one token. Cells are counted in blocks of `BLOCK` tokens, because sequences share only
+whole blocks; the tail after the last whole block belongs to one sequence. The counts are allm's own: they decide
+admission and eviction before the runtime runs out of cells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Block:
 
 
 class Holding:
-    """The cells of one sequence: whole blocks, perhaps shared, and an open tail of its own."""
+    """The cells of one sequence: whole blocks, possibly shared, and an unshared tail."""
 
     __slots__ = ("blocks", "tail")
 
@@ -31,7 +31,7 @@ class Holding:
 
 
 class CellLedger:
-    """Counts cells: `active` are held by running requests, `cached` by the prefix cache alone."""
+    """Counts of cells: running requests hold `active` cells, only the prefix cache holds `cached` cells."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -40,11 +40,11 @@ class CellLedger:
 
     @property
     def free(self) -> int:
-        """Cells that nobody holds."""
+        """Number of unused cells."""
         return self.total - self.active - self.cached
 
     def grow(self, holding: Holding, tokens: int) -> None:
-        """A running sequence computed `tokens` more."""
+        """Adds `tokens` that a running sequence has computed."""
         self.active += tokens
         holding.tail += tokens
         while holding.tail >= BLOCK:
@@ -54,7 +54,7 @@ class CellLedger:
             holding.tail -= BLOCK
 
     def share(self, source: Holding, target: Holding, tokens: int) -> None:
-        """A running sequence that holds nothing takes over the first `tokens` (whole blocks) of another."""
+        """Shares the first `tokens` (whole blocks) of `source` with `target`, a running sequence without cells."""
         for block in source.blocks[: tokens // BLOCK]:
             if not block.running:
                 self.cached -= BLOCK
@@ -63,7 +63,7 @@ class CellLedger:
             target.blocks.append(block)
 
     def release(self, holding: Holding) -> None:
-        """A running sequence gives up all its cells."""
+        """Frees all cells of a running sequence."""
         self.active -= holding.tail
         for block in holding.blocks:
             block.running -= 1
@@ -74,7 +74,7 @@ class CellLedger:
         holding.blocks, holding.tail = [], 0
 
     def keep(self, holding: Holding) -> Holding:
-        """The prefix cache takes over the whole blocks of a running sequence, which gives up the rest."""
+        """Moves the whole blocks of a running sequence to the prefix cache and frees its tail."""
         kept = Holding()
         kept.blocks = list(holding.blocks)
         for block in kept.blocks:
@@ -83,7 +83,7 @@ class CellLedger:
         return kept
 
     def keep_whole(self, holding: Holding) -> Holding:
-        """The prefix cache takes a copy of all that a running sequence holds: its blocks shared, its tail once more."""
+        """Copies all cells of a running sequence to the prefix cache: blocks are shared, the tail is counted twice."""
         kept = Holding()
         kept.blocks, kept.tail = list(holding.blocks), holding.tail
         for block in kept.blocks:
@@ -92,7 +92,7 @@ class CellLedger:
         return kept
 
     def forget(self, holding: Holding) -> None:
-        """The prefix cache drops an entry."""
+        """Frees the cells of an entry that the prefix cache drops."""
         self.cached -= holding.tail
         for block in holding.blocks:
             block.cached -= 1

@@ -1,4 +1,4 @@
-"""Logprobs that wait for the text of their tokens to be shown."""
+"""A queue of logprobs that wait until the text of their tokens is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.text.engine.messages import TokenLogprob
 
 
 class HeldLogprobs:
-    """Keeps tokens' logprobs in order until the first character that a token belongs to is sent."""
+    """The queue of tokens' logprobs. A logprob leaves it when its token's first character is sent."""
 
     __slots__ = ("_held",)
 
@@ -16,11 +16,11 @@ class HeldLogprobs:
         self._held: deque[tuple[int, TokenLogprob]] = deque()
 
     def add(self, start: int, logprob: TokenLogprob) -> None:
-        """Takes a token's; `start` is how many whole characters came before it."""
+        """Adds a token's logprob. `start` is the number of whole characters before the token."""
         self._held.append((start, logprob))
 
     def take(self, shown: int) -> list[TokenLogprob]:
-        """Those of the tokens that belong to the first `shown` characters and were not taken yet."""
+        """Removes and returns the logprobs of the tokens that begin within the first `shown` characters."""
         taken = []
         while self._held and self._held[0][0] < shown:
             taken.append(self._held.popleft()[1])

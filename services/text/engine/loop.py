@@ -1,9 +1,9 @@
-"""Continuous batching: one loop that serves all requests of a model, step by step.
+"""The batch loop of a text worker: continuous batching, one step at a time.
 
-Each turn takes what has arrived, admits what fits, computes one batch (a token for every decoding request beside chunks
-of waiting prompts), emits the new tokens at once and retires what has ended. The loop owns fairness, prefix reuse, stop
-conditions, cancellation and callers' deadlines (what of it every loop does is in request_loop.py); under it a runtime
-only steps sequences. Other time limits are the service's.
+Each turn takes new messages, admits the requests that fit, computes one batch (a token of every decoding request and
+chunks of prompts), emits the new tokens immediately and retires ended requests. The loop owns fairness, prefix reuse,
+stop conditions, cancellation and callers' deadlines; request_loop.py has the part that all loops share. The runtime
+only steps sequences. Other time limits belong to the service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.worker.pace import Pace
 
 
 class BatchLoop(RequestLoop):
-    """Runs the requests of one loaded model. `inbox` is filled by another thread; `send` gets Stepped and Refused."""
+    """The batch loop of a loaded model. Another thread fills `inbox`; `send` gets Stepped and Refused."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class BatchLoop(RequestLoop):
         send: Callable[[object], None],
         pace: Pace | None = None,
     ) -> None:
-        """`pace` bounds the time of a step; None: steps are as large as `limits` say."""
+        """`pace` bounds the time of a step; None: only `limits` bound it."""
         super().__init__(runtime, limits, inbox, send)
         self._runtime = runtime
         self._pace = pace or Pace(limits.batch_tokens, limits.batch_tokens)
@@ -50,36 +50,36 @@ class BatchLoop(RequestLoop):
         if plan:
             self._step(plan)
 
-    # --- who runs
+    # --- admission
 
     def _admit(self) -> None:
-        """Clients in turn, those with the fewest running requests first; of each its oldest request."""
+        """Admits requests: clients in turn, fewest running requests first; of each client the oldest request."""
         while sequence := self._next():
             while len(self._running) >= self._limits.max_sequences or not self._fits(sequence):
                 held = next((each for each in self._running if each.held), None)
                 if held is None:
                     return
-                self._preempt(held)  # who does not read keeps nobody waiting
+                self._preempt(held)  # a caller that does not read delays no other
             self._admitted(sequence)
             if sequence.params.seed is not None and not self._running and self._runtime.shares_cells:
-                # Sums over cells round by the order they lie in: a lone seeded request gets an empty cache each time.
+                # Rounding of sums depends on the order of the cells: a lone seeded request gets an empty cache.
                 self._reuse.clear()
             self._reuse.place(sequence)
             self._running.append(sequence)
             self._enter(sequence, "prefill")
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether there are cells for the prompt, beside what the running requests still have to compute."""
+        """Whether the prompt fits into the cells that the running requests leave for it."""
         if not self._running:
             return True
         claimed = sum(running.missing for running in self._running) + BLOCK * len(self._running)
         wanted = sequence.missing - self._reuse.shareable(sequence, self._running)
         return claimed + wanted + BLOCK <= self._ledger.free + self._ledger.cached
 
-    # --- what a step computes
+    # --- the plan of a step
 
     def _plan(self) -> list[tuple[Sequence, int]]:
-        """Sequences and how many tokens of each to compute: every decoding one, then prompts as the budget allows."""
+        """Returns (sequence, tokens to compute) pairs: all decoding sequences, then prompts as the budget allows."""
         running = [sequence for sequence in self._running if not sequence.held]
         plan = [(sequence, 1) for sequence in running if sequence.decoding]
         prompts = [sequence for sequence in running if not sequence.decoding]
@@ -92,7 +92,7 @@ class BatchLoop(RequestLoop):
         return plan
 
     def _share_out(self, prompts: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-        """Shortest prompts first, so that many get their first token soon; the oldest always gets a quarter."""
+        """Divides the budget: shortest prompts first, for early first tokens; the oldest always gets a quarter."""
         oldest = min(prompts, key=lambda sequence: sequence.arrival)
         shares: dict[Sequence, int] = {}
         reserved = max(1, budget // 4)
@@ -108,14 +108,17 @@ class BatchLoop(RequestLoop):
         return list(shares.items())
 
     def _make_room(self, plan: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
-        """Takes out of the plan what there are no cells for."""
+        """Frees cells until the plan fits, and returns the plan without preempted sequences."""
         while sum(count for _, count in plan) > self._ledger.free:
             gone = self._relieve()
             plan = [(sequence, count) for sequence, count in plan if sequence is not gone]
         return plan
 
     def _relieve(self) -> Sequence | None:
-        """Gives up cells: kept prefixes first, then the newest request, which starts over unless it is alone."""
+        """Frees cells: cached prefixes first, then those of the newest request, which starts over.
+
+        A request that runs alone is refused. Returns the request that lost its cells, if any.
+        """
         if self._reuse.evict():
             return None
         newest = max(self._running, key=lambda sequence: sequence.arrival)
@@ -128,7 +131,7 @@ class BatchLoop(RequestLoop):
         return newest
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Gives up a running request's cells; it starts over, with what it has generated, when there is room."""
+        """Frees a running request's cells and requeues it. It starts over with the tokens it has generated."""
         self._preempted += 1
         self._running.remove(sequence)
         self._reuse.give_up(sequence)
@@ -137,7 +140,7 @@ class BatchLoop(RequestLoop):
         self._waiting.append(sequence)
         self._enter(sequence, "queue")
 
-    # --- the step and what comes out of it
+    # --- the step and its results
 
     def _step(self, plan: list[tuple[Sequence, int]]) -> None:
         spans = []
@@ -150,7 +153,7 @@ class BatchLoop(RequestLoop):
         try:
             sampled = self._runtime.step(spans)
         except OutOfCells:
-            # The runtime has fewer cells than it said: now the ledger knows a better bound.
+            # The runtime has fewer cells than it reported: lower the ledger's total.
             self._ledger.total -= self._ledger.free - sum(count for _, count in plan) + 1
             self._relieve()
             return
@@ -170,7 +173,7 @@ class BatchLoop(RequestLoop):
                 self._emit(sequence, outcome)
 
     def _give_up(self, sequence: Sequence) -> None:
-        self._reuse.retire(sequence)  # to the prefix cache or to whoever needs them
+        self._reuse.retire(sequence)
 
     def _counters(self) -> Counters:
         return Counters(

@@ -1,4 +1,4 @@
-"""What a text service and its worker say to each other."""
+"""The messages between a text service and its worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Capability = Literal["chat", "embeddings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How to run a model; zero means derived from the model and the machine."""
+    """Options for running a model. Zero means derived from the model and the machine."""
 
     model_id: str
     path: str
@@ -26,21 +26,21 @@ class EngineOptions:
     batch_tokens: int
     chunk_tokens: int
     prefix_cache: bool
-    queue_tokens: int = 0  # of prompts that may wait together; 0: derived
-    dtype: str = "auto"  # auto, bfloat16, float16 or float32: precision of a runtime that can choose
-    tensor_parallel: int = 1  # GPUs, or processes on a CPU, that compute a model together
-    pipeline_parallel: int = 1  # parts of it one after the other, each on so many GPUs: with vllm alone
-    compiled: bool = True  # whether a runtime that can compiles the model
-    ray_address: str = ""  # the Ray cluster that vllm computes on: auto, or host:port; empty: none
+    queue_tokens: int = 0  # of all waiting prompts together; 0: derived
+    dtype: str = "auto"  # auto, bfloat16, float16 or float32; for runtimes that can choose
+    tensor_parallel: int = 1  # GPUs, or processes on a CPU, that share each layer of a model
+    pipeline_parallel: int = 1  # consecutive parts of the model, each on `tensor_parallel` GPUs; vllm only
+    compiled: bool = True  # whether the model is compiled, if the runtime can
+    ray_address: str = ""  # the Ray cluster of vllm: auto, or host:port; empty: none
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """First message to a worker: which runtime, which model."""
+    """The first message to a worker: the runtime and the model to load."""
 
     runtime: str
     options: EngineOptions
-    capability: Capability = "chat"  # what it is loaded for
+    capability: Capability = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,16 @@ class Submit:
     client: str
     prompt: str | list[int]
     sampling: SamplingParams
-    grammar: str = (
-        ""  # of llguidance, as JSON or Lark, that the answer follows; stop and ignore_eos have no effect then
-    )
-    logprobs: int | None = None  # None: none; else the sampled token's and so many of the likeliest
+    grammar: str = ""  # llguidance grammar of the answer, as JSON or Lark; turns stop and ignore_eos off
+    logprobs: int | None = None  # of the sampled token and this many most likely ones; None: none
     special: bool = False  # whether control tokens, ends of turn excepted, show in the text
-    cache_key: str = ""  # what the client calls the session whose prefix is to be kept for its next request, or empty
-    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
+    cache_key: str = ""  # the client's name for the session whose prefix is kept for its next request, or empty
+    deadline: float | None = None  # on the monotonic clock; the caller has given up by then
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The request's caller does not read: it keeps what it has and computes nothing more, until it is let go."""
+    """Pauses a request whose caller does not read, or resumes it. A held request computes nothing."""
 
     request: int
     held: bool
@@ -70,36 +68,36 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embed:
-    """A request for embeddings: one for each of the inputs, which are texts or tokens."""
+    """A request for embeddings, one per input. Inputs are texts or tokens."""
 
     request: int
     client: str
     inputs: list[str | list[int]]
-    dimensions: int = 0  # numbers of a vector that are wanted, from its beginning; 0: all
-    param: str = "input[]"  # what the caller calls an input; `[]` stands for its index
-    deadline: float | None = None  # on the monotonic clock: then nobody waits any more
+    dimensions: int = 0  # length to which vectors are cut; 0: full length
+    param: str = "input[]"  # the caller's name of an input; `[]` stands for its index
+    deadline: float | None = None  # on the monotonic clock; the caller has given up by then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The model is loaded."""
 
-    context_tokens: int  # most tokens of one request, prompt and answer
-    kv_tokens: int  # cells that all requests share
+    context_tokens: int  # maximum tokens of one request, prompt and answer
+    kv_tokens: int  # KV cells that all requests share
     max_sequences: int
     vocabulary: int
     chat_template: str  # Jinja; empty when the model has none
     bos: str  # text of the beginning-of-sequence token, or empty
     eos: str
-    add_bos: bool  # whether the tokenizer puts `bos` in front by itself
+    add_bos: bool  # whether the tokenizer itself prepends `bos`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderReady:
     """The embedding model is loaded."""
 
-    context_tokens: int  # most tokens of one input
-    dimensions: int  # numbers of a vector
+    context_tokens: int  # maximum tokens of one input
+    dimensions: int  # length of a vector
     vocabulary: int
 
 
@@ -109,28 +107,28 @@ class Accepted:
 
     request: int
     prompt_tokens: int
-    prompt: str = ""  # the text of a prompt that came as tokens
+    prompt: str = ""  # the text of a prompt that was sent as tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely the model itself found a token, before bias, penalties, temperature and grammar."""
+    """The model's own log probability of a token, before bias, penalties, temperature and grammar."""
 
-    piece: bytes  # maybe only part of a character
+    piece: bytes  # may be only part of a character
     logprob: float  # at least -9999
-    top: list[tuple[bytes, float]]  # the likeliest tokens, falling; control tokens are spelled out
+    top: list[tuple[bytes, float]]  # the most likely tokens in descending order; control tokens by name
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step added to one request; `finish` is set on its last piece."""
+    """The output of one step for one request. `finish` is set on its last piece."""
 
     request: int
     text: str
     finish: FinishReason | None
     completion_tokens: int
     cached_tokens: int
-    logprobs: list[TokenLogprob] | None = None  # where asked for: of the tokens that `text` stands for
+    logprobs: list[TokenLogprob] | None = None  # if requested: of the tokens in `text`
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +140,18 @@ class Counters:
     waiting: int
     active_cells: int  # cells of the key-value cache that running requests hold
     cached_cells: int  # cells that only the prefix cache holds
-    preempted: int  # how often a request had to give up its cells and start over
+    preempted: int  # number of times that a request lost its cells and started over
     batch: int = 0  # sequences or inputs of the last step
-    batch_tokens: int = 0  # tokens that it computed
+    batch_tokens: int = 0  # tokens of the last step
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The end of a step: all pieces that are ready together, and the heartbeat."""
+    """The end of a step: all pieces that are ready. Also the heartbeat."""
 
     pieces: list[Piece]
     counters: Counters
-    phases: list[Phase] = field(default_factory=list)  # `queue`, `prefill` or `decode`, that requests have entered
+    phases: list[Phase] = field(default_factory=list)  # `queue`, `prefill` or `decode`, entered by requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The end of a batch of inputs: their vectors, and the heartbeat."""
+    """The end of a batch of inputs: their vectors. Also the heartbeat."""
 
     vectors: list[Embedded]
     counters: Counters

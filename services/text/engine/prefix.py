@@ -1,8 +1,8 @@
-"""The prefix cache: cells of ended requests, kept for later requests of the same client that begin alike.
+"""The prefix cache: cells of ended requests, kept for later requests of the same client with a common prefix.
 
-Entries hold whole blocks only, belong to one client, and are dropped least recently used first: when there are too
-many of them, and whenever a running request needs their cells. The prefix of a session that its client has given a key
-goes only after all that have none, as long as those with keys hold no more than their share.
+Entries hold whole blocks only and belong to one client. The least recently used entry is dropped first, when the cache
+has too many entries and whenever a running request needs cells. Entries of sessions with a client's key are dropped
+after all entries without a key, as long as keyed entries hold no more than their share.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 
 from services.text.engine.kv_cells import BLOCK, CellLedger, Holding
 
-KEYED_SHARE = 2  # of the cache, entries with a key may hold a half
+KEYED_SHARE = 2  # divisor: entries with a key may hold half of the cache
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A kept prefix: its tokens, and the sequence id that holds their cells."""
+    """A kept prefix: its tokens and the sequence id that holds their cells."""
 
     client: str
     tokens: list[int]
     id: int
     holding: Holding
-    keys: set[str] = field(default_factory=set)  # what the client calls the sessions whose newest prefix it is
-    maker: object = field(default_factory=object)  # the request that left it, or went on from it last
+    keys: set[str] = field(default_factory=set)  # the client's names of the sessions whose newest prefix this is
+    maker: object = field(default_factory=object)  # the request that left it or reused it last
 
 
 def common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
-    """Tokens that two sequences have in common from the start."""
+    """Returns the length of the common prefix of two token sequences."""
     at, end = common_blocks(left, right), min(len(left), len(right))
     while at < end and left[at] == right[at]:
         at += 1
@@ -37,7 +37,7 @@ def common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def common_blocks(left: Sequence[int], right: Sequence[int]) -> int:
-    """Tokens that two sequences have in common from the start, rounded down to whole blocks."""
+    """Returns the length of the common prefix of two token sequences, rounded down to whole blocks."""
     low, high = 0, min(len(left), len(right)) // BLOCK
     while low < high:
         middle = (low + high + 1) // 2
@@ -49,7 +49,7 @@ def common_blocks(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 class PrefixCache:
-    """Kept prefixes, least recently used first. `drop` gives a sequence id's cells back to the runtime."""
+    """Kept prefixes, least recently used first. `drop` frees a sequence id and its cells in the runtime."""
 
     def __init__(self, ledger: CellLedger, max_entries: int, max_cells: int, drop: Callable[[int], None]) -> None:
         self._ledger = ledger
@@ -62,7 +62,7 @@ class PrefixCache:
         return len(self._entries)
 
     def find(self, client: str, tokens: Sequence[int]) -> tuple[Entry, int] | None:
-        """The entry that shares most with `tokens`, and how many tokens it shares; None when none shares a block."""
+        """Returns the entry that shares most tokens with `tokens`, and their number; None if none shares a block."""
         best: tuple[Entry, int] | None = None
         for entry in self._entries.values():
             if entry.client == client and entry.tokens[:BLOCK] == tokens[:BLOCK]:
@@ -74,9 +74,10 @@ class PrefixCache:
         return best
 
     def take(self, client: str, tokens: Sequence[int], key: str = "") -> tuple[Entry, int] | None:
-        """Takes an entry out, to run on in its sequence: the one that shares most, if that is half of it and no other
-        session needs it, else the one that is wanted least. Also how many tokens it shares, perhaps 0. None when there
-        is no entry.
+        """Removes an entry, so that a request can run in its sequence. Returns it and the number of shared tokens.
+
+        This is the entry with the longest common prefix, if that is at least half of it and no other session needs it;
+        otherwise the least valuable one, with perhaps 0 shared tokens. None if the cache is empty.
         """
         if not self._entries:
             return None
@@ -89,9 +90,9 @@ class PrefixCache:
         return entry, common_tokens(entry.tokens, tokens) if entry.client == client else 0
 
     def keep(self, entry: Entry) -> None:
-        """Takes an ended request's prefix; one that another entry covers is not kept twice.
+        """Adds an ended request's prefix, unless another entry covers it.
 
-        A session has one entry: the newest replaces the one before.
+        A session has one entry: a new one replaces the previous one.
         """
         kept = entry
         for other in list(self._entries.values()):
@@ -111,14 +112,14 @@ class PrefixCache:
         self._settle(kept)
 
     def evict(self) -> bool:
-        """Drops the entry that is wanted least; False when there is none."""
+        """Drops the least valuable entry. Returns False if the cache is empty."""
         if not self._entries:
             return False
         self._forget(self._entries.pop(self._least_wanted().id))
         return True
 
     def trim(self) -> None:
-        """Drops what is wanted least while there is more than there may be."""
+        """Drops the least valuable entries while the cache exceeds its limits."""
         while len(self._entries) > self._max_entries or self._ledger.cached > self._max_cells:
             if not self.evict():
                 break
@@ -129,17 +130,17 @@ class PrefixCache:
             pass
 
     def _least_wanted(self) -> Entry:
-        """The least recently used entry without a key; where all have one, of those."""
+        """Returns the least recently used entry without a key, or of all entries if each has one."""
         return next((entry for entry in self._entries.values() if not entry.keys), next(iter(self._entries.values())))
 
     def _settle(self, newest: Entry) -> None:
-        """Drops what an entry replaces, and what there is no room for beside it."""
+        """Drops the entries that a new entry replaces, and those that exceed the limits."""
         self._replace(newest)
         self._bound_keys()
         self.trim()
 
     def _replace(self, newest: Entry) -> None:
-        """Drops what the sessions of an entry had before."""
+        """Drops the earlier entries of a new entry's sessions."""
         for other in list(self._entries.values()):
             mine = other.maker == newest.maker or other.client != newest.client
             if not mine and other.keys & newest.keys:
@@ -148,7 +149,7 @@ class PrefixCache:
                     self._forget(self._entries.pop(other.id))
 
     def _bound_keys(self) -> None:
-        """Takes the keys from the least recently used entries while those that have one hold more than their share."""
+        """Removes the keys of the least recently used entries while keyed entries hold more than their share."""
         keyed = [entry for entry in self._entries.values() if entry.keys]
         cells = sum(len(entry.tokens) for entry in keyed)
         for at, entry in enumerate(keyed):

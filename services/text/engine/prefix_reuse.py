@@ -1,7 +1,7 @@
-"""What requests take over of what others have computed, and where each is in the runtime's cache.
+"""Prefix reuse between requests, and the assignment of the runtime's sequence ids.
 
-Here any whole blocks of a prefix can be taken over, from entries of the prefix cache and from running requests. Where a
-runtime can only hand over whole sequences, `StateReuse` does instead.
+A request can reuse any whole blocks of a prefix, from entries of the prefix cache and from running requests. For
+runtimes that can only copy whole sequences, `StateReuse` replaces this.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from services.text.engine.prefix import Entry, PrefixCache, common_blocks
 from services.text.engine.runtime import Runtime
 from services.text.engine.sequence import Sequence
 
-# A prompt waits for another one to be computed only when it saves at least so many tokens: less is not worth a step.
+# A prompt waits for another prompt only if that saves at least this many tokens: fewer are not worth a step.
 WORTH_WAITING = 8 * BLOCK
-# Where cells are not shared, copying a prefix moves a whole stream of the cache: less than this is computed anew.
+# Without shared cells, a copy moves a whole stream of the cache: prefixes shorter than this are computed again.
 WORTH_COPYING = 8 * BLOCK
 
 
 class PrefixReuse:
-    """The runtime's sequence ids: who runs in which, and which ones the prefix cache holds."""
+    """The runtime's sequence ids, which running requests and entries of the prefix cache hold."""
 
     CACHE: type[PrefixCache] = PrefixCache
 
     def __init__(self, runtime: Runtime, ledger: CellLedger, max_sequences: int, cached_cells: int) -> None:
-        """`max_sequences` requests run at the same time; the prefix cache holds `cached_cells`, 0 switches it off."""
+        """Runs up to `max_sequences` requests; the prefix cache holds up to `cached_cells` cells, 0 turns it off."""
         self._runtime = runtime
         self._ledger = ledger
-        self._ids = list(range(runtime.sequence_ids))  # a heap of those that are free
+        self._ids = list(range(runtime.sequence_ids))  # a heap of the free ids
         self._on = (runtime.reuses_prefixes or runtime.reuses_states) and cached_cells > 0
         entries = runtime.sequence_ids - (max_sequences if runtime.shares_cells else 0)
         self._entries = self.CACHE(ledger, entries, cached_cells, self._free_id)
@@ -38,13 +38,13 @@ class PrefixReuse:
         self._entries.clear()
 
     def evict(self) -> bool:
-        """Drops the entry of the prefix cache that is wanted least; False when there is none."""
+        """Drops the least valuable entry of the prefix cache. Returns False if it is empty."""
         return self._entries.evict()
 
     def place(self, sequence: Sequence) -> None:
-        """Gives a request a sequence id: a free one, or one that the prefix cache holds, with what it has in common."""
+        """Gives a request a sequence id: a free one, or that of a prefix cache entry with the common prefix."""
         if self._ids:
-            sequence.id = heapq.heappop(self._ids)  # the lowest: runtimes compute neighbours together
+            sequence.id = heapq.heappop(self._ids)  # the lowest: runtimes batch adjacent ids
             return
         prompt = sequence.tokens[:-1] if self._may_reuse(sequence) else []
         taken = self._entries.take(sequence.client, prompt, sequence.cache_key)
@@ -55,13 +55,13 @@ class PrefixReuse:
         self._begin_with(sequence, taken[1], None)
 
     def shareable(self, sequence: Sequence, running: list[Sequence]) -> int:
-        """Tokens that a waiting request could share with a running one, now or once that one is computed."""
+        """Counts the tokens that a waiting request could share with a running one, now or once they are computed."""
         if not self._runtime.shares_cells or not self._may_reuse(sequence):
             return 0
         return max((self._common(sequence, other) for other in running), default=0)
 
     def waits(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """Reuses the best prefix for a prompt that begins; whether it should wait for an earlier one's instead."""
+        """Reuses the best prefix for a new prompt, or returns True if it should wait for an earlier prompt's prefix."""
         if sequence.begun or not self._may_reuse(sequence):
             return False
         found = self._entries.find(sequence.client, sequence.tokens[:-1])
@@ -80,10 +80,10 @@ class PrefixReuse:
         return False
 
     def reached(self, sequence: Sequence) -> None:
-        """A step has brought a running request further."""
+        """Handles a running request's progress after a step. Does nothing here; `StateReuse` overrides it."""
 
     def retire(self, sequence: Sequence) -> None:
-        """A running request has ended: whole blocks go to the prefix cache, the rest is free."""
+        """Moves the whole blocks of an ended request to the prefix cache and frees the rest."""
         whole = sequence.computed // BLOCK * BLOCK
         if not self._on or not whole:
             self.give_up(sequence)
@@ -93,12 +93,12 @@ class PrefixReuse:
         self._entries.keep(Entry(sequence.client, sequence.tokens[:whole], sequence.id, kept, sequence.keys))
 
     def give_up(self, sequence: Sequence) -> None:
-        """A running request gives up its cells and its place."""
+        """Frees a running request's cells and its sequence id."""
         self._ledger.release(sequence.holding)
         self._free_id(sequence.id)
 
     def _may_reuse(self, sequence: Sequence) -> bool:
-        # Reused cells were computed in batches of another shape and differ in the last bits: a seed asks for sameness.
+        # Reused cells come from batches of another shape and differ in the last bits; a seed asks for equal runs.
         return self._on and sequence.params.seed is None
 
     def _common(self, sequence: Sequence, other: Sequence) -> int:
@@ -107,7 +107,7 @@ class PrefixReuse:
         return min(common_blocks(sequence.tokens, other.tokens), (len(sequence.tokens) - 1) // BLOCK * BLOCK)
 
     def _copy(self, sequence: Sequence, tokens: int, source: int, holding: Holding) -> None:
-        """Lets a prompt begin with another sequence's first tokens, when that is worth it."""
+        """Copies another sequence's first tokens to the start of a prompt, if that saves enough."""
         sequence.begun = True
         if tokens < sequence.computed + (BLOCK if self._runtime.shares_cells else WORTH_COPYING):
             return
@@ -118,7 +118,7 @@ class PrefixReuse:
         self._begin_with(sequence, tokens, holding if self._runtime.shares_cells else None)
 
     def _begin_with(self, sequence: Sequence, tokens: int, shared: Holding | None) -> None:
-        """Notes that the first `tokens` of a prompt are there: in cells `shared` with another, or in its own."""
+        """Records that the first `tokens` of a prompt are computed: in cells `shared` with another, or in its own."""
         whole = tokens // BLOCK * BLOCK if shared else 0
         if shared:
             self._ledger.share(shared, sequence.holding, whole)

@@ -1,8 +1,8 @@
-"""Whether all machines of a group are in its Ray: `python -m services.text.engine.ray_gathering WHAT HEAD COUNT`.
+"""Membership check of a Ray cluster: `python -m services.text.engine.ray_gathering gather|watch HEAD COUNT`.
 
-`gather` ends once they are there, `watch` once one of them is gone. Processes of their own: Ray is no library for a
-service. vLLM itself would wait for machines, too, but within the time that a model may take to load, and for those that
-are gone nobody would look: Kubernetes notices a dead node minutes later.
+`gather` ends once all machines have joined, `watch` once one of them has left. Both run as separate processes: Ray is
+not a library for a service. vLLM also waits for machines, but its wait counts against the model's load time limit, and
+it does not watch for machines that leave. Kubernetes notices a dead node only minutes later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WATCH_SECONDS = 5.0
 
 
 def gather(ray: Any, count: int) -> None:
-    """Returns once `count` machines are there, however long that takes."""
+    """Waits until the cluster has `count` machines, without a time limit."""
     told = 0
     while (there := machines(ray)) < count:
         if there != told:
@@ -28,26 +28,26 @@ def gather(ray: Any, count: int) -> None:
 
 
 def watch(ray: Any, count: int) -> None:
-    """Returns once fewer than `count` machines are there: Ray takes some half a minute to believe that one is gone."""
+    """Waits until the cluster has fewer than `count` machines. Ray needs about 30 seconds to report a lost machine."""
     while machines(ray) >= count:
         time.sleep(WATCH_SECONDS)
 
 
 def machines(ray: Any) -> int:
-    """How many machines of the cluster are alive."""
+    """Counts the live machines of the cluster."""
     return sum(node["Alive"] for node in ray.nodes())
 
 
 def connect(address: str) -> Any:
-    """Ray's package, connected to the head at `ip:port`. Raises ConnectionError: nobody answers there."""
-    # Only where a model is computed on several machines.
+    """Connects to the head at `ip:port` and returns Ray's package. Raises ConnectionError if nothing answers."""
+    # Ray is installed only where a model runs on several machines.
     import ray  # type: ignore[import-not-found]  # noqa: PLC0415
 
     for tries in range(1, CONNECT_TRIES + 1):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             break
-        except (ConnectionError, RuntimeError):  # the head is only starting
+        except (ConnectionError, RuntimeError):  # the head is still starting
             if tries == CONNECT_TRIES:
                 raise
             time.sleep(PAUSE_SECONDS)

@@ -1,5 +1,6 @@
-"""What every loop that serves a model's requests does alike: who may run next, what is told of the answers, and when
-they end. What computes is the business of those that go on from here: BatchLoop, and that of the vllm runtime.
+"""The common base of all loops that serve a model's requests: admission order, output and end of answers.
+
+The subclasses compute: BatchLoop, and VllmLoop of the vllm runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Arrival:
     client: str
     tokens: list[int]
     params: SamplingParams
-    constraint: Any | None = None  # what `Runtime.constraint` made of the grammar
+    constraint: Any | None = None  # from `Runtime.constraint`
     logprobs: int | None = None
     special: bool = False
     cache_key: str = ""
@@ -45,9 +46,9 @@ class BatchLimits:
 
     max_sequences: int  # requests that run at the same time
     batch_tokens: int  # tokens computed in one step
-    chunk_tokens: int  # prompt tokens in a step in which other requests decode
+    chunk_tokens: int  # prompt tokens in a step that also decodes
     cached_cells: int  # cells that the prefix cache may hold; 0 switches it off
-    queue_tokens: int = 0  # of prompts that may wait together; 0: QUEUED_CACHES times the cache
+    queue_tokens: int = 0  # of all waiting prompts together; 0: QUEUED_CACHES times the cache
 
 
 QUEUED_CACHES = 16
@@ -55,25 +56,25 @@ Inbox = queue.SimpleQueue[Arrival | Hold | Cancel | Stop]
 
 
 class Speaker(Protocol):
-    """What the loop asks of a model: of which tokens its answers are. All of it is in `Runtime`, too."""
+    """The part of a model that every loop needs: the text and the sampling of tokens. `Runtime` includes all of it."""
 
     ready: Ready
 
     def piece(self, token: int, special: bool) -> bytes:
-        """The bytes that a token adds to the text; a control token adds its name if `special`, but an end never."""
+        """Returns the bytes that a token adds to the text: a control token's name if `special`, nothing for an end."""
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends the model's turn."""
 
     def sampler(self, params: SamplingParams, prompt: Tokens[int], constraint: Any | None, logprobs: int | None) -> Any:
-        """What chooses the tokens of one request. Raises EngineError (INVALID_REQUEST) for what cannot be done."""
+        """Returns the sampler of one request. Raises EngineError (INVALID_REQUEST) for unsupported parameters."""
 
     def free_sampler(self, sampler: Any) -> None:
-        """Gives up what `sampler` made."""
+        """Frees a sampler."""
 
 
 class RequestLoop(ABC):
-    """Runs the requests of one loaded model. `inbox` is filled by another thread; `send` gets Stepped and Refused."""
+    """The loop that runs a loaded model's requests. Another thread fills `inbox`; `send` gets Stepped and Refused."""
 
     def __init__(self, speaker: Speaker, limits: BatchLimits, inbox: Inbox, send: Callable[[object], None]) -> None:
         self._speaker = speaker
@@ -86,7 +87,7 @@ class RequestLoop(ABC):
         self._pieces: list[Piece] = []
         self._phases: list[Phase] = []
         self._arrivals = 0
-        self._turns: dict[str, int] = {}  # of each client that has requests: the last one that was admitted
+        self._turns: dict[str, int] = {}  # last admission of each client that has requests
         self._next_deadline = math.inf
         self._reported: Counters | None = None
 
@@ -96,7 +97,7 @@ class RequestLoop(ABC):
             pass
 
     def turn(self) -> bool:
-        """One turn of the loop, at most one step; waits for a message when there is nothing to do."""
+        """Runs one turn of the loop, with at most one step. Waits for a message if no request can run."""
         if not self._take_messages():
             return False
         self._expire()
@@ -106,17 +107,17 @@ class RequestLoop(ABC):
 
     @abstractmethod
     def _advance(self) -> None:
-        """Admits who may run, computes a step if there is any, and emits what came out of it."""
+        """Admits requests, computes a step if any request runs, and emits its tokens."""
 
     @abstractmethod
     def _give_up(self, sequence: Sequence) -> None:
-        """Gives up what a request that has run holds, now that it has ended."""
+        """Frees the resources of a running request that has ended."""
 
     @abstractmethod
     def _counters(self) -> Counters:
-        """What there is to count after a step."""
+        """Returns the counters after a step."""
 
-    # --- what comes in
+    # --- incoming messages
 
     def _take_messages(self) -> bool:
         wait = all(sequence.held for sequence in (*self._running, *self._waiting))
@@ -143,7 +144,7 @@ class RequestLoop(ABC):
             self._refuse(arrival.request, EngineError("OVERLOADED", message))
             return
         if arrival.constraint is not None:
-            # The grammar alone says where the answer may end: cut elsewhere, it would not parse.
+            # Only the grammar ends the answer: cut elsewhere, it would not parse.
             params = dataclasses.replace(params, stop=(), ignore_eos=False)
         try:
             sampler = self._speaker.sampler(params, arrival.tokens, arrival.constraint, arrival.logprobs)
@@ -180,7 +181,7 @@ class RequestLoop(ABC):
                 return
 
     def _drop(self, sequence: Sequence) -> None:
-        """Ends a request whose rest nobody wants."""
+        """Ends a request without finishing its answer."""
         if sequence in self._running:
             self._retire(sequence)
         else:
@@ -194,7 +195,7 @@ class RequestLoop(ABC):
                 sequence.held = message.held
 
     def _expire(self) -> None:
-        """Ends the requests whose callers do not wait any more; those that have not begun never begin."""
+        """Ends the requests whose deadline has passed, both running and waiting ones."""
         now = time.monotonic()
         if now < self._next_deadline:
             return
@@ -206,10 +207,10 @@ class RequestLoop(ABC):
     def _refuse(self, request: int, error: EngineError) -> None:
         self._send(Refused(request=request, code=error.code, message=error.message, param=error.param))
 
-    # --- whose turn it is
+    # --- admission order
 
     def _next(self) -> Sequence | None:
-        """Whose turn it is."""
+        """Returns the next request to admit: of the client with the fewest running requests, then the oldest turn."""
         busy = Counter(sequence.client for sequence in self._running)
         return min(
             (each for each in self._waiting if not each.held),
@@ -218,24 +219,25 @@ class RequestLoop(ABC):
         )
 
     def _admitted(self, sequence: Sequence) -> None:
-        """A request does not wait any more: its client's next one has its turn after the others'."""
+        """Takes a request off the queue and moves its client to the end of the turn order."""
         self._waiting.remove(sequence)
         self._turns[sequence.client] = max(self._turns.values(), default=0) + 1
 
     def _forget(self, client: str) -> None:
-        """Of a client that has no requests any more, no turn is remembered."""
+        """Drops the turn of a client that has no requests left."""
         if client in self._turns and all(each.client != client for each in (*self._running, *self._waiting)):
             del self._turns[client]
 
     def _enter(self, sequence: Sequence, phase: str, at: float | None = None) -> None:
-        """Tells, with the end of the next step, of what the service shows where a request's time went. `at`: when, on
-        the monotonic clock; None: now.
+        """Records that a request enters a phase, for the service's timings; sent with the next report.
+
+        `at` is a time of the monotonic clock; None: now.
         """
         if sequence.phase != phase:
             sequence.phase = phase
             self._phases.append(Phase(sequence.request, phase, time.monotonic() if at is None else at))
 
-    # --- what goes out
+    # --- outgoing messages
 
     def _emit(self, sequence: Sequence, sampled: Sampled) -> None:
         finish: FinishReason | None = None
@@ -254,14 +256,14 @@ class RequestLoop(ABC):
             self._retire(sequence)
 
     def _push(self, sequence: Sequence, sampled: Sampled) -> str:
-        """Takes a token's text, and its logprob if the token has any text; returns what may be shown."""
+        """Adds a token's text, and its logprob if the token has text. Returns the text that may be shown."""
         piece = self._speaker.piece(sampled.token, sequence.special)
         if piece and sequence.logprobs and sampled.logprob:
             sequence.logprobs.add(sequence.text.decoded, sampled.logprob)
         return sequence.text.push(piece)
 
     def _retire(self, sequence: Sequence) -> None:
-        """Ends a running request: what it holds goes at once to whoever needs it."""
+        """Ends a running request and frees its resources immediately."""
         self._running.remove(sequence)
         self._speaker.free_sampler(sequence.sampler)
         self._give_up(sequence)

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen: plain numbers, already checked, with every default filled in."""
+"""Sampling parameters of a request: plain numbers, already checked, with every default filled in."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ class SamplingParams:
     """Sampling parameters of one request, the same for every runtime.
 
     They apply in this order: logit bias, penalties, temperature, top_k, top_p, min_p (the order of vLLM and
-    transformers, so that a prompt behaves alike on every runtime).
+    transformers, so that a prompt behaves the same on every runtime).
     """
 
-    temperature: float = 1.0  # 0: always the likeliest token
+    temperature: float = 1.0  # 0: always the most likely token
     top_p: float = 1.0  # (0, 1]; 1: off
     top_k: int = 0  # 0: off
     min_p: float = 0.0  # [0, 1]; 0: off
-    seed: int | None = None  # 0 to 2**64 - 1; None: random. With a seed no prefix is reused, so that runs are alike
+    seed: int | None = None  # 0 to 2**64 - 1; None: random. A seed turns prefix reuse off: runs repeat
     presence_penalty: float = 0.0  # over the generated tokens
     frequency_penalty: float = 0.0  # over the generated tokens
     repeat_penalty: float = 1.0  # over prompt and generated tokens; 1: off
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     stop: tuple[str, ...] = ()  # texts that end the answer
-    max_tokens: int | None = None  # None: as many as the context still holds
-    ignore_eos: bool = False  # go on past the end-of-turn token
+    max_tokens: int | None = None  # None: up to the end of the context
+    ignore_eos: bool = False  # continue past the end-of-turn token
 
     @property
     def greedy(self) -> bool:
-        """Whether the next token is simply the one of the highest logit."""
+        """Whether the next token is always the one with the highest logit."""
         return self.temperature == 0 and not (
             self.logit_bias or self.presence_penalty or self.frequency_penalty or self.repeat_penalty != 1.0
         )
 
     def for_choice(self, number: int) -> SamplingParams:
-        """For one of several answers to the same prompt: with one and the same seed all would be alike."""
+        """Returns the parameters for one of several answers to a prompt. Seeds differ, or all would be equal."""
         if self.seed is None:
             return self
         return dataclasses.replace(self, seed=(self.seed + number) % 2**64)

@@ -14,43 +14,43 @@ from services.text.engine.text import TextAssembler
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request: its tokens, how many of them are computed, and where their cells are."""
+    """One request: its tokens, the number of computed tokens, and their cells."""
 
     request: int
     client: str
-    tokens: list[int]  # prompt, then what was generated
+    tokens: list[int]  # prompt, then generated tokens
     prompt_tokens: int
-    last_token: int  # the answer ends by length when this many tokens (prompt included) are there
+    last_token: int  # total tokens (prompt included) at which the answer ends by length
     params: SamplingParams
     sampler: Any
     text: TextAssembler
-    logprobs: HeldLogprobs | None  # None where the request wants none
+    logprobs: HeldLogprobs | None  # None if the request asks for none
     special: bool  # whether control tokens show in the text
-    cache_key: str  # what the client calls the session that it belongs to, or empty
+    cache_key: str  # the client's name of the request's session, or empty
     arrival: int  # order of arrival
-    deadline: float = math.inf  # on the monotonic clock: then nobody waits any more
-    held: bool = False  # whether its caller does not read: nothing more is computed
-    phase: str = "queue"  # of its work: queue, prefill or decode
+    deadline: float = math.inf  # on the monotonic clock; the caller has given up by then
+    held: bool = False  # whether the caller does not read; computation pauses
+    phase: str = "queue"  # queue, prefill or decode
     id: int = -1  # sequence id in the runtime while it runs
-    begun: bool = False  # whether its place is settled: what it reuses of others has been looked for
-    computed: int = 0  # tokens whose cells are there
+    begun: bool = False  # whether the search for a reusable prefix is done
+    computed: int = 0  # computed tokens, whose cells are filled
     cached: int = 0  # prompt tokens that came from the prefix cache
     holding: Holding = field(default_factory=Holding)
-    marks: list[int] = field(default_factory=list)  # tokens of its prompt after which its state is to be kept
+    marks: list[int] = field(default_factory=list)  # positions of its prompt at which its state is kept
 
     @property
     def keys(self) -> set[str]:
-        """What its client calls the sessions that it belongs to: one or none."""
+        """The client's names of the request's sessions: one or none."""
         return {self.cache_key} if self.cache_key else set()
 
     @property
     def missing(self) -> int:
-        """Tokens still to compute before the next one can be sampled."""
+        """Number of tokens to compute before the next one can be sampled."""
         return len(self.tokens) - self.computed
 
     @property
     def ahead(self) -> int:
-        """Tokens that a step may compute: all that are missing, or those up to the next mark."""
+        """Number of tokens that a step may compute: all missing ones, or those up to the next mark."""
         return min((mark for mark in self.marks if mark > self.computed), default=len(self.tokens)) - self.computed
 
     @property
@@ -60,5 +60,5 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens

@@ -1,4 +1,4 @@
-"""The prefix cache of recurrent models: a state stands for all its tokens and for no part of them."""
+"""The prefix cache of recurrent models: a state can be reused only after all of its tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from services.text.engine.prefix import Entry, PrefixCache, common_blocks
 
 
 class StateCache(PrefixCache):
-    """Kept states, least recently used first. One that is longer does not make a shorter one superfluous."""
+    """Kept states, least recently used first. A longer state does not replace a shorter one."""
 
     def find(self, client: str, tokens: Sequence[int]) -> tuple[Entry, int] | None:
-        """The longest entry whose tokens all begin `tokens`, and how many those are; None when there is none."""
+        """Returns the longest entry that is a prefix of `tokens`, and its length, or None."""
         best: Entry | None = None
         for entry in self._entries.values():
             length = len(entry.tokens)
@@ -24,14 +24,14 @@ class StateCache(PrefixCache):
         return best, len(best.tokens)
 
     def common(self, client: str, tokens: Sequence[int]) -> int:
-        """Tokens in whole blocks that `tokens` and an entry, or only a part of it, begin with alike; the most."""
+        """Returns the longest common prefix, in whole blocks, of `tokens` and any entry of the client."""
         entries = (entry for entry in self._entries.values() if entry.client == client)
         return max((common_blocks(entry.tokens, tokens) for entry in entries), default=0)
 
     def keep(self, entry: Entry) -> None:
-        """Takes a state; of the same tokens only the newest is kept.
+        """Adds a state, which replaces an entry with the same tokens.
 
-        A session has the entries of its newest request. Of those the longest goes first: it is of use only where the
+        A session keeps the entries of its newest request. The longest of them is evicted first: it helps only if the
         next prompt spells the answer as it was generated.
         """
         for other in list(self._entries.values()):

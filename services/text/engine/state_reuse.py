@@ -1,15 +1,16 @@
-"""What requests to a recurrent model take over of earlier ones: whole states, each after exactly its tokens.
+"""Prefix reuse for recurrent models: requests reuse whole states, each after exactly its tokens.
 
-Such a state can be copied, but neither shared in part nor cut, so it must be kept where a later prompt will pass:
+Such a state can be copied, but neither shared in part nor cut, so it must be kept at positions that a later prompt will
+pass:
 
-- where a request ends. The next turn of a chat goes on from there if it spells the answer as it was generated.
-- a little before a prompt's end. Templates often spell the answer's opening, or leave out its thoughts, once it is
-  history: the last tokens of a prompt are then no part of the next one, but what is before them is. The same place
-  serves a prompt that is sent again, which a state after all its tokens could not: one must be left to compute.
-- where a prompt parts from others of its client, as after a common system prompt.
+- at the end of a request. The next turn of a chat continues there if it spells the answer as it was generated.
+- a little before the end of a prompt. Once an answer is history, templates often spell its opening differently or leave
+  out its thoughts: the last tokens of a prompt are then not part of the next one, but those before them are. The same
+  position serves a repeated prompt. A state after all its tokens could not, because one token must remain to compute.
+- where a prompt diverges from others of its client, such as after a common system prompt.
 
-Each costs a copy of the state, the latter two also a step of their own: a prompt is computed up to there and then on.
-So they are kept only where that saves a later prompt `WORTH_KEEPING` tokens.
+Each state costs a copy, and the latter two also cost an extra step, because the prompt is computed up to the position
+first. So they are kept only if that saves a later prompt `WORTH_KEEPING` tokens.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from services.text.engine.runtime import Runtime
 from services.text.engine.sequence import Sequence
 from services.text.engine.state_cache import StateCache
 
-OPENING = BLOCK  # tokens at the end of a prompt that may be spelled otherwise once an answer follows
+OPENING = BLOCK  # tokens at the end of a prompt that a template may spell differently once an answer follows
 WORTH_KEEPING = 8 * BLOCK  # tokens
 
 
 class StateReuse(PrefixReuse):
-    """Places of requests whose computed tokens can only be taken over as a whole, by copying."""
+    """Sequence ids of requests whose state can only be reused as a whole, by copying."""
 
     CACHE = StateCache
     _entries: StateCache
 
     def __init__(self, runtime: Runtime, ledger: CellLedger, max_sequences: int, cached_cells: int) -> None:
-        """As `PrefixReuse`.
+        """Takes the arguments of `PrefixReuse`.
 
-        The first `max_sequences` ids are for running requests, which a runtime computes together only as neighbours;
-        the others for entries.
+        The first `max_sequences` ids are for running requests, because a runtime batches only adjacent ids; the others
+        are for entries.
         """
         super().__init__(runtime, ledger, max_sequences, cached_cells)
         self._max_sequences = max_sequences
         self._cached_cells = cached_cells
 
     def shareable(self, sequence: Sequence, running: list[Sequence]) -> int:
-        """None for certain: whether a state will be there is not known before."""
+        """Returns 0: it is not known in advance whether a matching state will exist."""
         return 0
 
     def waits(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """Copies the longest state that a prompt begins with; whether it should wait for a longer one instead."""
+        """Copies the longest state that the prompt begins with, or returns True to wait for a longer one."""
         if sequence.begun or not self._may_reuse(sequence):
             return False
         found = self._entries.find(sequence.client, sequence.tokens[:-1])
@@ -58,39 +59,39 @@ class StateReuse(PrefixReuse):
         sequence.begun = True
         if found:
             self._copy(sequence, there, found[0].id, found[0].holding)
-            found[0].maker = sequence.arrival  # whoever goes on from a state needs it as long as its own
+            found[0].maker = sequence.arrival  # its user needs it as long as its own states
             if found[0].keys:
                 found[0].keys |= sequence.keys
         sequence.marks = self._marks(sequence, running)
         return False
 
     def reached(self, sequence: Sequence) -> None:
-        """Keeps the state of a running request where its prompt has come to a mark."""
+        """Keeps the state of a running request if its prompt has reached a mark."""
         if sequence.computed in sequence.marks:
             sequence.marks.remove(sequence.computed)
-            # Where prompts part, the state is no session's own.
+            # Where prompts diverge, the state belongs to no single session.
             self._keep(sequence, sequence.keys if sequence.computed == _settled(sequence) else set())
 
     def retire(self, sequence: Sequence) -> None:
-        """A running request has ended: its state is copied to the prefix cache, its place is free."""
+        """Copies the state of an ended request to the prefix cache and frees its sequence id."""
         if self._on and sequence.computed >= BLOCK:
             self._keep(sequence, sequence.keys)
         self.give_up(sequence)
 
     def give_up(self, sequence: Sequence) -> None:
-        """A running request gives up its cells and its place; what it shared with entries is theirs alone now."""
+        """Frees a running request's cells and its sequence id. Cells that it shared now count as cached."""
         super().give_up(sequence)
         self._entries.trim()
 
     def _promised(self, sequence: Sequence, other: Sequence) -> int:
-        """Tokens of the longest state that an earlier request will leave where this one will pass."""
+        """Returns the length of the longest state that an earlier request will leave and this one can use."""
         if other.arrival >= sequence.arrival or other.client != sequence.client:
             return 0
         ahead = [mark for mark in other.marks if mark < len(sequence.tokens)]
         return max((mark for mark in ahead if other.tokens[:mark] == sequence.tokens[:mark]), default=0)
 
     def _marks(self, sequence: Sequence, running: list[Sequence]) -> list[int]:
-        """Where in its prompt a request that begins is to leave its state."""
+        """Returns the positions of a new request's prompt at which to keep its state."""
         last = _settled(sequence)
         others = [other.tokens for other in running if other is not sequence and other.client == sequence.client]
         common = max((common_blocks(tokens, sequence.tokens) for tokens in others), default=0)
@@ -103,7 +104,7 @@ class StateReuse(PrefixReuse):
         return marks
 
     def _keep(self, sequence: Sequence, keys: set[str]) -> None:
-        """Copies the state of a running request to the prefix cache, where there is room for it at all."""
+        """Copies the state of a running request to the prefix cache if it fits."""
         if sequence.computed > self._cached_cells:
             return
         if max(self._ids, default=-1) < self._max_sequences and not self._entries.evict():
@@ -118,5 +119,5 @@ class StateReuse(PrefixReuse):
 
 
 def _settled(sequence: Sequence) -> int:
-    """Tokens in whole blocks that a prompt begins with, but for its end."""
+    """Returns the length of a prompt without its last `OPENING` tokens, in whole blocks."""
     return max(0, sequence.prompt_tokens - OPENING) // BLOCK * BLOCK

@@ -1,4 +1,4 @@
-"""From token bytes to text that may be shown: whole characters only, and never any part of a stop string."""
+"""Conversion of token bytes to text that may be shown: whole characters, without any part of a stop string."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import codecs
 
 
 class TextAssembler:
-    """Puts the bytes of a request's tokens together.
+    """Incremental decoder of a request's tokens.
 
-    Text is held back while it could still turn out to be the beginning of a stop string; bytes are held back until
-    their character is complete.
+    It holds back text that may be the start of a stop string, and bytes until their character is complete.
     """
 
     __slots__ = ("_decode", "_held", "_stop", "decoded", "shown", "stopped")
@@ -18,12 +17,12 @@ class TextAssembler:
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         self._stop = stop
         self._held = ""
-        self.decoded = 0  # characters that were complete so far
-        self.shown = 0  # characters that were returned so far
-        self.stopped = False  # whether a stop string came up
+        self.decoded = 0  # complete characters so far
+        self.shown = 0  # returned characters so far
+        self.stopped = False  # whether a stop string was found
 
     def push(self, piece: bytes) -> str:
-        """Takes one token's bytes; returns the text that is now certain, up to a stop string if one came up."""
+        """Adds one token's bytes. Returns the text that is now certain, up to a stop string if one was found."""
         text = self._decode(piece)
         self.decoded += len(text)
         certain = self._certain(text) if self._stop else text
@@ -31,13 +30,13 @@ class TextAssembler:
         return certain
 
     def flush(self) -> str:
-        """The text held back, when no more tokens come. Bytes of an unfinished character are dropped."""
+        """Returns the text held back, at the end of the answer. Drops the bytes of an incomplete character."""
         held, self._held = self._held, ""
         self.shown += len(held)
         return held
 
     def _certain(self, text: str) -> str:
-        """What can be shown now that `text` has come behind what is held back; the rest is held back."""
+        """Appends `text` to the held text. Returns the part that can be shown and holds back the rest."""
         text = self._held + text
         ends = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
         if ends:
@@ -49,7 +48,7 @@ class TextAssembler:
         return text[:certain]
 
     def _open_length(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """Returns the length of the longest suffix of `text` that is the start of a stop string."""
         longest = 0
         for stop in self._stop:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -1,4 +1,4 @@
-"""How many tokens a step of a text model has: as many as this machine computes in a bounded time, which is tried."""
+"""Token budget of a text model's step: as many tokens as this machine computes in a bounded time, by measurement."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from services.text.engine.messages import EngineOptions
 from services.worker.pace import Pace
 
 LEAST_TOKENS = 16  # of a step
-TRIED_TOKENS = 64  # of the step that shows how fast the model is
-# Of a step without a GPU: more compute no faster, and all whose prompts are in a step wait for the whole of it.
+TRIED_TOKENS = 64  # of the step that measures the model's speed
+# Of a step without a GPU. More tokens are no faster, and every request in a step waits for all of it.
 CPU_TOKENS = 512
 
 
 def step_tokens(options: EngineOptions) -> int:
-    """Most tokens of a step, however fast the machine is."""
+    """Returns the maximum tokens of a step, regardless of the machine's speed."""
     return options.batch_tokens if options.gpu else min(options.batch_tokens, CPU_TOKENS)
 
 
 def step_pace(options: EngineOptions, context_tokens: int, compute: Callable[[int], None]) -> Pace:
-    """Bounds steps by what a first one takes. `compute` computes a prompt of so many tokens and forgets it.
+    """Measures a step and returns the pace. `compute(tokens)` computes a prompt of that length and drops it.
 
-    The step before it pays for what only the first does, such as bringing the weights into memory: loading has a time
-    limit of its own.
+    An unmeasured step comes first and pays for one-time work, such as reading the weights into memory. Loading has its
+    own time limit.
     """
     most = step_tokens(options)
     pace = Pace(LEAST_TOKENS, most)

@@ -7,13 +7,13 @@ from services.text.parsers.reader import Reader, Reading
 from services.text.parsers.tool_shape import Tools
 
 ARGUMENTS = ("arguments", "parameters")
-# What models write beside the two, and nobody needs.
+# Keys that models add and that are ignored.
 _IGNORED = ("type", "id")
 _KEYS = ("name", *ARGUMENTS, *_IGNORED)
 
 
 def call_objects(reader: Reader, tools: Tools) -> Reading[bool]:
-    """Reads and tells one call, or a list of them. False: this is none, and nothing was told."""
+    """Reads one call, or a list of calls. Returns False, without an event, if the text is not a call."""
     if not (yield from json_text.symbol(reader, "[")):
         return (yield from call_object(reader, tools))
     if not (yield from call_object(reader, tools)):
@@ -29,7 +29,7 @@ def call_objects(reader: Reader, tools: Tools) -> Reading[bool]:
 
 
 def call_object(reader: Reader, tools: Tools) -> Reading[bool]:
-    """The same for exactly one call."""
+    """Reads exactly one call. Returns False, without an event, if the text is not a call."""
     if not (yield from json_text.symbol(reader, "{")):
         return False
     return (yield from _CallObject(reader, tools).read())
@@ -40,7 +40,7 @@ class _CallObject:
         self._reader = reader
         self._tools = tools
         self._started = False
-        self._arguments: list[str] | None = None  # None: none seen; those seen before the name wait here
+        self._arguments: list[str] | None = None  # None: none seen; buffers those read before the name
 
     def read(self) -> Reading[bool]:
         going = True

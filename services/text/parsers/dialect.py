@@ -1,6 +1,6 @@
-"""The markup that a model's family uses for calls and thoughts, and which one a model speaks.
+"""The dialects: the markup that model families use for tool calls and reasoning, and the choice of a model's dialect.
 
-A dialect is one file beside this one and one line here.
+To add a dialect, add a file in this folder and a line in this file.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ __all__ = ["Dialect", "ToolShape", "choose"]
 
 
 class MakeParser(Protocol):
-    """Makes what reads one answer."""
+    """A factory for parsers, one per answer."""
 
     def __call__(self, tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
-        """`reasoning_open`: the prompt has ended inside a thought. Calls of other tools than these are text."""
+        """`reasoning_open`: the prompt ends inside a reasoning block. Calls of tools not in `tools` are text."""
         ...
 
 
 class MakeGrammar(Protocol):
-    """Makes what constrains one answer."""
+    """A factory for grammars that constrain one answer."""
 
     def __call__(self, tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
-        """A Lark grammar for llguidance of calls whose arguments follow the tools' schemas.
+        """Returns a Lark grammar for llguidance of calls whose arguments follow the tools' schemas.
 
-        `required`: the answer is calls and nothing else; otherwise it may be text, or have text around them.
-        `parallel`: there may be several. Empty where the dialect has no calls.
+        `required`: the answer has only calls; otherwise it may be text, or text around calls.
+        `parallel`: several calls are allowed. The result is empty if the dialect has no calls.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the models of a family write what is no text."""
+    """The tool call and reasoning format of a model family."""
 
     name: str
-    native: bool  # the chat template itself shows tools, calls and results
-    special: bool  # the parser needs the text of control tokens: in some models of the family the marks are such
+    native: bool  # the chat template itself renders tools, calls and results
+    special: bool  # the parser needs the text of control tokens, because some models of the family use them as marks
     parser: MakeParser
     call_grammar: MakeGrammar
 
@@ -56,11 +56,11 @@ GLM = Dialect("glm", True, True, glm.parser, glm.call_grammar)
 QWEN_XML = Dialect("qwen-xml", True, True, qwen_xml.parser, qwen_xml.call_grammar)
 HERMES = Dialect("hermes", True, True, hermes.parser, hermes.call_grammar)
 LLAMA3 = Dialect("llama3", True, True, llama3.parser, llama3.call_grammar)
-# For templates that show no tools, or in a way that is not read here: they are told in the form most models know.
+# For templates without tools, or with an unknown tool format: the prompt describes the tools in the most common format.
 HERMES_TOLD = Dialect("hermes-told", False, False, hermes.parser, hermes.call_grammar)
 PLAIN = Dialect("plain", False, False, plain.parser, plain.call_grammar)
 
-# The first whose signs are all found in the template is spoken.
+# The first dialect whose patterns all match the template is chosen.
 _SIGNS: tuple[tuple[Dialect, tuple[str, ...]], ...] = (
     (HARMONY, (r"<\|channel\|>", r"<\|message\|>")),
     (MISTRAL, (r"\[TOOL_CALLS\]", r"\[ARGS\]")),
@@ -68,16 +68,16 @@ _SIGNS: tuple[tuple[Dialect, tuple[str, ...]], ...] = (
     (NEMOTRON, (r"<TOOLCALL>\[",)),
     (GLM, (r"<tool_call>", r"<arg_key>")),
     (QWEN_XML, (r"<tool_call>(?:\n|\\n)<function=", r"<parameter=")),
-    # The name stands right behind the mark, be it with Jinja's braces and quotes in between.
+    # The name follows the mark, possibly after Jinja's braces and quotes.
     (HERMES, (r"<tool_call>(?:\\n|[\s\\\"'{}-])*name\\?[\"']",)),
     (LLAMA3, (r"\"parameters\": dictionary",)),
 )
-# Templates that say so have no place where tools could be told.
+# Templates with such a message have no system prompt that could describe tools.
 _NO_SYSTEM = re.compile(r"system (?:role|message|prompt)s? (?:is |are )?not supported", re.IGNORECASE)
 
 
 def choose(template: str, architecture: str) -> Dialect:
-    """The dialect of a model, from its chat template and its architecture, as GGUF or config.json spell it."""
+    """Chooses a model's dialect by its chat template and its architecture, as GGUF or config.json spells it."""
     if architecture in ("gpt-oss", "gpt_oss"):
         return HARMONY
     for dialect, signs in _SIGNS:

@@ -1,4 +1,4 @@
-"""What an answer's text means, piece by piece. Texts are never empty."""
+"""The events of a parsed answer. Their texts are never empty."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """More of what the model says to the user."""
+    """More of the model's text for the user."""
 
     text: str
 
@@ -29,7 +29,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: JSON text as the caller should get it."""
+    """More of a call's arguments, as JSON text for the caller."""
 
     index: int
     text: str
@@ -37,7 +37,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """Nothing more comes of this call. Arguments that broke off are no complete JSON."""
+    """The end of a call. Truncated arguments are not complete JSON."""
 
     index: int
 

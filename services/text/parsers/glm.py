@@ -1,4 +1,4 @@
-"""Calls as GLM 4 writes them, with bare values:
+"""The tool call format of GLM 4, with bare values:
 
 <tool_call>name
 <arg_key>key</arg_key>
@@ -31,7 +31,7 @@ def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
 
 
 def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
-    """See Dialect. Some models of the family write the line breaks, some do not."""
+    """See Dialect. Line breaks are optional because not all models of the family write them."""
     bodies, values = [], []
     for number, tool in enumerate(tools):
         body, rules = lark.named_values(tool, _head, END_VALUE, f"call_value_{number}")

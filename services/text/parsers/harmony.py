@@ -1,10 +1,10 @@
-"""Answers of gpt-oss: messages with a header that names their channel, and the tool if they call one.
+"""The answer format of gpt-oss: messages with a header that names the channel and, for a call, the tool.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.name
     <|constrain|>json<|message|>{...}<|call|>
 
-Thoughts are in `analysis`, the answer is in `final`, and so is what `commentary` says without a recipient. Headers are
-read leniently: models put the recipient in front of the channel, forget marks, or leave a header out.
+Reasoning is in `analysis`. The answer is in `final` and in `commentary` without a recipient. The header parser is
+lenient: models put the recipient before the channel, forget marks, or omit the header.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ENDS = ("<|end|>", "<|return|>", "<|call|>")
 MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
 _BODY_ENDS = (START, CHANNEL, *ENDS)
 _HEADER_STARTS = (START, CHANNEL, MESSAGE, CONSTRAIN, "to=")
-_HEADER_BEGUN = ("<|", "to=")  # what begins no text
+_HEADER_BEGUN = ("<|", "to=")  # prefixes that never begin text
 _NAMESPACE = "functions."
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([a-z]+)")
-# A header is short: more marks than these, or more characters between two of them, and it is text.
+# Limits of a header: with more marks, or more characters between two marks, it is text.
 MAX_MARKS = 4
 MAX_PART = 128
 
@@ -37,7 +37,7 @@ def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
 
 
 def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
-    """See Dialect. These models call one tool at a time, and may think first."""
+    """See Dialect. These models make one call at a time, optionally after reasoning."""
     names = [lark.literal(f"commentary to={_NAMESPACE}{tool.name} ") for tool in tools]
     calls = [
         f'call_{number}: {CHANNEL} {name} {CONSTRAIN} "json" {MESSAGE} {lark.arguments(tool)}'
@@ -78,7 +78,7 @@ def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
 
 
 def _header(reader: Reader) -> Reading[str | None]:
-    """A header with the mark of its end; None where there is none."""
+    """Reads a header including its end mark. Returns None if there is none."""
     yield from reader.skip_space()
     if not (yield from reader.starts(*_HEADER_STARTS)):
         return None
@@ -94,7 +94,7 @@ def _header(reader: Reader) -> Reading[str | None]:
 
 
 def _stray(reader: Reader) -> Reading[None]:
-    """Text without a header: content as it is, up to where there may be one again."""
+    """Reads text without a header as content, up to the next possible header."""
     if mark := (yield from reader.starts(*MARKS)):
         reader.content((yield from reader.take(len(mark))))
     yield from _body(reader, thinks=False)

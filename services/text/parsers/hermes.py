@@ -1,4 +1,4 @@
-"""Calls as the Hermes and Qwen models write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""The tool call format of the Hermes and Qwen models: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 from __future__ import annotations
 

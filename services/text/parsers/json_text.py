@@ -1,4 +1,4 @@
-"""JSON as a model writes it, passed on as it comes: strict enough to find where a value ends, and no stricter."""
+"""An incremental reader of the JSON that models write: just strict enough to find the end of a value."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterable
 
 from services.text.parsers.reader import Reader, Reading, Tell
 
-# What matters between strings; `<` is never JSON's, but begins the markup behind a call.
+# The structure outside strings. `<` never occurs there; it begins the markup after a call.
 _STRUCTURE = re.compile(r'["{}\[\]<]')
 _STRING = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,\]}<\s]")
 
 
 def symbol(reader: Reader, char: str) -> Reading[bool]:
-    """Reads `char`, and whitespace in front of it; says whether it was there."""
+    """Reads optional whitespace and `char`. Returns False if `char` does not follow."""
     return (yield from reader.skip(char))
 
 
 def string(reader: Reader, known: Iterable[str]) -> Reading[str | None]:
-    """Reads a string and whitespace in front of it; None where there is no whole one.
+    """Reads optional whitespace and a string. Returns None if no complete string follows.
 
-    `known`: one that was cut off, and that begins none of these, makes all of what is being read no markup.
+    If the answer ends within the string and no name in `known` starts with it, the text being read is not markup.
     """
     yield from reader.skip_space()
     if (yield from reader.peek()) != '"':
@@ -36,7 +36,7 @@ def string(reader: Reader, known: Iterable[str]) -> Reading[str | None]:
 
 
 def value(reader: Reader, tell: Tell) -> Reading[bool]:
-    """Passes a value on as it is written; False when it breaks off, at the end or in front of markup."""
+    """Passes a value on unchanged. Returns False if it is incomplete, at the end or before markup."""
     yield from reader.skip_space()
     first = yield from reader.peek()
     if first == '"':
@@ -52,7 +52,7 @@ def value(reader: Reader, tell: Tell) -> Reading[bool]:
 
 
 def arguments(reader: Reader, tell: Tell) -> Reading[bool]:
-    """Passes a call's arguments on. Those written as a string that holds JSON are taken out of it."""
+    """Passes on a call's arguments, decoded if they are a string that holds JSON."""
     yield from reader.skip_space()
     first = yield from reader.peek()
     if first and first in "{[":
@@ -66,7 +66,7 @@ def arguments(reader: Reader, tell: Tell) -> Reading[bool]:
 
 
 def parsed(text: str) -> object:
-    """The value that JSON text stands for; None where it is not JSON, too."""
+    """Parses JSON text. Returns None for invalid JSON as well as for `null`."""
     try:
         return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -97,7 +97,7 @@ def _nested(reader: Reader, tell: Tell) -> Reading[bool]:
 
 def _rest_of_string(reader: Reader, tell: Tell) -> Reading[bool]:
     while char := (yield from reader.scan(_STRING, tell)):
-        # A backslash and what it escapes belong together.
+        # A backslash and the character after it are read together.
         tell((yield from reader.take(1 if char == '"' else 2)))
         if char == '"':
             return True

@@ -1,6 +1,7 @@
-"""Grammars of calls in llguidance's dialect of Lark. Rules but `start` begin with `call`, terminals with `CALL`.
+"""Builders of tool call grammars in llguidance's Lark dialect.
 
-The marks of most dialects are written as text: it fits a token that stands for the mark as well as its parts.
+Rule names start with `call` (except `start`), terminals with `CALL`. Most dialects write marks as text, which matches
+both a token for the whole mark and the tokens of its parts.
 """
 
 from __future__ import annotations
@@ -14,57 +15,57 @@ from services.text.parsers.schema_types import ANY, STRING, properties, required
 from services.text.parsers.tool_shape import Schema, ToolShape
 
 TEXT = r"CALL_TEXT: /(?s:.*)/"
-# Models learn JSON with and without these spaces; no others, or a model at a high temperature writes nothing else.
+# Models learn JSON with and without these spaces. More are not allowed: at high temperatures models write only spaces.
 _JSON = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _DEFINITIONS = ("$defs", "definitions")
 
 
 def literal(text: str) -> str:
-    """Exactly this text."""
+    """Returns a literal for the text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def json_value(schema: Schema) -> str:
-    """JSON text that follows a schema."""
+    """Returns a rule for JSON text that follows a schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': {**schema.get('x-guidance', {}), **_JSON}})}"
 
 
 def arguments(shape: ToolShape) -> str:
-    """The JSON object of a tool's arguments."""
+    """Returns a rule for the JSON object of a tool's arguments."""
     return json_value(object_schema(shape))
 
 
 def call_object(shape: ToolShape, key: str) -> str:
-    """A call as a JSON object, whose arguments stand under `key`."""
+    """Returns a rule for a call as a JSON object with its arguments under `key`."""
     head = f'{{"name": {json.dumps(shape.name, ensure_ascii=False)}, "{key}": '
     return f"{literal(head)} {arguments(shape)} {literal('}')}"
 
 
 def object_schema(shape: ToolShape) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object even where it does not say so."""
+    """Returns the schema of a tool's arguments, which is an object even if the schema does not say so."""
     if shape.schema is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object", **shape.schema}
 
 
 def marked(opener: str, bodies: Sequence[str], between: str, *, required: bool, parallel: bool) -> str:
-    """Calls behind a mark, each written as one of `bodies`; unless they are required, text may stand around them.
+    """Returns a grammar of calls after a mark, each one of `bodies`. Unless required, text may surround the calls.
 
-    `between` is the text between two calls, where there is no other text.
+    `between` is the text between two calls if no other text is there.
     """
     rules = [f"call_body: {' | '.join(f'call_{number}' for number in range(len(bodies)))}"]
     rules += [f"call_{number}: {body}" for number, body in enumerate(bodies)]
     if required:
         more = f" ({literal(between + opener)} call_body)*" if parallel else ""
         return "\n".join([f"start: {literal(opener)} call_body{more}", *rules])
-    # A lazy rule ends where the mark does: from there on only a call may follow.
+    # A lazy rule ends with the first mark; after it, only a call may follow.
     start = "start: (call_lead call_body)* call_prose" if parallel else "start: call_lead call_body | call_prose"
     lead = f"call_lead[lazy]: CALL_TEXT {literal(opener)}"
     return "\n".join([start, lead, "call_prose: CALL_TEXT", TEXT, *rules])
 
 
 def listed(opener: str, closer: str, bodies: Sequence[str], *, required: bool, parallel: bool) -> str:
-    """The same where one pair of marks holds all calls as a list."""
+    """Returns a grammar like that of `marked`, with all calls as one list between a pair of marks."""
     rules = [f"call_item: {' | '.join(f'call_{number}' for number in range(len(bodies)))}"]
     rules += [f"call_{number}: {body}" for number, body in enumerate(bodies)]
     more = ' (", " call_item)*' if parallel else ""
@@ -76,10 +77,10 @@ def listed(opener: str, closer: str, bodies: Sequence[str], *, required: bool, p
 
 
 def named_values(shape: ToolShape, head: Callable[[str], str], after: str, rule: str) -> tuple[str, list[str]]:
-    """Arguments that are written one by one: what to put into a rule, and the rules that it needs, named after `rule`.
+    """Builds rules for arguments that are written separately. Returns a rule body and its rules, named after `rule`.
 
-    `head` gives what stands in front of an argument's value; the text `after` stands behind it. Strings stand bare.
-    They come in the schema's order; additional ones are not allowed.
+    `head` returns the text before an argument's value; the text `after` follows it. Strings are not quoted.
+    Arguments are in the schema's order; additional ones are not allowed.
     """
     root = object_schema(shape)
     must = required(root)
@@ -93,7 +94,7 @@ def named_values(shape: ToolShape, head: Callable[[str], str], after: str, rule:
 
 
 def _value_rule(rule: str, schema: Any, root: Schema, after: str) -> str:
-    """A value up to and with what stands behind it."""
+    """Returns a rule for a value and the text after it."""
     plain = resolved(schema, root)
     allowed = types(plain, root)
     if "string" not in allowed or allowed == ANY:
@@ -107,7 +108,7 @@ def _value_rule(rule: str, schema: Any, root: Schema, after: str) -> str:
 
 
 def _bare_text(schema: Schema, after: str) -> str:
-    """A string's text and what stands behind it. The first mark of the end is the end, as it is for the parser."""
+    """Returns a rule body for a bare string and the text after it. The first end mark ends it, as in the parser."""
     end = _escaped(after.strip())
     limits = [f"~/(?s:.*){end}(?s:.*)/"]
     least, most = (_count(schema.get(key)) for key in ("minLength", "maxLength"))
@@ -123,7 +124,7 @@ def _count(found: object) -> int | None:
 
 
 def _anywhere(pattern: str) -> str:
-    """A pattern of JSON Schema, which may match within the text, as one for the whole text."""
+    """Converts a JSON Schema pattern, which may match anywhere in the text, to one for the whole text."""
     front = "" if pattern.startswith("^") else "(?s:.*)"
     back = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
     inner = pattern.removeprefix("^")
@@ -132,5 +133,5 @@ def _anywhere(pattern: str) -> str:
 
 
 def _escaped(regex: str) -> str:
-    """A regex as it is written between slashes."""
+    """Escapes a regex for use between slashes."""
     return re.sub(r"(?<!\\)/", r"\\/", regex).replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Calls as Llama 3 writes them: the answer is `{"name": ..., "parameters": {...}}`, maybe behind `<|python_tag|>`."""
+"""The tool call format of Llama 3: `{"name": ..., "parameters": {...}}`, optionally after `<|python_tag|>`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.text.parsers.reasoning import thoughts
 from services.text.parsers.tool_shape import Tools, ToolShape, by_name
 
 TAG = "<|python_tag|>"
-# What stands between two calls, if anything.
+# The optional separator between two calls.
 SEPARATOR = ";"
 
 
@@ -29,7 +29,7 @@ def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) 
     calls = f"call_body ({lark.literal(SEPARATOR + ' ')} call_body)*" if parallel else "call_body"
     if required:
         return "\n".join([f"start: {calls}", *rules])
-    # Without a mark only the first character tells a call from text.
+    # Without a mark, only the first character distinguishes a call from text.
     return "\n".join([f"start: {calls} | call_prose", r"call_prose: /(\s*[^{\s](?s:.*))?/", *rules])
 
 
@@ -47,7 +47,7 @@ def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
 
 
 def _calls(reader: Reader, tools: Tools) -> Reading[bool]:
-    """One call or several in a row."""
+    """Reads one or more consecutive calls."""
     if not (yield from call_object(reader, tools)):
         return False
     while True:

@@ -1,4 +1,4 @@
-"""Text with calls in it, each behind an opening mark: what the dialects with such marks share."""
+"""The loop that dialects with an opening mark before each call share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from services.text.parsers.tool_shape import Tools
 def marked_calls(
     reader: Reader, tools: Tools, openers: tuple[str, ...], call: Callable[[str], Reading[bool]], closer: str = ""
 ) -> Reading[None]:
-    """Reads to the end: text is content, and behind one of `openers` `call` reads. Without tools all is content.
+    """Reads to the end of the answer: text is content, and `call` reads after each of `openers`.
 
-    `call` gets the opener and says whether it told a call; where it did not, the opener is content and reading goes on
-    right behind it. `closer` is read over behind a call. Where the answer was cut off in a call's markup, that goes.
+    Without tools everything is content. `call` gets the opener and returns True if it read a call; otherwise the opener
+    is content and reading continues after it. `closer` is skipped after a call. Markup truncated by the end is dropped.
     """
     while opener := (yield from reader.until(openers if tools else (), reader.content)):
         reader.hold()

@@ -1,4 +1,4 @@
-"""Calls as the Mistral models write them, behind `[TOOL_CALLS]`: `name[ARGS]{...}`, or a JSON list in older ones."""
+"""The tool call format of the Mistral models, after `[TOOL_CALLS]`: `name[ARGS]{...}`, or in older ones a JSON list."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
 
 
 def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
-    """See Dialect: the form with `[ARGS]`."""
+    """See Dialect. The form with `[ARGS]`."""
     bodies = [f"{lark.literal(tool.name + ARGS)} {lark.arguments(tool)}" for tool in tools]
     return lark.marked(OPEN, bodies, "", required=required, parallel=parallel)
 
 
 def list_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
-    """See Dialect: the form of a list."""
+    """See Dialect. The list form."""
     bodies = [lark.call_object(tool, "arguments") for tool in tools]
     return lark.listed(OPEN, "", bodies, required=required, parallel=parallel)
 

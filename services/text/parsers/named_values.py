@@ -1,4 +1,4 @@
-"""Arguments that a dialect writes one by one, as names with bare values: from these to a JSON object."""
+"""Conversion of arguments that a dialect writes separately, as names with bare values, to a JSON object."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from services.text.parsers.reader import Reader, Reading
 from services.text.parsers.schema_types import ANY, STRING, properties, type_of, types
 from services.text.parsers.tool_shape import Schema
 
-# Templates print values of Python's into the conversation, and models repeat them.
+# Templates print Python values into the conversation, and models imitate them.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class NamedValues:
-    """The arguments of the call that a reader has started last. Texts of strings are told as they come."""
+    """The arguments of the call that a reader has started last. String values are emitted incrementally."""
 
     def __init__(self, reader: Reader, schema: Schema | None) -> None:
         self._reader = reader
@@ -23,7 +23,7 @@ class NamedValues:
         self._begun = False
 
     def read(self, name: str, ends: tuple[str, ...]) -> Reading[bool]:
-        """Reads the value of argument `name` up to one of `ends`, which it reads over; False when none comes."""
+        """Reads the value of argument `name` up to and including one of `ends`. Returns False if no end follows."""
         allowed = types(self._properties.get(name), self._root)
         self._reader.arguments(f"{', ' if self._begun else '{'}{_quoted(name)}: ")
         self._begun = True
@@ -40,12 +40,12 @@ class NamedValues:
         return bool(end)
 
     def close(self) -> None:
-        """No more arguments come."""
+        """Closes the JSON object after the last argument."""
         self._reader.arguments("}" if self._begun else "{}")
 
 
 def as_json(text: str, allowed: frozenset[str]) -> str:
-    """The JSON text of a bare value: what is none of the types that are allowed stays a string."""
+    """Converts a bare value to JSON text. It becomes a string if the schema allows strings and not its JSON type."""
     bare = text.strip()
     bare = _PYTHON.get(bare, bare)
     value = parsed(bare)
@@ -59,7 +59,7 @@ def as_json(text: str, allowed: frozenset[str]) -> str:
 
 def _fits(kind: str, value: object, allowed: frozenset[str]) -> bool:
     if kind == "string":
-        # Quotes belong to the text where a string may stand bare, unless nothing says what may stand there.
+        # Quotes are part of the text where a bare string is allowed, unless the schema allows any type.
         return allowed == ANY
     if kind == "integer" or (isinstance(value, float) and value.is_integer()):
         return bool(allowed & {"integer", "number"})

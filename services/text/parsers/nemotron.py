@@ -1,4 +1,4 @@
-"""Calls as Nemotron writes them: `<TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>`."""
+"""The tool call format of Nemotron: `<TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What turns an answer's text into events, and how the parsers of all dialects are driven.
+"""The parser interface, and the driver of the parsers of all dialects.
 
-A dialect is read by a generator: it takes what it needs from a Reader and yields where it needs more text. So it is
-written as if the whole text were there, and how the text was cut cannot matter to it.
+A dialect's parser is a generator: it reads from a Reader and yields when it needs more text. So it is written as if the
+whole text were available, and its result cannot depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from services.text.parsers.reader import Reader, Reading
 
 
 class Parser(Protocol):
-    """Reads one answer."""
+    """An incremental parser of one answer."""
 
     def push(self, text: str) -> list[Event]:
-        """Takes more text; returns what has become certain."""
+        """Adds text and returns the events that are now certain."""
         ...
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        """No more text comes: returns what was held back. A call that broke off is told as far as it came.
+        """Ends the text and returns the remaining events. An incomplete call is returned as far as it was read.
 
-        `cut`: the answer was cut off by its length. Markup that has only begun is then no text, and not told.
+        `cut`: the length limit truncated the answer. Incomplete markup at its end is then dropped instead of becoming
+        text.
         """
         ...
 

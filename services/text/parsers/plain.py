@@ -1,4 +1,4 @@
-"""Answers of models that cannot be told of tools: text, and thoughts in front of it."""
+"""The dialect of models that do not support tools: text after optional reasoning."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from services.text.parsers.tool_shape import ToolShape
 
 
 def parser(tools: Sequence[ToolShape], *, reasoning_open: bool) -> Parser:
-    """See Dialect. Never tells a call."""
+    """See Dialect. Never returns a call."""
     return ReadingParser(lambda reader: _read(reader, reasoning_open))
 
 
 def call_grammar(tools: Sequence[ToolShape], *, required: bool, parallel: bool) -> str:
-    """See Dialect: empty, for no call can be written."""
+    """See Dialect. Empty, because the dialect has no calls."""
     return ""
 
 

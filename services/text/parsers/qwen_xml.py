@@ -1,4 +1,4 @@
-"""Calls as Qwen3-Coder and Nemotron 3 write them, with bare values:
+"""The tool call format of Qwen3-Coder and Nemotron 3, with bare values:
 
 <tool_call>
 <function=name>
@@ -50,7 +50,7 @@ def _head(name: str) -> str:
 
 def _read(reader: Reader, tools: Tools, reasoning_open: bool) -> Reading[None]:
     yield from thoughts(reader, is_open=reasoning_open)
-    # The outer tag is often forgotten.
+    # Models often omit the outer tag.
     yield from marked_calls(reader, tools, (OPEN, FUNCTION), lambda opener: _call(reader, tools, opener), CLOSE)
 
 
@@ -65,7 +65,7 @@ def _call(reader: Reader, tools: Tools, opener: str) -> Reading[bool]:
     values = NamedValues(reader, tools[name])
     while (yield from _parameter(reader, values)):
         pass
-    # A tag that is missing here does no harm.
+    # A missing end tag is accepted.
     if (yield from reader.skip(END_FUNCTION)) or (yield from reader.starts(CLOSE)):
         values.close()
     reader.end_call()
@@ -84,7 +84,7 @@ def _parameter(reader: Reader, values: NamedValues) -> Reading[bool]:
 
 
 def _name(reader: Reader) -> Reading[tuple[str, bool]]:
-    """A name up to `>`, which is read over, and whether that was there."""
+    """Reads a name up to and including `>`. Returns the name, and False if there is no `>`."""
     pieces: list[str] = []
     whole = (yield from reader.scan(_NAME_END, pieces.append)) == ">"
     yield from reader.take(int(whole))

@@ -1,7 +1,7 @@
-"""The text of an answer as it comes, where reading stands in it, and the events told so far.
+"""The incremental text of an answer, the read position in it, and the events so far.
 
-Methods that may need more text than there is are generators: they yield where they wait, and go on once there is more.
-Their results depend on the text alone, never on how it was cut into pieces.
+Methods that may need more text are generators: they yield while they wait, and continue when text arrives.
+Their results depend on the text alone, never on how it was split.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Reading = Generator[None, None, T]
 Tell = Callable[[str], None]
 
 SPACE = " \t\r\n"
-# Markup that has not become a call within so many characters is text: little is held back, and little read twice.
+# Markup that has not become a call within this many characters is text. This bounds buffering and rereading.
 MAX_HELD = 2048
-# So much of a mark at the end of an answer that was cut off is the mark: a single character may be anything.
+# The minimum length of an incomplete mark at the end of a truncated answer; a single character may be text.
 MIN_MARK = 2
 
 
 class _Spacing:
-    """Drops the whitespace around markup: in front once `trim` is set, at the end unless more text follows."""
+    """Drops the whitespace around markup: leading whitespace if `trim` is set, trailing unless more text follows."""
 
     __slots__ = ("_held", "_trim")
 
@@ -55,7 +55,7 @@ class _Spacing:
 
 
 class Reader:
-    """Reads one answer from its beginning to its end."""
+    """An incremental reader of one answer."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -69,10 +69,10 @@ class Reader:
         self._reasoning = _Spacing(trim=True)
         self._calls = 0
 
-    # --- for whoever drives the reading
+    # --- driver interface
 
     def feed(self, text: str) -> None:
-        """Takes more text."""
+        """Adds text."""
         if self._held_from is None:
             self._text = self._text[self._at :] + text
             self._at = 0
@@ -80,25 +80,25 @@ class Reader:
             self._text += text
 
     def end(self, *, cut: bool) -> None:
-        """No more text comes. `cut`: the answer was not at its end."""
+        """Ends the text. `cut`: the answer was truncated."""
         self._ended = True
         self._cut = cut
 
     def flush(self) -> None:
-        """Tells whitespace that was held back, at the very end."""
+        """Emits buffered whitespace at the very end."""
         for spacing, event in ((self._reasoning, Reasoning), (self._content, Content)):
             if held := spacing.take_held():
                 self._events.append(event(held))
 
     def take_events(self) -> list[Event]:
-        """What has been told since."""
+        """Returns and clears the events so far."""
         events, self._events = self._events, []
         return events
 
-    # --- what comes next
+    # --- reading
 
     def more(self) -> Reading[bool]:
-        """Waits for more text; False when none comes, or as much as may be is held back already."""
+        """Waits for more text. Returns False if there is none, or if the limit of held text is reached."""
         if self._ended or self._end < len(self._text) or self._end == self._limit:
             self._broken_off = self._cut and self._end == len(self._text)
             return False
@@ -107,7 +107,7 @@ class Reader:
 
     @property
     def _limit(self) -> int | None:
-        """Up to where may be read before a call has started."""
+        """The read limit before a call has started."""
         return None if self._held_from is None else self._held_from + MAX_HELD
 
     @property
@@ -116,14 +116,14 @@ class Reader:
         return len(self._text) if limit is None else min(len(self._text), limit)
 
     def peek(self) -> Reading[str]:
-        """The next character; empty at the end."""
+        """Returns the next character without reading it; empty at the end."""
         while self._at >= self._end:
             if not (yield from self.more()):
                 return ""
         return self._text[self._at]
 
     def starts(self, *marks: str) -> Reading[str]:
-        """The one of `marks` that comes next; empty: none does. None of them may begin another one."""
+        """Returns the one of `marks` that follows, or an empty string. None of them may be a prefix of another."""
         longest = max(map(len, marks))
         while True:
             rest = self._text[self._at : min(self._at + longest, self._end)]
@@ -134,7 +134,7 @@ class Reader:
                 return ""
 
     def take(self, length: int) -> Reading[str]:
-        """The next `length` characters, read; fewer at the end."""
+        """Reads the next `length` characters; fewer at the end."""
         while self._at + length > self._end:
             if not (yield from self.more()):
                 break
@@ -143,12 +143,12 @@ class Reader:
         return taken
 
     def skip_space(self) -> Reading[None]:
-        """Reads over whitespace."""
+        """Skips whitespace."""
         while (char := (yield from self.peek())) and char in SPACE:
             self._at += 1
 
     def skip(self, mark: str) -> Reading[bool]:
-        """Reads over whitespace, and then over `mark` if it follows: says whether it did."""
+        """Skips whitespace and then `mark`. Returns False if `mark` does not follow."""
         yield from self.skip_space()
         if not (yield from self.starts(mark)):
             return False
@@ -156,7 +156,7 @@ class Reader:
         return True
 
     def scan(self, pattern: re.Pattern[str], tell: Tell) -> Reading[str]:
-        """Passes text on up to a character that `pattern` matches; returns that one unread, or empty at the end."""
+        """Passes text on up to a character that `pattern` matches. Returns it unread; empty at the end."""
         while True:
             found = pattern.search(self._text, self._at, self._end)
             end = found.start() if found else self._end
@@ -169,9 +169,9 @@ class Reader:
                 return ""
 
     def until(self, marks: tuple[str, ...], tell: Tell, most: int | None = None) -> Reading[str]:
-        """Passes text on up to the first of `marks`; returns that one unread, or empty at the end.
+        """Passes text on up to the first of `marks`. Returns the mark unread; empty at the end.
 
-        No more than `most` characters are passed on: after these it gives up, which is empty, too.
+        Stops after `most` characters, also with an empty result.
         """
         left = most
         while True:
@@ -185,7 +185,7 @@ class Reader:
             if mark or left == 0:
                 return mark
             if not (yield from self.more()):
-                # What could have become a mark has not, unless the answer was cut off in it.
+                # A possible mark at the end is text, unless the answer was truncated within it.
                 if self._broken_off and len(self.rest) >= MIN_MARK:
                     self.drop()
                 if rest := self._text[self._at : self._end][:left]:
@@ -194,7 +194,7 @@ class Reader:
                 return ""
 
     def _find(self, marks: tuple[str, ...]) -> tuple[int, str]:
-        """Where the first mark begins; without one, where an end begins that may still become one."""
+        """Returns the position of the first mark, or of a suffix that may still become one."""
         stop = self._end
         found = [(at, mark) for mark in marks if (at := self._text.find(mark, self._at, stop)) >= 0]
         if found:
@@ -205,92 +205,92 @@ class Reader:
                 return at, ""
         return stop, ""
 
-    # --- going back
+    # --- backtracking
 
     def hold(self) -> None:
-        """What follows may be a call, or may be text: until a call has started `back` returns to here.
+        """Marks the position to which `back` returns, for text that may be a call. The start of a call clears it.
 
-        Reading finds the text's end MAX_HELD characters behind.
+        Until then, reading is limited to the next MAX_HELD characters.
         """
         self._held_from = self._at
 
     def back(self) -> None:
-        """Returns to where `hold` was."""
+        """Returns to the position of `hold`."""
         if self._held_from is not None:
             self._at = self._held_from
             self._held_from = None
 
     def release(self) -> None:
-        """What was read since `hold` was markup."""
+        """Treats the text since `hold` as markup."""
         self._held_from = None
 
     def give(self) -> None:
-        """What was read since `hold` is text after all, exactly as it was written."""
+        """Emits the text since `hold` unchanged as content."""
         if self._held_from is not None:
             held = self._text[self._held_from : self._at]
             self._held_from = None
             self.content(held)
 
-    # --- markup that was cut off
+    # --- truncated markup
 
     @property
     def broken_off(self) -> bool:
-        """Whether markup was being read when an answer that was cut off was at its end."""
+        """True if a truncated answer ended while markup was being read."""
         return self._broken_off
 
     @property
     def held(self) -> str:
-        """What has come since `hold`."""
+        """The text since `hold`."""
         return "" if self._held_from is None else self._text[self._held_from :]
 
     @property
     def rest(self) -> str:
-        """What has come and is not read."""
+        """The unread text."""
         return self._text[self._at :]
 
     def drop(self) -> None:
-        """All that is left is markup that was cut off; the whitespace in front of it belongs to it."""
+        """Drops the remaining text, which is truncated markup, and the whitespace before it."""
         self._held_from = None
         self._at = len(self._text)
         self._reasoning.drop()
         self._content.drop()
 
     def check_begun(self, known: Iterable[str], text: str) -> None:
-        """Takes `broken_off` back where the answer was cut off in a name, and `text` begins none that is known."""
+        """Resets `broken_off` if the truncated name `text` is not the prefix of a known one."""
         if not any(name.startswith(text) for name in known):
             self._broken_off = False
 
-    # --- telling
+    # --- emitting events
 
     def content(self, text: str) -> None:
-        """Tells the user's text."""
+        """Emits text for the user."""
         self._held_from = None
         if told := self._content.passed(text):
             self._events.append(Content(told))
 
     def reasoning(self, text: str) -> None:
-        """Tells what the model thinks."""
+        """Emits reasoning."""
         self._held_from = None
         if told := self._reasoning.passed(text):
             self._events.append(Reasoning(told))
 
     def end_reasoning(self) -> None:
-        """A thought is complete: the whitespace around its end belongs to the markup."""
+        """Ends a reasoning block. The whitespace around its end belongs to the markup."""
         self._reasoning.drop()
         self._content.drop()
 
     def start_call(self, name: str) -> None:
-        """Tells that a call starts."""
+        """Emits the start of a call."""
         self._held_from = None
         self._content.drop()
         self._events.append(CallStarted(self._calls, name))
         self._calls += 1
 
     def arguments(self, text: str) -> None:
-        """Tells more of the arguments of the call that was started last."""
+        """Emits more arguments of the current call."""
         if text:
             self._events.append(CallArguments(self._calls - 1, text))
 
     def end_call(self) -> None:
-        """Tells that the call that was started last has ended."""
+        """Emits the end of the current call."""
         self._events.append(CallEnded(self._calls - 1))

@@ -1,6 +1,6 @@
-"""Blocks of thought in front of an answer: `<think>...</think>`, and `[THINK]...[/THINK]` of the Mistral models.
+"""Reasoning blocks before an answer: `<think>...</think>`, and `[THINK]...[/THINK]` of the Mistral models.
 
-Only at the beginning: an answer may well speak about such a tag.
+Only leading blocks count, because an answer may mention such a tag.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from services.text.parsers.reader import MIN_MARK, Reader, Reading
 
 THINK = "<think>"
-# How each block begins and ends.
+# The opening and closing mark of each block.
 BLOCKS = {THINK: "</think>", "[THINK]": "[/THINK]"}
 
 
 def thoughts(reader: Reader, *, is_open: bool, opener: str = THINK) -> Reading[None]:
-    """Reads the blocks at the beginning. `is_open`: the prompt has begun one with `opener`."""
+    """Reads the leading blocks. `is_open`: the prompt ends with `opener`."""
     if is_open:
-        # Some models begin once more what their prompt has begun.
+        # Some models repeat the opener of their prompt.
         if not (yield from reader.skip(opener)):
             _drop_cut_mark(reader)
         yield from _thought(reader, BLOCKS[opener])
@@ -32,7 +32,7 @@ def thoughts(reader: Reader, *, is_open: bool, opener: str = THINK) -> Reading[N
 
 
 def _drop_cut_mark(reader: Reader) -> bool:
-    """Drops a mark in which the answer was cut off; says whether there was one."""
+    """Drops a mark within which the answer was truncated. Returns True if there was one."""
     if not reader.broken_off or len(reader.rest) < MIN_MARK:
         return False
     reader.drop()

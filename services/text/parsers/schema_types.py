@@ -1,4 +1,4 @@
-"""Which JSON types a schema allows, as far as its keywords say so plainly."""
+"""The JSON types that a schema allows, derived from its basic keywords."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from services.text.parsers.tool_shape import Schema
 
 STRING = frozenset({"string"})
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
-# Alternatives are followed only so deep: schemas come from callers.
+# The depth limit for nested alternatives, because schemas come from callers.
 MAX_DEPTH = 16
 
 
 def properties(schema: Schema | None) -> dict[str, Any]:
-    """The schemas of an object's properties; those that are only required allow everything."""
+    """Returns the schemas of an object's properties; one that is only listed in `required` allows everything."""
     schema = schema or {}
     found = schema.get("properties")
     named = dict(found) if isinstance(found, Mapping) else {}
@@ -22,13 +22,13 @@ def properties(schema: Schema | None) -> dict[str, Any]:
 
 
 def required(schema: Schema | None) -> tuple[str, ...]:
-    """The names of the properties that an object must have."""
+    """Returns the names of the required properties of an object."""
     found = (schema or {}).get("required")
     return tuple(name for name in found if isinstance(name, str)) if isinstance(found, list | tuple) else ()
 
 
 def resolved(schema: Any, root: Schema) -> Schema:
-    """The schema that a reference within `root` leads to; what leads nowhere allows everything."""
+    """Resolves references within `root`. An unresolvable one becomes a schema that allows everything."""
     seen: set[str] = set()
     while isinstance(schema, Mapping) and "$ref" in schema:
         path = schema["$ref"]
@@ -42,7 +42,7 @@ def resolved(schema: Any, root: Schema) -> Schema:
 
 
 def types(schema: Any, root: Schema) -> frozenset[str]:
-    """The types that values of `schema` may have."""
+    """Returns the types that `schema` allows."""
     return _types(schema, root, 0, set()) or ANY
 
 
@@ -51,7 +51,7 @@ def _types(schema: Any, root: Schema, depth: int, seen: set[int]) -> frozenset[s
     if depth >= MAX_DEPTH:
         return ANY
     if id(schema) in seen:
-        return frozenset()  # they are in the union already: schemas that refer to each other end here
+        return frozenset()  # already in the union; this also ends circular references
     seen.add(id(schema))
     named = schema.get("type")
     if isinstance(named, str | list):
@@ -67,7 +67,7 @@ def _types(schema: Any, root: Schema, depth: int, seen: set[int]) -> frozenset[s
 
 
 def type_of(value: object) -> str:
-    """The JSON type of a value."""
+    """Returns the JSON type of a value."""
     if value is None:
         return "null"
     for python, name in ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (dict, "object")):

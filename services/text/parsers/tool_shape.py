@@ -1,4 +1,4 @@
-"""What a dialect needs to know of a tool."""
+"""The part of a tool definition that dialects need."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 Schema = Mapping[str, Any]
-# Tools by name, with the schema of their arguments.
+# Schemas of the arguments, by tool name.
 Tools = Mapping[str, "Schema | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolShape:
-    """A tool's name and the JSON Schema of its arguments; None: it takes none."""
+    """A tool's name and the JSON Schema of its arguments; None means no arguments."""
 
     name: str
     schema: dict[str, Any] | None
 
 
 def by_name(shapes: Sequence[ToolShape]) -> Tools:
-    """The tools in a form to look them up in."""
+    """Maps tool names to schemas."""
     return {shape.name: shape.schema for shape in shapes}

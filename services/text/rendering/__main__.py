@@ -1,8 +1,8 @@
-"""A renderer process: one model's chat template. Started by the text service as `python -m services.text.rendering FD`.
+"""A renderer process with one model's chat template: `python -m services.text.rendering FD`, run by the text service.
 
-Templates come with models, and are programs: the sandbox keeps them from what is not theirs, but not from endless
-loops, nor from texts that fill the memory. What such a template can do ends here: the process may use little, opens
-nothing, and ends with the service.
+Templates come with models and are programs. Jinja's sandbox blocks access to other objects, but not endless loops or
+texts that fill the memory. This process contains such templates: it has limited resources, opens no files, and ends
+with the service.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from services.text.rendering.messages import (
 )
 from services.worker.channel import BlockingChannel, ChannelClosed
 
-MEMORY_BYTES = 1024 * 1024 * 1024  # on top of what the libraries take; a conversation may have many megabytes
-MAX_PROMPT = 32 * 1024 * 1024  # characters; the longest contexts take a fifth
+MEMORY_BYTES = 1024 * 1024 * 1024  # in addition to the libraries; a conversation may have many megabytes
+MAX_PROMPT = 32 * 1024 * 1024  # characters; the longest contexts need a fifth of it
 
 
 def main() -> None:
-    """Renders until the service is gone."""
+    """Renders prompts until the service closes the channel."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel: BlockingChannel[ToRenderer] = BlockingChannel(sock, ToRenderer)
     try:
@@ -89,7 +89,7 @@ def _rendered(template: ChatTemplate, order: Render) -> Answer:
 
 
 def _warm_up() -> None:
-    """Renders a small conversation, so that everything is imported, and the time zone read."""
+    """Renders a small conversation, so that all modules are imported and the time zone is read."""
     source = "{{ strftime_now('%Z') }}{{ messages | tojson }}{{ messages | pprint }}"
     ChatTemplate(source, bos="", eos="", add_bos=False).render((Message(role="user", content="Hello"),))
     datetime.datetime.now().astimezone()

@@ -1,7 +1,7 @@
-"""What the text service and a renderer process say to each other: a renderer has one chat template.
+"""Messages between the text service and a renderer process, which holds one chat template.
 
-The renderer says `Ready`, and then answers each order with `Begun`, and with `Prepared`, `Rendered`,
-`Broken` or `Refused`.
+The renderer sends `Ready`, and then answers each order with `Begun`, followed by `Prepared`, `Rendered`, `Broken` or
+`Refused`.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from services.text.conversation import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """First order: the template of a model, as the model's worker has told it."""
+    """The first order: a model's template, as reported by its worker."""
 
     source: str  # Jinja; empty: the default template
     bos: str
     eos: str
-    add_bos: bool  # whether the tokenizer puts `bos` in front by itself
-    cpu_seconds: float  # of the processor's time, for this and for every conversation
+    add_bos: bool  # whether the tokenizer prepends `bos` itself
+    cpu_seconds: float  # processor time limit for this order and for each conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Render:
-    """A conversation that becomes a prompt."""
+    """An order to render a conversation as a prompt."""
 
     messages: tuple[Message, ...]
-    tools: str = "[]"  # JSON, whose numbers may be of any size: a list of objects with the fields of a Tool
+    tools: str = "[]"  # a JSON list of objects with the fields of a Tool; its numbers may have any size
     effort: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The template is compiled."""
+    """The template was compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt."""
+    """A rendered prompt."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The template is no template; the message says why."""
+    """The template does not compile; the message gives the reason."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The template refuses the conversation, or fails on it; the message is for the caller."""
+    """The template rejects the conversation, or fails on it; the message is for the caller."""
 
     message: str
 

@@ -1,7 +1,7 @@
-"""Conversations as chat templates of single calls want them.
+"""Rewrites conversations for chat templates with limitations, without losing content.
 
-Such a template, gpt-oss's or that of Llama 3, looks at the first call of a message only. gpt-oss's further leaves out
-what a system says later on, and refuses a call behind both a thought and a text. Nothing of a conversation may be lost.
+The templates of gpt-oss and Llama 3 use only the first call of a message. That of gpt-oss also drops later system
+messages, and rejects a call after both reasoning and text.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _SYSTEM = ("system", "developer")
 
 
 def one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Messages of several calls as one message for each call, with the call's result behind it."""
+    """Splits messages with several calls into one message per call, each followed by its result."""
     return tuple(_split(messages))
 
 
 def with_one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Everything that systems and developers say in one message at the beginning."""
+    """Merges all system and developer messages into one at the beginning."""
     said = [message for message in messages if message.role in _SYSTEM]
     if not said:
         return messages
@@ -30,7 +30,7 @@ def with_one_system(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def with_thoughts_before_calls(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """What is said in front of a call as part of the thought there, where there is one."""
+    """Moves text before a call into the reasoning, if the message has reasoning."""
     return tuple(
         replace(message, reasoning=f"{message.reasoning}\n\n{message.content}", content="")
         if message.tool_calls and message.reasoning and message.content
@@ -51,7 +51,7 @@ def _split(messages: tuple[Message, ...]) -> Iterator[Message]:
         at += len(results)
         for call in calls:
             yield replace(message, tool_calls=(call,))
-            message = Message(role="assistant", content="")  # what was said and thought stands before the first
+            message = Message(role="assistant", content="")  # text and reasoning stay in the first message
             yield from (result for result in results if result.tool_call_id == call.id)
         called = {call.id for call in calls}
         yield from (result for result in results if result.tool_call_id not in called)

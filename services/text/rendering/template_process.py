@@ -1,4 +1,4 @@
-"""A model's chat template, seen from the service: compiled and rendered in a process of its own, which it may end."""
+"""The service's side of a renderer process, which compiles and renders one model's chat template."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from services.text.rendering.messages import (
 from services.worker.process import WorkerDied, WorkerProcess
 
 MODULE = "services.text.rendering"
-CPU_SECONDS = 5.0  # for a template, and for any conversation: long ones take a tenth
-ANSWER_SECONDS = 60.0  # of the clock; the process has its own, shorter limit of processor time
-TRIES = 2  # with processes that had ended while they waited
+CPU_SECONDS = 5.0  # for a template, and for each conversation; long ones need a tenth of it
+ANSWER_SECONDS = 60.0  # wall time; the process has a separate, shorter limit of processor time
+TRIES = 2  # attempts, if the process had ended while idle
 TOOL_FIELDS = ("name", "description", "parameters", "strict")
 LIMITS = "more processor time or memory than a template may have"
 
@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 
 
 class TemplateProcess:
-    """One model's template. A conversation that ends the process costs the next one its start, and no more."""
+    """One model's template. If a conversation ends the process, only the next one pays, by starting a new process."""
 
     def __init__(self, model_id: str, queue: int, cpu_seconds: float = CPU_SECONDS) -> None:
-        """At most `queue` conversations may wait for it, and each may take so much of the processor's time."""
+        """`queue`: the most conversations that may wait. `cpu_seconds`: the processor time limit of each."""
         self._model_id = model_id
         self._queue = queue
         self._cpu_seconds = cpu_seconds
@@ -49,19 +49,19 @@ class TemplateProcess:
         self._prepare: Prepare | None = None
         self._starting: asyncio.Task[WorkerProcess[FromRenderer]] | None = None
         self._tasks: set[asyncio.Task[Answer]] = set()
-        self.thinks = False  # whether the template knows how much to think; one that does not cannot be asked for it
+        self.thinks = False  # whether the template supports a reasoning effort; if not, requests must not set one
 
     def start(self) -> asyncio.Task[WorkerProcess[FromRenderer]]:
-        """Begins to start the process, so that `prepare` finds it there."""
+        """Starts the process in the background, before `prepare` needs it."""
         self._starting = self._starting or asyncio.create_task(_started(self._model_id))
         return self._starting
 
     async def prepare(self, source: str, *, bos: str, eos: str, add_bos: bool) -> None:
-        """Compiles the template; an empty one stands for the default template.
+        """Compiles the template; an empty one means the default template.
 
         Raises:
             ModelInvalid: it does not compile, or not within its limits.
-            Internal: no process starts here.
+            Internal: the process cannot be started.
         """
         order = Prepare(source=source, bos=bos, eos=eos, add_bos=add_bos, cpu_seconds=self._cpu_seconds)
         try:
@@ -75,13 +75,13 @@ class TemplateProcess:
     async def render(
         self, messages: tuple[Message, ...], tools: Sequence[Tool] = (), effort: ReasoningEffort = ""
     ) -> str:
-        """The prompt, up to where the assistant begins to speak. A caller who gives up stops nothing.
+        """Returns the prompt up to the start of the assistant's answer. Cancelling the call does not stop the renderer.
 
         Raises:
-            InvalidRequest: the template refuses the conversation (its own words), fails on it, or takes too much.
+            InvalidRequest: the template rejects the conversation (its message is quoted), fails, or exceeds a limit.
             Overloaded: too many conversations wait.
-            ModelNotReady: the model ends meanwhile.
-            Internal: no process starts here.
+            ModelNotReady: the model is closed during the call.
+            Internal: the process cannot be started.
         """
         if self._waiting >= self._queue:
             raise Overloaded(f"{self._waiting} prompts of {self._model_id} are being rendered: try again later")
@@ -98,14 +98,14 @@ class TemplateProcess:
         raise Internal(f"the renderer of {self._model_id} said {type(answer).__name__} in the place of a prompt")
 
     async def close(self) -> None:
-        """Ends the process at once, with whatever it is at."""
+        """Stops the process immediately, even while it renders."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._end()
 
     async def _apart(self, order: ToRenderer) -> Answer:
-        """The answer to an order, which goes on without its caller: the process must not be left in the middle."""
+        """Returns the answer to an order. The exchange survives its caller, so that the channel stays in sync."""
         task = asyncio.create_task(self._exchange(order))
         self._tasks.add(task)
         self._waiting += 1
@@ -114,7 +114,7 @@ class TemplateProcess:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled() and not is_cancelled():
-                # Its model ends, as when its worker has died: the next one has a renderer of its own.
+                # Its model was closed, for example because its worker died; the next one gets a new renderer.
                 raise ModelNotReady(f"{self._model_id} has just been ended; ask again") from None
             raise
 
@@ -122,7 +122,7 @@ class TemplateProcess:
         self._waiting -= 1
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller may be gone
+            task.exception()  # marks the exception as retrieved; the caller may be gone
 
     async def _exchange(self, order: ToRenderer) -> Answer:
         async with self._turn:
@@ -137,7 +137,7 @@ class TemplateProcess:
         raise AssertionError("the last try has raised")
 
     async def _process(self) -> WorkerProcess[FromRenderer]:
-        """The process, with its template in it once that is known."""
+        """Returns the process; a restarted one gets the template again."""
         again = self._starting is None
         try:
             process = await self.start()
@@ -172,6 +172,6 @@ class TemplateProcess:
 
 
 async def _started(model_id: str) -> WorkerProcess[FromRenderer]:
-    """A process that can take a template. Raises Internal where there is none."""
+    """Starts a process that is ready for a template. Raises Internal if that fails."""
     start = ConfinedStart(module=MODULE, messages=FromRenderer, name=model_id, kind="the renderer of prompts")
     return await start.run()

@@ -1,4 +1,4 @@
-"""Responses that are made while nobody waits: their turns, their heartbeat, and how a cancelled one is noticed."""
+"""Background responses: their generation, their heartbeat, and the detection of cancelled ones."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from services.text.responses.store import ResponseStore
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 8  # responses that one replica makes at the same time: callers who wait shall find places, too
-BEAT_SECONDS = 0.5  # also how long a cancelled response may go on
-AWAY_SECONDS = 30.0  # how long a response goes on whose store cannot be reached
-FLUSH_SECONDS = 0.1  # how long events wait for others, to be written together
+AT_ONCE = 8  # responses that one replica generates concurrently; the rest of its capacity is for foreground requests
+BEAT_SECONDS = 0.5  # also the longest time that a cancelled response keeps running
+AWAY_SECONDS = 30.0  # the longest time that a response keeps running while its store is unreachable
+FLUSH_SECONDS = 0.1  # the longest time that events are buffered before they are written together
 
 Running = Callable[[Response], AbstractAsyncContextManager[Run]]
 
 
 class Background:
-    """The responses that this process makes in the background."""
+    """The responses that this process generates in the background."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class Background:
         self._closing = False
 
     async def start(self, client: str, response: Response, given: Sequence[Item], running: Running) -> None:
-        """Keeps a queued response, and makes it as soon as there is a place. Raises Overloaded."""
+        """Stores a queued response and generates it when a slot is free. Raises Overloaded."""
         if self._closing:
             raise Internal("the service is being stopped")
         await self._store.add_background(client, response, given, self._runner)
@@ -55,12 +55,12 @@ class Background:
             self._beating = asyncio.create_task(self._beat())
 
     def stop(self, response_id: str) -> None:
-        """Stops making a response at once, if it is made here; its state is the store's business."""
+        """Stops a response immediately if this process generates it; the caller updates the store."""
         if job := self._jobs.get(response_id):
             job.task.cancel()
 
     async def close(self) -> None:
-        """Stops all; those that have not ended have failed."""
+        """Stops all responses; unfinished ones fail."""
         self._closing = True
         tasks = [job.task for job in self._jobs.values()]
         if self._beating:
@@ -71,7 +71,7 @@ class Background:
 
     async def _make(self, client: str, record: _Record, running: Running) -> None:
         started = time.monotonic()
-        keep_deadline(None)  # it was that of the call which only ordered the response
+        keep_deadline(None)  # drop the deadline of the call that ordered the response
         try:
             queued = record.response
             await record.take([Progress("created", queued), Progress("queued", queued)], queued)
@@ -102,7 +102,7 @@ class Background:
             try:
                 wanted = await self._store.beat(self._runner, [response_id for response_id, _ in jobs])
             except StoreUnavailable:
-                continue  # it has said so itself
+                continue  # the store has logged it
             except AllmError:
                 log.exception("the store of responses cannot be told that this process is alive")
                 continue
@@ -112,20 +112,20 @@ class Background:
 
 
 class _Job(NamedTuple):
-    """A response that is made here."""
+    """A response that this process generates."""
 
     task: asyncio.Task[None]
     record: _Record
 
 
 class _Record:
-    """Writes down what becomes of one response, not more often than somebody could follow.
+    """Writes the events and the state of one response to the store, at most once per FLUSH_SECONDS.
 
-    A store that cannot be reached may come back: until then what is made waits here, for AWAY_SECONDS at most.
+    If the store is unreachable, it buffers them for at most AWAY_SECONDS.
     """
 
     def __init__(self, store: ResponseStore, response: Response) -> None:
-        self.response = response  # as it is by now
+        self.response = response  # its current state
         self._store = store
         self._status = ""
         self._events: list[Event] = []
@@ -134,9 +134,9 @@ class _Record:
         self._away_since: float | None = None
 
     async def take(self, events: Sequence[Event], response: Response, *, wait: bool = True) -> bool:
-        """Notes events and the state that they have led to. False: nobody wants them any more.
+        """Records events and the state after them. Returns False if the response was cancelled or deleted.
 
-        Where the store is away, `wait` says whether the end waits for it. Raises StoreUnavailable.
+        If the store is unreachable, `wait` decides if the end waits for it. Raises StoreUnavailable.
         """
         self.response = response
         if response.asked.streamed:
@@ -153,12 +153,12 @@ class _Record:
                 if not wait or now - self._away_since > AWAY_SECONDS:
                     raise
                 self._next_write = now + BEAT_SECONDS
-                if response.running:  # more is coming, and brings this along
+                if response.running:  # the next events are written together with these
                     return True
                 await asyncio.sleep(BEAT_SECONDS)
 
     async def fail(self, failure: Failure, *, wait: bool = True) -> None:
-        """Ends the response with an error. Where that cannot be kept, it will be found to be nobody's."""
+        """Ends the response with an error. If the store does not accept it, the response becomes an orphan."""
         failed = msgspec.structs.replace(self.response, status="failed", failure=failure)
         try:
             await self.take([Progress("failed", failed)], failed, wait=wait)

@@ -1,4 +1,4 @@
-"""What happens while a response is made. The place of an event in its stream is its sequence number."""
+"""The events of a response. The sequence number of an event is its position in the stream."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from services.text.responses.response import Response
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """The response has come to `step`; each of the last three ends the stream."""
+    """The response has reached `step`; each of the last three steps ends the stream."""
 
     step: Literal["created", "queued", "in_progress", "completed", "incomplete", "failed"]
     response: Response
 
 
 class ItemAdded(msgspec.Struct, frozen=True, tag=True):
-    """An item of the output begins, as yet empty."""
+    """An output item begins; it is still empty."""
 
     index: int  # in the output
     item: Item
 
 
 class ItemDone(msgspec.Struct, frozen=True, tag=True):
-    """An item of the output is whole, or was cut off."""
+    """An output item is complete, or was cut off."""
 
     index: int
     item: Item
 
 
 class PartAdded(msgspec.Struct, frozen=True, tag=True):
-    """The content of a message or of thoughts begins. Either has one part here."""
+    """The content of a message or of reasoning begins. Each has exactly one part here."""
 
     index: int
     item: Item
 
 
 class PartDone(msgspec.Struct, frozen=True, tag=True):
-    """The content of a message or of thoughts is whole; `item` holds it."""
+    """The content of a message or of reasoning is complete; `item` holds it."""
 
     index: int
     item: Item
 
 
 class Delta(msgspec.Struct, frozen=True, tag=True):
-    """More of an item: of a message's text, of thoughts, or of a call's arguments."""
+    """More text of an item: of a message, of reasoning, or of a call's arguments."""
 
     index: int
     kind: Literal["text", "reasoning", "arguments"]
@@ -57,7 +57,7 @@ class Delta(msgspec.Struct, frozen=True, tag=True):
 
 
 class DeltaDone(msgspec.Struct, frozen=True, tag=True):
-    """All that the deltas of an item came to."""
+    """The concatenated deltas of an item."""
 
     index: int
     kind: Literal["text", "reasoning", "arguments"]

@@ -1,6 +1,6 @@
-"""Items: what a response is given and what it answers.
+"""The input and output items of a response.
 
-They are kept in the store as they are, so a field may be added, with a default, but never changed.
+The store keeps them in this form: a new field needs a default, and existing fields must never change.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Speaker = Literal["system", "developer", "user", "assistant"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of a message's content."""
+    """A part of a message's content."""
 
     text: str
-    refusal: bool = False  # whether it is how the assistant declined
+    refusal: bool = False  # True for a refusal of the assistant
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
-    """Something said."""
+    """A message."""
 
     id: str
     role: Speaker
@@ -34,7 +34,7 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
-    """What the model thought."""
+    """The reasoning of the model."""
 
     id: str
     text: str
@@ -43,7 +43,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
 
 
 class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
-    """A call of a tool by the model."""
+    """A tool call by the model."""
 
     id: str
     call_id: str
@@ -53,7 +53,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_
 
 
 class FunctionOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
-    """What a tool gave back."""
+    """The result of a tool call."""
 
     id: str
     call_id: str
@@ -65,11 +65,11 @@ Item = MessageItem | ReasoningItem | FunctionCallItem | FunctionOutputItem
 
 
 class ItemReference(msgspec.Struct, frozen=True, kw_only=True):
-    """In a request, stands for an item of a stored response."""
+    """A reference, in a request, to an item of a stored response."""
 
     id: str
 
 
 def new_id(kind: Literal["resp", "msg", "rs", "fc", "fco"]) -> str:
-    """A fresh id of a response, message, thought, call or output. Nobody can guess another's."""
+    """Returns a new unguessable id for a response, message, reasoning, call or call output."""
     return f"{kind}_{secrets.token_hex(24)}"

@@ -1,4 +1,4 @@
-"""From what the chat core tells of an answer to the items of a response's output, and the events of their coming."""
+"""Converts the chat core's events to output items of a response and their events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = Literal["text", "reasoning", "arguments"]
 
 @dataclass(slots=True)
 class _Open:
-    """The item that the model is at."""
+    """The item that the model is writing."""
 
     kind: Kind
     id: str
@@ -43,16 +43,16 @@ class _Open:
 
 
 class Output:
-    """The output of one response. `items` holds those that are done."""
+    """The output of one response. `items` holds the finished items."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self._open: _Open | None = None
-        # White space before anything is said: it is part of a message only if text follows.
+        # Leading white space: it belongs to a message only if text follows.
         self._held: list[TextDelta] = []
 
     def take(self, event: ChoiceEvent) -> list[Event]:
-        """The events for one of the chat core's."""
+        """Returns the events for one event of the chat core."""
         if isinstance(event, TextDelta):
             return self._text(event)
         if isinstance(event, ReasoningDelta):
@@ -66,7 +66,7 @@ class Output:
         return self.end("incomplete" if event.reason == "length" else "completed")
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """Closes what is open. An answer that came to nothing is an empty message, unless it was cut off."""
+        """Closes the open item. An empty answer becomes an empty message, unless it was cut off."""
         events: list[Event] = []
         if not self.items and self._open is None and (status == "completed" or self._held):
             events += self._turn_to("text", "msg")
@@ -95,7 +95,7 @@ class Output:
     def _turn_to(
         self, kind: Kind, prefix: Literal["msg", "rs", "fc"], call_id: str = "", name: str = ""
     ) -> list[Event]:
-        """Closes what is open and opens another item."""
+        """Closes the open item and opens another one."""
         events = self._close("completed")
         opened = self._open = _Open(kind, new_id(prefix), call_id, name)
         item = opened.item("in_progress")

@@ -1,4 +1,4 @@
-"""How responses, items and events are written down: as JSON, the same in every store."""
+"""The JSON encoding of responses, items and events, which all stores share."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ event_of = msgspec.json.Decoder[Event](Event).decode
 
 
 def body_of(response: Response) -> bytes:
-    """A response without its output: items are kept apart, so that each is written once."""
+    """Encodes a response without its output: items are stored separately, so that each is written once."""
     return encode(msgspec.structs.replace(response, output=()))

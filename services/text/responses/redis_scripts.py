@@ -1,19 +1,21 @@
-"""What Redis does with stored responses, in Lua: each script is one transaction, and doing it twice is doing it once.
+"""Lua scripts for stored responses in Redis. Each script is one transaction and is idempotent.
 
-Keys, all behind `allm:1:`, the 1 for this layout. Names in them are counted, so that none can be mistaken for another:
+Keys start with `allm:1:`; the 1 is the version of this layout. Names in keys carry their length, which keeps keys
+unambiguous:
 
     response:ID          hash: client, previous, expires, status, runner, heartbeat, background, bytes, body (JSON
-                         without the output), given and told (the ids of its items), failure (of one that is nobody's)
+                         without the output), given and told (the ids of its input and output items), failure (of an
+                         orphan)
     input:ID, output:ID  lists of items, JSON
-    events:ID            list of events, JSON: the place is the sequence number
-    of:CLIENT            sorted set of the client's responses by the time at which they expire
-    sizes:CLIENT         hash: bytes of each; size:CLIENT is their sum
-    running:CLIENT       set of those that run in the background
-    item:CLIENT:ITEM     sorted set of responses that have an item of that id, by the time they were made
+    events:ID            list of events, JSON: the index is the sequence number
+    of:CLIENT            sorted set of the client's responses by expiry time
+    sizes:CLIENT         hash: bytes of each response; size:CLIENT is their sum
+    running:CLIENT       set of the responses that run in the background
+    item:CLIENT:ITEM     sorted set of the responses that contain the item, by creation time
     clients              set of all clients
 
-Every key of a response expires by itself; what counts them is mended when the client's are swept. Times are Redis' own,
-so that the clocks of the replicas' hosts do not matter; ARGV[1] is another time, in tests, or empty.
+Every key of a response expires by itself; sweeping a client corrects its counters. Scripts use the clock of Redis, so
+the clocks of the replicas' hosts do not matter; ARGV[1] overrides it in tests and is empty otherwise.
 """
 
 from __future__ import annotations
@@ -113,8 +115,8 @@ local function whole(id)
 end
 """
 
-# client, id, previous, created, expires, status, runner, background, body, ids of the input, of the output, how many
-# items the input has, the most that may run (0: it does not run in the background), seconds to staleness, items
+# client, id, previous, created, expires, status, runner, background, body, ids of input items, ids of output items,
+# number of input items, limit of running responses (0: not in the background), seconds until stale, items
 ADD = f"""{_PRELUDE}
 local client, id, previous, created, expires, status, runner, background, body, given, told = unpack(ARGV, 2, 12)
 local count, most, stale = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
@@ -152,7 +154,7 @@ grow(client, id, size, ttl)
 return {{'kept', size}}
 """
 
-# client, id, seconds to staleness, why one that is nobody's has failed
+# client, id, seconds until stale, failure of an orphan
 GET = f"""{_PRELUDE}
 local client, id = ARGV[2], ARGV[3]
 local found = find(client, id)
@@ -182,7 +184,7 @@ end
 return whole(id)
 """
 
-# client, id, which list of it, its first place, its last
+# client, id, kind of list, first index, last index
 LOOK = f"""{_PRELUDE}
 if not find(ARGV[2], ARGV[3]) then return {{'none'}} end
 local answer = {{'found'}}
@@ -190,7 +192,7 @@ for _, text in ipairs(redis.call('LRANGE', key(ARGV[4], ARGV[3]), ARGV[5], ARGV[
 return answer
 """
 
-# client, id of an item
+# client, item id
 ITEM = f"""{_PRELUDE}
 local client, name = ARGV[2], ARGV[3]
 local places = key('item', client, name)
@@ -208,7 +210,7 @@ end
 return {{'none'}}
 """
 
-# client, id, most responses, most bytes
+# client, maximum number of responses, maximum bytes
 CONVERSATION = f"""{_PRELUDE}
 local client, current = ARGV[2], ARGV[3]
 local chain, size = {{}}, 0
@@ -231,7 +233,7 @@ end
 return answer
 """
 
-# id, status, body, ids of the output, the first event's place, how many items the output has, items, events
+# id, status, body, ids of output items, index of the first event, number of output items, items, events
 ADVANCE = f"""{_PRELUDE}
 local id, status, body, told = unpack(ARGV, 2, 5)
 local first, count = tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -254,7 +256,7 @@ if not is_running(status) then redis.call('SREM', key('running', client), id) en
 return 1
 """
 
-# runner, ids of what it makes
+# runner, ids of the responses that it generates
 BEAT = f"""{_PRELUDE}
 local wanted = {{}}
 for at = 3, #ARGV do
@@ -268,7 +270,7 @@ end
 return wanted
 """
 
-# client, most responses, most bytes, how many to delete at once
+# client, maximum number of responses, maximum bytes, maximum number of deletions
 SWEEP = f"""{_PRELUDE}
 local client, most, most_bytes, left = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local mine, swept = key('of', client), 0

@@ -1,7 +1,7 @@
-"""Stored responses in Redis, which the text replicas of many hosts share.
+"""Stored responses in Redis, which text replicas on many hosts share.
 
-One Redis or Valkey (or a primary with its replicas), no cluster: the scripts make up their keys. What it keeps over its
-own restarts is its own business (`appendonly yes`).
+Supports one Redis or Valkey server (or a primary with replicas) but no cluster, because the scripts compute their keys.
+Persistence across restarts is configured in Redis (`appendonly yes`).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from services.text.responses.response import Response, Status
 
 log = logging.getLogger(__name__)
 
-CALL_SECONDS = 5.0  # of one call, all told
+CALL_SECONDS = 5.0  # for one call, with retries
 CONNECT_SECONDS = 2.0
 CONNECTIONS = 32
-CLIENTS_AT_ONCE = 100  # of a sweep
-MAX_PLACE = 2**53  # in a list, which callers name: beyond it is nothing
-WARN_SECONDS = 60.0  # between two lines of the log that say the same
+CLIENTS_AT_ONCE = 100  # clients per SSCAN call of a sweep
+MAX_PLACE = 2**53  # cap for list indexes that callers supply; no list is that long
+WARN_SECONDS = 60.0  # between two log lines about the same problem
 
 _ORPHANED = encode(store.ORPHANED)
 
 
 class RedisResponseStore:
-    """See ResponseStore. `clock` tells seconds since 1970; None: Redis' own clock, which all replicas share."""
+    """See ResponseStore. `clock` returns seconds since 1970; None means the clock of Redis, which replicas share."""
 
     def __init__(self, url: str, days: float, clock: Callable[[], float] | None = None) -> None:
-        """Connects when it is first needed. Raises SettingError where the URL says what redis-py does not know."""
-        retry: Any = Retry(NoBackoff(), 1, supported_errors=(ConnectionError,))  # a connection that Redis has closed
+        """Connects on first use. Raises SettingError if redis-py does not support an option of the URL."""
+        retry: Any = Retry(NoBackoff(), 1, supported_errors=(ConnectionError,))  # for connections that Redis has closed
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
@@ -57,7 +57,7 @@ class RedisResponseStore:
                 client_name="allm",
             )
         except (ValueError, TypeError):
-            # The reason might quote the URL, and with it the password.
+            # No cause: its message might quote the URL with the password.
             raise SettingError("ALLM_REDIS_URL", "...", "a URL whose options the redis package knows") from None
         self._redis = Redis(connection_pool=pool)
         self._where = _place(url)
@@ -74,7 +74,7 @@ class RedisResponseStore:
         self._beat, self._sweep = map(register, (redis_scripts.BEAT, redis_scripts.SWEEP))
 
     async def close(self) -> None:
-        """Gives up the connections."""
+        """Closes the connections."""
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
@@ -82,7 +82,7 @@ class RedisResponseStore:
         """See ResponseStore."""
         await self._call(self._redis.ping)
 
-    # --- what callers do
+    # --- client operations
 
     async def add(self, client: str, response: Response, given: Sequence[Item]) -> None:
         """See ResponseStore."""
@@ -128,7 +128,7 @@ class RedisResponseStore:
             raise store.too_long()
         return tuple(map(item_of, found))
 
-    # --- what is made in the background
+    # --- background responses
 
     async def add_background(self, client: str, response: Response, given: Sequence[Item], runner: str) -> None:
         """See ResponseStore."""
@@ -150,10 +150,10 @@ class RedisResponseStore:
         found = await self._run(self._look, client, response_id, "events", first, first + limit - 1)
         return list(enumerate(map(event_of, _there(found, response_id)), first))
 
-    # --- what is forgotten
+    # --- cleanup
 
     async def sweep(self) -> int:
-        """See ResponseStore. What has expired goes by itself; this is about what is counted, and about too many."""
+        """See ResponseStore. Redis expires old responses itself; this corrects counters and enforces the limits."""
         self._written = swept = 0
         cursor = 0
         limits = (store.MAX_STORED, store.MAX_STORED_BYTES, store.SWEPT_AT_ONCE)
@@ -166,7 +166,7 @@ class RedisResponseStore:
             if not cursor:
                 return swept
 
-    # --- inside
+    # --- internals
 
     async def _keep(self, client: str, response: Response, given: Sequence[Item], *, runner: str, most: int) -> None:
         asked = response.asked
@@ -184,7 +184,7 @@ class RedisResponseStore:
         return await self._call(lambda: script(args=(now, *values)))
 
     async def _call(self, ask: Callable[[], Any]) -> Any:
-        """Raises StoreUnavailable, without what Redis said: that could quote what it was sent."""
+        """Raises StoreUnavailable without the message of Redis, which could quote the data sent to it."""
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 return await ask()
@@ -197,19 +197,19 @@ class RedisResponseStore:
 
 
 def _problem(error: Exception) -> str:
-    """What an operator can act on."""
+    """Describes an error so that an operator can act on it."""
     if isinstance(error, AuthenticationError | AuthorizationError):
         return "Redis refuses the user or the password"
     if isinstance(error, ConnectionError | OSError) and not isinstance(error, TimeoutError):
         return "Redis cannot be reached, or is still starting"
     if isinstance(error, ResponseError):
-        word = str(error).split(" ", 1)[0]  # the kind, where redis-py knows no class for it: MISCONF, WRONGTYPE
+        word = str(error).split(" ", 1)[0]  # the error prefix for which redis-py has no class: MISCONF, WRONGTYPE
         return f"Redis answers {word if word.isupper() else type(error).__name__}"
     return f"Redis has not answered within {CALL_SECONDS:g} seconds"
 
 
 def _place(url: str) -> str:
-    """Where a URL points to, without user, password and options."""
+    """Returns the host and port, or the socket path, of a URL, without user, password and options."""
     parts = urlsplit(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
 
@@ -221,7 +221,7 @@ def _there(found: list[bytes], response_id: str) -> list[bytes]:
 
 
 def _response(found: list[bytes], response_id: str) -> Response:
-    """What GET has found: what changes without its maker stands beside the body."""
+    """Builds a response from the result of GET. Fields that the store changes itself are separate from the body."""
     body, status, failure, *output = _there(found, response_id)
     response = response_of(body)
     known: Status = msgspec.convert(status.decode(), Status)

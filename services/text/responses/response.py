@@ -1,4 +1,4 @@
-"""A response, and how it was asked for: the one record that both wire formats print and the store keeps."""
+"""A response and its settings: the record that both wire formats encode and the store keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNNING: tuple[Status, ...] = ("queued", "in_progress")
 
 
 class OutputName(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller calls the shape of the answer; it only comes back."""
+    """The caller's name and description of the output format; they are only returned."""
 
     name: str = "response"
     description: str | None = None
@@ -24,7 +24,7 @@ class OutputName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """How a response is made, besides its model and input. The last lines only come back to the caller."""
+    """The settings of a response, except model and input. The last group of fields is only returned to the caller."""
 
     instructions: str | None = None
     sampling: SamplingParams = SamplingParams()
@@ -32,35 +32,35 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     output: OutputFormat = OutputFormat()
-    logprobs: int | None = None  # None: off; else how many of the likeliest tokens to tell beside each
+    logprobs: int | None = None  # None: off; otherwise the number of top alternatives to return per token
     reasoning_effort: ReasoningEffort = ""
     previous_response_id: str | None = None
-    store: bool | None = None  # None in a request only: as the operator says
+    store: bool | None = None  # None only in a request: the operator's setting decides
     background: bool = False
-    streamed: bool = False  # in the background: whether its events are kept, for whoever follows
-    shorten: bool = False  # whether the oldest turns may be left out where the conversation does not fit
-    prompt_cache_key: str | None = None  # what the caller calls the session, so that its prefix stays in the cache
+    streamed: bool = False  # background only: events are stored for later streaming
+    shorten: bool = False  # drop the oldest turns if the conversation does not fit
+    prompt_cache_key: str | None = None  # the caller's name for the session, so that its prefix stays in the cache
 
     output_name: OutputName = OutputName()
-    summary: str | None = None  # of thoughts
-    max_tool_calls: int | None = None  # counts tools that run here, of which there are none
+    summary: str | None = None  # of reasoning
+    max_tool_calls: int | None = None  # limits server-side tools, of which this server has none
     metadata: dict[str, str] = {}
     safety_identifier: str | None = None
     user: str | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a response failed; `code` is one of the ten."""
+    """The reason why a response failed; `code` is one of the ten error codes."""
 
     code: str
     message: str
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A response as it is at some time."""
+    """A snapshot of a response."""
 
     id: str
-    model: str  # the model's own id
+    model: str  # the model's id, not an alias
     created: float  # seconds since 1970
     asked: Asked
     status: Status = "in_progress"
@@ -68,11 +68,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     output: tuple[Item, ...] = ()
     usage: Usage | None = None
     failure: Failure | None = None
-    incomplete: str | None = None  # why
+    incomplete: str | None = None  # the reason
 
     @property
     def running(self) -> bool:
-        """Whether more is to come."""
+        """True until the response has ended."""
         return self.status in RUNNING
 
 
@@ -85,5 +85,5 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def failure_of(error: AllmError) -> Failure:
-    """What a response that ends with an error tells of it."""
+    """Converts an error to the failure of a response."""
     return Failure(code=error.code, message=error.message)

@@ -1,4 +1,4 @@
-"""Responses: items in, a response out, kept for who asked. The core that both wire formats call."""
+"""The core of the Responses API, which both wire formats call: generates responses and stores them for the client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from services.text.running_answer import ChoiceEvent
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 3600.0
-FOLLOW_SECONDS = 0.1  # between two looks for new events of a response in the background
+FOLLOW_SECONDS = 0.1  # between two polls for new events of a background response
 FOLLOWED_AT_ONCE = 256  # events
 OFF = "this server keeps no responses (ALLM_STORE=off)"
 
@@ -45,7 +45,7 @@ Told = list[tuple[int, ChoiceEvent]]
 
 
 class Responses:
-    """Makes responses with the chat core; without a store it keeps none. Close it."""
+    """Generates responses with the chat core; without a store it keeps none. The caller must close it."""
 
     def __init__(self, chat: Chat, store: ResponseStore | None) -> None:
         self._chat = chat
@@ -54,7 +54,7 @@ class Responses:
         self._sweeping = asyncio.create_task(self._sweep(store)) if store else None
 
     async def close(self) -> None:
-        """Ends what is made in the background, and closes the store."""
+        """Stops all background responses and closes the store."""
         if self._sweeping:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
@@ -64,17 +64,18 @@ class Responses:
             await self._store.close()
 
     async def model_id(self, name: str) -> str:
-        """The id behind an id or alias. Raises ModelNotFound."""
+        """Resolves an id or alias to the model id. Raises ModelNotFound."""
         return await self._chat.model_id(name)
 
     @asynccontextmanager
     async def run(self, request: ResponseRequest, client: str) -> AsyncIterator[Run]:
-        """Makes a response as long as the block runs; leaving it early stops the model and keeps nothing.
+        """Generates a response while the block runs; leaving it early stops the model and stores nothing.
 
         Raises:
-            ResponseNotFound: what it continues, or an item that it names, is not there.
-            StoreUnavailable: it is to be kept, or continues one that is, and the store cannot be reached.
-            Others as `Chat.complete`; where the first token needs waiting for, what happens until then is raised, too.
+            ResponseNotFound: the previous response does not exist.
+            InvalidRequest: a referenced item does not exist, or the request is invalid.
+            StoreUnavailable: the request needs the store, which is unreachable.
+            Others as `Chat.complete`, and any error before the first token.
         """
         request = self._admit(request)
         store = self._store if request.asked.store else None
@@ -89,13 +90,13 @@ class Responses:
                     try:
                         await store.add(client, ended, given)
                     except StoreUnavailable as error:
-                        # As UNAVAILABLE the gateway would have another replica make it once more.
+                        # Not UNAVAILABLE: the gateway would retry, and another replica would generate it again.
                         raise Internal(error.message) from error
 
             yield Run(response, completion, first, keep)
 
     async def start(self, request: ResponseRequest, client: str) -> Response:
-        """Has a response made in the background; gives it as it is queued. Raises as `run`, and Overloaded."""
+        """Starts a response in the background and returns it as queued. Raises as `run`, and Overloaded."""
         request = self._admit(request)
         if self._background is None:
             raise AssertionError("_admit refuses it")
@@ -109,7 +110,7 @@ class Responses:
         @asynccontextmanager
         async def running(begun: Response) -> AsyncIterator[Run]:
             async def keep(_: Response) -> None:
-                """Whoever follows the run keeps all that it comes to."""
+                """Does nothing: `Background` stores the result."""
 
             async with self._answering(chat, client, shorten=request.asked.shorten) as (completion, first):
                 yield Run(begun, completion, first, keep, opening=("in_progress",))
@@ -118,24 +119,24 @@ class Responses:
         return response
 
     async def count(self, request: ResponseRequest, client: str) -> int:
-        """How many tokens the model would be given. Raises as `run`."""
+        """Counts the tokens of the prompt. Raises as `run`."""
         _, chat = await self._prepare(request, client)
         return await self._chat.count(chat, client)
 
-    # --- what is stored
+    # --- stored responses
 
     async def get(self, response_id: str, client: str) -> Response:
-        """A stored response as it is now. Raises ResponseNotFound."""
+        """Returns the current state of a stored response. Raises ResponseNotFound."""
         return await self._kept().get(client, response_id)
 
     async def delete(self, response_id: str, client: str) -> None:
-        """Forgets a stored response, and stops making it. Raises ResponseNotFound."""
+        """Deletes a stored response and stops its generation. Raises ResponseNotFound."""
         await self._kept().delete(client, response_id)
         if self._background:
             self._background.stop(response_id)
 
     async def cancel(self, response_id: str, client: str) -> Response:
-        """Cancels a response in the background. Raises ResponseNotFound, and InvalidRequest where it is not in it."""
+        """Cancels a background response. Raises ResponseNotFound, or InvalidRequest if it is a synchronous one."""
         response = await self._kept().cancel(client, response_id)
         if self._background and response.status == "cancelled":
             self._background.stop(response_id)
@@ -144,11 +145,11 @@ class Responses:
     async def input_items(
         self, response_id: str, client: str, *, newest_first: bool, after: str, limit: int
     ) -> tuple[list[Item], bool]:
-        """A page of what a response was given, and whether there is more.
+        """Returns a page of a response's input items, and True if more follow.
 
         Raises:
-            ResponseNotFound: there is none.
-            InvalidRequest: the limit is out of bounds, or there is no such item.
+            ResponseNotFound: the response does not exist.
+            InvalidRequest: the limit is out of bounds, or the item `after` does not exist.
         """
         if not 1 <= limit <= 100:
             raise InvalidRequest(f"'limit' must be 1 to 100, not {limit}.", param="limit")
@@ -164,15 +165,15 @@ class Responses:
         return items[start : start + limit], len(items) > start + limit
 
     async def follow(self, response_id: str, client: str, after: int = -1) -> AsyncIterator[list[tuple[int, Event]]]:
-        """The events of a response in the background beyond one, with their numbers, until it has ended.
+        """Yields the numbered events of a background response after event `after`, until the response has ended.
 
         Raises:
-            ResponseNotFound: it is not, or no longer, there.
-            InvalidRequest: its events are not kept.
+            ResponseNotFound: the response does not exist, or was deleted.
+            InvalidRequest: its events are not stored.
         """
         store = self._kept()
         while True:
-            response = await store.get(client, response_id)  # before its events: so none can be missed
+            response = await store.get(client, response_id)  # read before its events, so that none is missed
             if not response.asked.streamed:
                 message = "Only a response that was made with 'background' and 'stream' can be streamed later."
                 raise InvalidRequest(message, param="stream")
@@ -183,13 +184,13 @@ class Responses:
                 if isinstance(told[-1][1], Progress) and told[-1][1].step in ("completed", "incomplete", "failed"):
                     return
             elif not response.running:
-                if response.status == "failed":  # its replica is gone, and could not say so
+                if response.status == "failed":  # its replica died before it could store the event
                     yield [(after + 1, Progress("failed", response))]
                 return
             else:
                 await asyncio.sleep(FOLLOW_SECONDS)
 
-    # --- inside
+    # --- internals
 
     def _kept(self) -> ResponseStore:
         if self._store is None:
@@ -197,7 +198,7 @@ class Responses:
         return self._store
 
     def _admit(self, request: ResponseRequest) -> ResponseRequest:
-        """The request with `store` decided. Raises Unsupported for what needs a store that there is not."""
+        """Returns the request with `store` resolved. Raises Unsupported if the request needs a missing store."""
         asked = request.asked
         if self._store is None:
             wanted = {"store": asked.store, "background": asked.background}
@@ -210,7 +211,7 @@ class Responses:
         return msgspec.structs.replace(request, asked=msgspec.structs.replace(asked, store=store))
 
     async def _prepare(self, request: ResponseRequest, client: str) -> tuple[tuple[Item, ...], ChatRequest]:
-        """The new items, and what the chat core is asked, checked."""
+        """Returns the new items, and the checked request for the chat core."""
         asked = request.asked
         if len(request.input) > limits.MAX_MESSAGES:
             message = f"'input' has {len(request.input)} items; at most {limits.MAX_MESSAGES} are allowed."
@@ -220,7 +221,7 @@ class Responses:
             if self._store is None:
                 raise Unsupported(f"'previous_response_id' is not possible: {OFF}", param="previous_response_id")
             before = await self._store.conversation(client, asked.previous_response_id)
-            if current_caller().identity.models:  # what a model said is not for a key that may not use it any more
+            if current_caller().identity.models:  # a key must not read the output of a model that it may no longer use
                 self._chat.check_allowed((await self._store.get(client, asked.previous_response_id)).model)
         given = tuple([await self._resolved(item, client) for item in request.input])
         if not given and not before:
@@ -252,7 +253,7 @@ class Responses:
     async def _answering(
         self, chat: ChatRequest, client: str, *, shorten: bool
     ) -> AsyncIterator[tuple[Completion, Told]]:
-        """A completion that has begun to tell; of what does not fit, where that is wished, without its oldest turns."""
+        """Yields a completion with its first events. `shorten` drops the oldest turns until the conversation fits."""
         shorter = shortened(chat.messages) if shorten else iter(())
         while True:
             async with AsyncExitStack() as stack:
@@ -270,7 +271,7 @@ class Responses:
 
     async def _sweep(self, store: ResponseStore) -> None:
         while True:
-            with contextlib.suppress(AllmError):  # the next request tells the caller, and the log
+            with contextlib.suppress(AllmError):  # the next request reports the error to its caller and to the log
                 swept = await store.sweep()
                 log.log(logging.INFO if swept else logging.DEBUG, "stored responses deleted", extra={"count": swept})
             await asyncio.sleep(SWEEP_SECONDS)

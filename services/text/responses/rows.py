@@ -1,4 +1,4 @@
-"""The tables of stored responses, and what is read from and written to them inside a transaction."""
+"""The SQLite tables of stored responses, and the reads and writes within a transaction."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RUNNING = "status IN ('queued', 'in_progress')"
 
 
 class Row(NamedTuple):
-    """A stored response, and what only the store knows of it."""
+    """A stored response with the columns that only the store uses."""
 
     response: Response  # without its output
     runner: str
@@ -66,7 +66,7 @@ def insert(
     runner: str = "",
     heartbeat: float = 0.0,
 ) -> int:
-    """Adds a response with its input and output; gives their size in bytes."""
+    """Inserts a response with its input and output. Returns their size in bytes."""
     body = body_of(response)
     connection.execute(
         "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -88,7 +88,7 @@ def insert(
 
 
 def update(connection: sqlite3.Connection, response: Response) -> None:
-    """Gives a response the state, and any output, that it has come to."""
+    """Updates a response's state and inserts its output, if any."""
     connection.execute(
         "UPDATE responses SET status = ?, body = ? WHERE id = ?", (response.status, body_of(response), response.id)
     )
@@ -96,7 +96,7 @@ def update(connection: sqlite3.Connection, response: Response) -> None:
 
 
 def find(connection: sqlite3.Connection, client: str, response_id: str, now: float) -> Row | None:
-    """A response, if that client has it and its time is not over."""
+    """Returns a response if the client owns it and it has not expired."""
     found = connection.execute(
         "SELECT body, runner, heartbeat FROM responses WHERE id = ? AND client = ? AND expires > ?",
         (response_id, client, now),
@@ -105,7 +105,7 @@ def find(connection: sqlite3.Connection, client: str, response_id: str, now: flo
 
 
 def items(connection: sqlite3.Connection, response_id: str, side: int | None = None) -> tuple[Item, ...]:
-    """Items of a response, in order; without `side` the input and then the output."""
+    """Returns the items of a response in order; without `side`, the input and then the output."""
     found = connection.execute(
         "SELECT body FROM items WHERE response = ? AND side >= ? AND side <= ? ORDER BY side, position",
         (response_id, INPUT if side is None else side, OUTPUT if side is None else side),
@@ -114,7 +114,7 @@ def items(connection: sqlite3.Connection, response_id: str, side: int | None = N
 
 
 def item(connection: sqlite3.Connection, client: str, item_id: str, now: float) -> Item | None:
-    """The item of that id that the client's latest response has."""
+    """Returns the item with that id from the client's latest response that has it."""
     found = connection.execute(
         "SELECT items.body FROM items JOIN responses ON responses.id = items.response "
         "WHERE items.id = ? AND client = ? AND expires > ? ORDER BY created DESC LIMIT 1",
@@ -124,7 +124,7 @@ def item(connection: sqlite3.Connection, client: str, item_id: str, now: float) 
 
 
 def add_events(connection: sqlite3.Connection, response_id: str, first: int, told: Iterable[Event]) -> None:
-    """Keeps events, for those who follow from elsewhere. Those that are there already stay."""
+    """Stores events for clients that follow the response. Existing events are not replaced."""
     connection.executemany(
         "INSERT OR IGNORE INTO events VALUES (?, ?, ?)",
         [(response_id, position, encode(event)) for position, event in enumerate(told, first)],
@@ -132,7 +132,7 @@ def add_events(connection: sqlite3.Connection, response_id: str, first: int, tol
 
 
 def events(connection: sqlite3.Connection, response_id: str, after: int, limit: int) -> Iterator[tuple[int, Event]]:
-    """Kept events of a response beyond a position, with their positions."""
+    """Returns the stored events of a response after a position, with their positions."""
     found = connection.execute(
         "SELECT position, body FROM events WHERE response = ? AND position > ? ORDER BY position LIMIT ?",
         (response_id, after, limit),

@@ -1,4 +1,4 @@
-"""A response that is being made: the chat core's answer in, the response's events out, and its last state kept."""
+"""A running response: converts the chat core's answer to events and stores the final state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Keep = Callable[[Response], Awaitable[None]]
 
 
 class Run:
-    """One running response. `response` is what it has come to."""
+    """One running response. `response` is its current state."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Run:
         keep: Keep,
         opening: Sequence[Literal["created", "in_progress"]] = ("created", "in_progress"),
     ) -> None:
-        """`first`: what the completion has told already; `keep` is given the last state before anybody else."""
+        """`first`: events that the completion has already produced; `keep` stores the final state before it is sent."""
         self.response = response
         self.failure: AllmError | None = None
         self._completion = completion
@@ -40,7 +40,7 @@ class Run:
         self._output = Output()
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """All events, those together that are ready together. What goes wrong on the way is the last of them."""
+        """Yields all events in batches of those that are ready together. An error becomes the last event."""
         batch: list[Event] = [Progress(step, self.response) for step in self._opening]
         while True:
             try:
@@ -53,7 +53,7 @@ class Run:
             batch = []
 
     async def whole(self) -> Response:
-        """Waits for the end. Raises what went wrong."""
+        """Waits for the end and returns the response. Raises the error of a failed response."""
         async for _ in self.events():
             pass
         if self.failure:
@@ -72,7 +72,7 @@ class Run:
             ended = self._ended("incomplete", usage=usage, incomplete="max_output_tokens")
         else:
             ended = self._ended("completed", usage=usage, completed=time.time())
-        await self._keep(ended)  # first: whoever hears of the end may continue from it at once
+        await self._keep(ended)  # before the final event: its receiver may continue from the response immediately
         self.response = ended
         batch.append(Progress("incomplete" if ended.incomplete else "completed", ended))
 
@@ -80,7 +80,7 @@ class Run:
         self.failure = error
         batch += self._output.end("incomplete")
         self.response = self._ended("failed", failure=failure_of(error))
-        with contextlib.suppress(AllmError):  # it may be the store that failed
+        with contextlib.suppress(AllmError):  # the store itself may have failed
             await self._keep(self.response)
         batch.append(Progress("failed", self.response))
 

@@ -17,7 +17,7 @@ from services.text.responses.response import Response
 
 
 class SqliteResponseStore:
-    """See ResponseStore. `clock` tells seconds since 1970."""
+    """See ResponseStore. `clock` returns seconds since 1970."""
 
     def __init__(self, database: Database, days: float, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -27,7 +27,7 @@ class SqliteResponseStore:
 
     @classmethod
     async def open(cls, path: Path, days: float, clock: Callable[[], float] = time.time) -> SqliteResponseStore:
-        """Opens or makes the file. Raises DatabaseUnusable."""
+        """Opens or creates the file. Raises DatabaseUnusable."""
         return cls(await Database.open(path, rows.SCHEMA, rows.VERSION), days, clock)
 
     async def close(self) -> None:
@@ -35,9 +35,9 @@ class SqliteResponseStore:
         await self._database.close()
 
     async def check(self) -> None:
-        """See ResponseStore: a file does not go away."""
+        """See ResponseStore. A file is always reachable."""
 
-    # --- what callers do
+    # --- client operations
 
     async def add(self, client: str, response: Response, given: Sequence[Item]) -> None:
         """See ResponseStore."""
@@ -56,7 +56,7 @@ class SqliteResponseStore:
             return None if self._is_orphan(row) else self._whole(connection, row.response)
 
         found = await self._database.read(look)
-        if found is None:  # only then is there something to write, for which replicas take turns
+        if found is None:  # only an orphan needs a write, which locks out other replicas
             found = await self._database.write(lambda connection: self._get(connection, client, response_id))
         return found
 
@@ -106,7 +106,7 @@ class SqliteResponseStore:
 
         return await self._database.read(work)
 
-    # --- what is made in the background
+    # --- background responses
 
     async def add_background(self, client: str, response: Response, given: Sequence[Item], runner: str) -> None:
         """See ResponseStore."""
@@ -165,7 +165,7 @@ class SqliteResponseStore:
 
         return await self._database.read(work)
 
-    # --- what is forgotten
+    # --- cleanup
 
     async def sweep(self) -> int:
         """See ResponseStore."""
@@ -196,14 +196,14 @@ class SqliteResponseStore:
         return self._whole(connection, response)
 
     def _is_orphan(self, row: rows.Row) -> bool:
-        """Whether it is to be made by a replica that is gone."""
+        """Returns True if the replica that generates the response is gone."""
         return row.response.running and row.heartbeat < self._clock() - store.STALE_SECONDS
 
     def _whole(self, connection: sqlite3.Connection, response: Response) -> Response:
         return msgspec.structs.replace(response, output=rows.items(connection, response.id, rows.OUTPUT))
 
     def _chain(self, connection: sqlite3.Connection, client: str, response_id: str) -> list[str]:
-        """The ids of a response and of all that it continues, newest first."""
+        """Returns the ids of a response and of all that it continues, newest first."""
         chain: list[str] = []
         size = 0
         current: str | None = response_id
@@ -226,7 +226,7 @@ class SqliteResponseStore:
 
 
 def _rich_clients(connection: sqlite3.Connection) -> list[tuple[str, float]]:
-    """Clients with too much, and the time up to which theirs goes."""
+    """Returns the clients above their limits, each with the creation time up to which responses are deleted."""
     found = connection.execute(
         "SELECT client, max(created) FROM ("
         "  SELECT client, created, row_number() OVER latest AS place, sum(bytes) OVER latest AS total FROM responses"

@@ -1,7 +1,8 @@
-"""Stored responses: whose they are, how long they are kept, what continues what, and who makes those in the background.
+"""The interface of the response stores: ownership, expiry, conversations and background responses.
 
-Any replica may read, delete and cancel what another makes: cancelling is a mark in the store, which the one that makes
-it looks for. There are two stores: a SQLite file for the replicas of one host, and Redis for those of many.
+Any replica may read, delete and cancel a response that another replica generates: the store marks it as cancelled, and
+the generating replica polls for the mark. There are two stores: a SQLite file for the replicas of one host, and Redis
+for replicas on many hosts.
 """
 
 from __future__ import annotations
@@ -15,112 +16,112 @@ from services.text.responses.item import Item
 from services.text.responses.response import Failure, Response
 
 DAY = 86_400.0
-MAX_CHAIN = 1_000  # responses that one may continue, directly and indirectly
-MAX_CHAIN_BYTES = 32 * 1024 * 1024  # of all that is kept of them
-MAX_BACKGROUND = 32  # responses of one client that wait or run in the background
-MAX_STORED = 100_000  # responses of one client; the oldest beyond them are forgotten
-MAX_STORED_BYTES = 4 * 1024 * 1024 * 1024  # the same for their size
-SWEEP_BYTES = 256 * 1024 * 1024  # written here since the last sweep: then it is time for one
-STALE_SECONDS = 8.0  # a replica whose heartbeat is older is gone
-SWEPT_AT_ONCE = 500  # responses deleted in one go: others wait meanwhile
+MAX_CHAIN = 1_000  # responses that one response may continue, directly and indirectly
+MAX_CHAIN_BYTES = 32 * 1024 * 1024  # of all their stored content
+MAX_BACKGROUND = 32  # queued or running background responses per client
+MAX_STORED = 100_000  # responses per client; the oldest beyond this are deleted
+MAX_STORED_BYTES = 4 * 1024 * 1024 * 1024  # bytes per client; the oldest beyond this are deleted
+SWEEP_BYTES = 256 * 1024 * 1024  # this many bytes written by this process trigger a sweep
+STALE_SECONDS = 8.0  # a replica with an older heartbeat is considered gone
+SWEPT_AT_ONCE = 500  # deletions per transaction, which blocks other writers
 
 ORPHANED = Failure(code="INTERNAL", message="the replica that made the response is gone; ask again")
 
 
 class ResponseStore(Protocol):
-    """The stored responses of all clients. Every method raises what the store itself fails with, an AllmError."""
+    """The stored responses of all clients. Every method may raise an AllmError of the store itself."""
 
     async def close(self) -> None:
-        """Gives up the file or the connections."""
+        """Closes the file or the connections."""
 
     async def check(self) -> None:
-        """Raises what `add` would, where the store cannot be reached: better before a response is made than after."""
+        """Raises the error of `add` if the store is unreachable, so that no response is generated in vain."""
 
-    # --- what callers do
+    # --- client operations
 
     async def add(self, client: str, response: Response, given: Sequence[Item]) -> None:
-        """Keeps a response that has ended."""
+        """Stores a response that has ended."""
 
     async def get(self, client: str, response_id: str) -> Response:
-        """A response as it is now. Raises ResponseNotFound."""
+        """Returns the current state of a response. Raises ResponseNotFound."""
 
     async def delete(self, client: str, response_id: str) -> None:
-        """Forgets a response; whoever makes it finds it gone, and stops. Raises ResponseNotFound."""
+        """Deletes a response; a replica that generates it notices and stops. Raises ResponseNotFound."""
 
     async def cancel(self, client: str, response_id: str) -> Response:
-        """Marks a response in the background as cancelled; one that has ended stays as it is.
+        """Marks a background response as cancelled; one that has ended does not change.
 
         Raises:
-            ResponseNotFound: there is none.
-            InvalidRequest: it is not in the background.
+            ResponseNotFound: the response does not exist.
+            InvalidRequest: it is not a background response.
         """
 
     async def input_items(self, client: str, response_id: str) -> tuple[Item, ...]:
-        """What a response was given. Raises ResponseNotFound."""
+        """Returns the input items of a response. Raises ResponseNotFound."""
 
     async def item(self, client: str, item_id: str) -> Item | None:
-        """An item of one of the client's stored responses, the latest that has it."""
+        """Returns an item from the client's latest stored response that has it."""
 
     async def conversation(self, client: str, response_id: str) -> tuple[Item, ...]:
-        """Everything that was said up to the end of a response, oldest first.
+        """Returns all items of the conversation up to the end of a response, oldest first.
 
         Raises:
-            ResponseNotFound: it is not there, or one that it continues is no longer there.
+            ResponseNotFound: the response does not exist, or one that it continues no longer exists.
             InvalidRequest: it has not ended, or the conversation is too long.
         """
 
-    # --- what is made in the background
+    # --- background responses
 
     async def add_background(self, client: str, response: Response, given: Sequence[Item], runner: str) -> None:
-        """Keeps a response that is going to be made by `runner`. Raises Overloaded."""
+        """Stores a queued response that `runner` will generate. Raises Overloaded."""
 
     async def advance(self, response: Response, told: Sequence[Event], first_event: int) -> bool:
-        """Notes how far a response in the background is, and keeps its events. False: it was cancelled or deleted."""
+        """Stores the progress and events of a background response. Returns False if it was cancelled or deleted."""
 
     async def beat(self, runner: str, making: Collection[str]) -> set[str]:
-        """Says that `runner` is making these responses; gives the ids of those that it should go on with."""
+        """Renews the heartbeat of the responses that `runner` generates. Returns the ids of those to continue."""
 
     async def events(self, client: str, response_id: str, after: int, limit: int) -> list[tuple[int, Event]]:
-        """Kept events beyond a position, at most `limit`. Raises ResponseNotFound."""
+        """Returns at most `limit` stored events after a position. Raises ResponseNotFound."""
 
-    # --- what is forgotten
+    # --- cleanup
 
     async def sweep(self) -> int:
-        """Deletes what has expired, and what a client has too many of; gives their number."""
+        """Deletes expired responses and those above a client's limits. Returns the number of deletions."""
 
 
-# --- what callers are told, whichever store it is
+# --- errors that all stores share
 
 
 def not_found(response_id: str) -> ResponseNotFound:
-    """There is no such response, or it is another client's."""
+    """Returns the error for a response that does not exist or belongs to another client."""
     return ResponseNotFound(f"Response with id '{response_id[:80]}' not found.", param="response_id")
 
 
 def gap(response_id: str, *, within: bool) -> ResponseNotFound:
-    """A response that is to be continued is not there; `within`: one further back in the conversation."""
+    """Returns the error for a missing previous response; `within`: it is further back in the conversation."""
     how = ", which the conversation goes through, is no longer there." if within else " not found."
     return ResponseNotFound(f"Previous response with id '{response_id[:80]}'{how}", param="previous_response_id")
 
 
 def unfinished(response_id: str, status: str) -> InvalidRequest:
-    """A response that is to be continued still runs."""
+    """Returns the error for a previous response that is still running."""
     message = f"Previous response '{response_id}' has not ended: it is {status}."
     return InvalidRequest(message, param="previous_response_id")
 
 
 def too_long() -> InvalidRequest:
-    """A conversation goes through more than is read for one request."""
+    """Returns the error for a conversation that exceeds the limits of one request."""
     message = f"The conversation is longer than {MAX_CHAIN} responses or {MAX_CHAIN_BYTES} bytes."
     return InvalidRequest(message, param="previous_response_id")
 
 
 def synchronous() -> InvalidRequest:
-    """What is not made in the background cannot be cancelled by its id."""
+    """Returns the error for cancelling a response that is not in the background."""
     return InvalidRequest("Cannot cancel a synchronous response.", param="response_id")
 
 
 def crowded(running: int) -> Overloaded:
-    """The client's places in the background are taken."""
+    """Returns the error for a client that has too many background responses."""
     message = f"{running} responses wait or run in the background; {MAX_BACKGROUND} are allowed"
     return Overloaded(message, retry_after=5)

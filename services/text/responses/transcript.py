@@ -1,4 +1,4 @@
-"""From items to the conversation that the model is shown, and how to shorten one that does not fit."""
+"""Converts items to the conversation that the model receives, and shortens one that does not fit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _GUIDING = ("system", "developer")
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> tuple[Message, ...]:
-    """The messages that items stand for, `instructions` in front.
+    """Converts items to messages, with `instructions` first.
 
-    What the assistant thought, said and called in one go becomes one message, and what guides it at the beginning one
-    system message: templates know conversations no other way.
+    Consecutive reasoning, text and calls of the assistant become one message. Leading system and developer messages are
+    merged with `instructions`. Chat templates support no other form.
 
     Raises:
-        InvalidRequest: a tool's output answers no call.
+        InvalidRequest: a tool output has no matching call.
     """
     messages = [Message(role="system", content=instructions)] if instructions else []
     names: dict[str, str] = {}  # call -> tool
@@ -42,14 +42,14 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> tuple[Messag
                 messages[-1] = replace(last, reasoning=f"{last.reasoning}\n{thought}".strip())
         else:
             _say(messages, item)
-    # A thought after which nothing came is no message.
+    # Drops reasoning that no text or call follows: it is not a message.
     return tuple(one for one in messages if one.role != "assistant" or one.content or one.tool_calls)
 
 
 def shortened(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
-    """The conversation without its oldest turns: one of them, two, four and so on. A turn begins with the user.
+    """Yields the conversation without its oldest 1, 2, 4, ... turns. A turn begins with a user message.
 
-    What guides the model in front of the conversation stays, and so does the last turn.
+    Leading system and developer messages stay, and so does the last turn.
     """
     start = 0
     while start < len(messages) and messages[start].role in _GUIDING:
@@ -76,7 +76,7 @@ def _say(messages: list[Message], item: MessageItem) -> None:
 
 
 def _assistant(messages: list[Message], *, new_after_content: bool = False) -> Message:
-    """The message that the assistant is at, which is then the last one."""
+    """Returns the current assistant message, which is the last one; appends a new one if necessary."""
     last = messages[-1] if messages else None
     if last is None or last.role != "assistant" or (new_after_content and (last.content or last.tool_calls)):
         last = Message(role="assistant", content="")

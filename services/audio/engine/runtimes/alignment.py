@@ -1,4 +1,4 @@
-"""Aligns text with sound by the decoder's attention: dynamic time warping, in numpy."""
+"""Aligns text with sound from the decoder's attention: dynamic time warping, in numpy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ MEDIAN = 7  # columns of the median filter
 
 
 def attention_costs(scores: Tensor) -> npt.NDArray[np.float64]:
-    """How badly each token fits each time, [tokens, times], from the attention `scores` [heads, tokens, times]."""
+    """Returns the cost of each token at each time, [tokens, times], from attention `scores` [heads, tokens, times]."""
     weights = scores.softmax(dim=-1)
     deviation, mean = torch.std_mean(weights, dim=-2, keepdim=True, unbiased=False)
     return (-_median((weights - mean) / deviation).mean(dim=0)).double().cpu().numpy()
 
 
 def warp(costs: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The cheapest way through `costs` [rows, columns] from the first corner to the last, by steps to the next row, the
-    next column or both: the rows and the columns that it goes through."""
+    """Returns the rows and the columns of the cheapest path through `costs` [rows, columns], from the first corner to
+    the last, by steps to the next row, the next column or both."""
     steps = _steps(costs)
     row, column = costs.shape
     path = []
@@ -34,9 +34,9 @@ def warp(costs: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDA
 
 
 def _steps(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.int8]:
-    """How the cheapest way comes to each place: 0 from both before it, 1 from the row before, 2 from the column before.
+    """Returns the cheapest step into each cell: 0 is diagonal, 1 from the row before, 2 from the column before.
 
-    Indexed by [row + column, row], counted from 1. All places of one diagonal are computed at once: they depend only on
+    Indexed by [row + column, row], counted from 1. All cells of one diagonal are computed together: they depend only on
     the two diagonals before.
     """
     rows, columns = costs.shape
@@ -58,7 +58,7 @@ def _steps(costs: npt.NDArray[np.float64]) -> npt.NDArray[np.int8]:
 
 
 def _median(x: Tensor) -> Tensor:
-    """The median of each place and its neighbours in the last dimension, mirrored at the ends."""
+    """Returns the running median over the last dimension, mirrored at the ends."""
     half = MEDIAN // 2
     if x.shape[-1] <= half:
         return x

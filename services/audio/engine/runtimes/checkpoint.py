@@ -1,7 +1,7 @@
 """Whisper's weights as PyTorch tensors, under the names of OpenAI's own checkpoints.
 
-Read from such a checkpoint, with weights only, or from a transformers folder of safetensors. No code of a model's is
-run, and nothing is unpickled freely.
+They come from such a checkpoint, loaded with `weights_only`, or from a transformers folder of safetensors. No code of
+a model is run, and nothing is unpickled without that restriction.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _CONFIG, _GENERATION, _WEIGHTS, _INDEX = (
     "model.safetensors",
     "model.safetensors.index.json",
 )
-_MESSAGE_CHARACTERS = 300  # of a library's own words
+_MESSAGE_CHARACTERS = 300  # of a library's error text
 _MOST = 65_536  # of any dimension: far above every model
-# transformers' names for parts of a model, and OpenAI's.
+# Names of model parts in transformers and in OpenAI's checkpoints.
 _RENAMED = (
     (r"^model\.", ""),
     (r"^(encoder|decoder)\.layers\.", r"\1.blocks."),
@@ -73,7 +73,7 @@ _DIMENSIONS = {
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A model as it is stored. The tensors may be views of the file: changing them is not allowed."""
+    """A stored model. The tensors may be views of the file and must not be changed."""
 
     source: Path  # the file or folder, for errors
     dimensions: ModelDimensions
@@ -86,14 +86,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Reads a `.pt` file, a folder with one, or a folder of safetensors.
 
     Raises:
-        EngineError: MODEL_INVALID, naming the file that is missing or wrong.
+        EngineError: MODEL_INVALID; the message names the missing or wrong file.
     """
     path = checkpoint_path(path)
     return _read_folder(path) if path.is_dir() else _read_file(path)
 
 
 def checkpoint_path(path: Path) -> Path:
-    """The `.pt` file itself where `path` is a folder that holds one, and no safetensors."""
+    """Returns the only `.pt` file of a folder that has no config.json; else `path` itself."""
     if path.is_dir() and not (path / _CONFIG).is_file():
         found = [file for file in path.iterdir() if file.suffix == ".pt"]
         if len(found) == 1:
@@ -108,7 +108,7 @@ def _read_file(path: Path) -> Checkpoint:
         tensors = dict(stored["model_state_dict"])
     except FileNotFoundError:
         raise EngineError("MODEL_INVALID", f"{path} is missing") from None
-    except Exception as error:  # the reader's many ways to say that a file is cut off or no checkpoint
+    except Exception as error:  # the reader raises many types for a truncated file or one that is no checkpoint
         raise EngineError("MODEL_INVALID", f"{path} is no Whisper checkpoint: {_reason(error)}") from error
     if not all(isinstance(tensor, torch.Tensor) and tensor.is_floating_point() for tensor in tensors.values()):
         raise EngineError("MODEL_INVALID", f"{path} is no Whisper checkpoint: it holds something else than weights")
@@ -118,7 +118,7 @@ def _read_file(path: Path) -> Checkpoint:
 
 
 def _reason(error: Exception) -> str:
-    """The reader's own words, but never its advice to load what it refuses with less care."""
+    """Returns the reader's error text, without its advice to load the file with fewer checks."""
     found = re.search(r"Unsupported \w+: (?:GLOBAL )?([\w.]+)", str(error))
     if found:
         return f"it names {found[1]}, and only tensors may be in it"
@@ -138,7 +138,7 @@ def _read_folder(folder: Path) -> Checkpoint:
     _check_dimensions(dimensions, folder / _CONFIG)
     vocabulary = tokenizer_vocabulary(folder, dimensions.n_vocab)
     tensors = {_renamed(name): tensor for file in _files(folder) for name, tensor in _read_tensors(file)}
-    tensors.pop("proj_out.weight", None)  # the embeddings once more
+    tensors.pop("proj_out.weight", None)  # a copy of the embeddings
     return Checkpoint(folder, dimensions, tensors, _stored_heads(folder, dimensions), vocabulary)
 
 
@@ -182,7 +182,7 @@ def _check_dimensions(dimensions: ModelDimensions, path: Path) -> None:
 
 
 def _stored_heads(folder: Path, dimensions: ModelDimensions) -> list[tuple[int, int]]:
-    """What generation_config.json says."""
+    """Returns the heads in generation_config.json, or else the known ones."""
     path = folder / _GENERATION
     found = _read_json(path).get("alignment_heads") if path.is_file() else None
     if found is None:
@@ -197,7 +197,7 @@ def _stored_heads(folder: Path, dimensions: ModelDimensions) -> list[tuple[int, 
 
 
 def _known_heads(dimensions: ModelDimensions, name: str) -> list[tuple[int, int]]:
-    """Those of OpenAI's model of this name, or else of this size; the decoder's upper half where that is none."""
+    """Returns the heads of OpenAI's model of this name, or else of this size; else all in the decoder's upper half."""
     layers, heads = dimensions.n_text_layer, dimensions.n_text_head
     found = {known: _unpacked(dump) for known, dump in whisper._ALIGNMENT_HEADS.items()}
     fitting = {

@@ -1,7 +1,7 @@
-"""Converts Whisper's weights for CTranslate2, once, into a cache that several processes may share.
+"""Converts Whisper's weights for CTranslate2 once, into a cache that several processes may share.
 
-The tensors go straight into CTranslate2's own layout; its converter would load the whole model through transformers
-first. A converted folder is published by one rename: what is there is complete.
+The tensors go directly into CTranslate2's own layout; its converter would first load the whole model through
+transformers. One rename publishes a converted folder, so an existing folder is complete.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from services.audio.engine.runtimes.checkpoint import Checkpoint, checkpoint_pat
 from services.provision.volume_lock import VolumeLock
 from services.worker.messages import EngineError
 
-FORMAT = 1  # of what is written here: a new number makes every folder anew
+FORMAT = 1  # of the converted folders: a new number converts every model again
 _POLL_SECONDS = 0.2
-_WAITED, _READ, _FILLED = 0.02, 0.1, 0.4  # of the progress of loading
+_WAITED, _READ, _FILLED = 0.02, 0.1, 0.4  # of the loading progress
 
 
 def convert(source: Path, cache_folder: str, progress: Callable[[float], None]) -> Path:
-    """The folder with the weights of `source` for CTranslate2, converted now unless they are there already.
+    """Returns the folder with the weights of `source` for CTranslate2; converts them first if it is missing.
 
-    While another process converts the same weights, this waits for it.
+    Waits while another process converts the same weights.
 
     Raises:
         EngineError: MODEL_INVALID when the weights are wrong, UNSUPPORTED without a cache, INTERNAL when they cannot be
@@ -61,7 +61,7 @@ def convert(source: Path, cache_folder: str, progress: Callable[[float], None]) 
 
 def _publish(source: Path, folder: Path, progress: Callable[[float], None]) -> None:
     partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that died; nobody else is at it while the lock is held
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that died; the lock keeps others out
     partial.mkdir()
     try:
         progress(_WAITED)
@@ -88,7 +88,7 @@ def _write(stored: Checkpoint, folder: Path) -> None:
 
 
 def whisper_spec(stored: Checkpoint) -> Any:
-    """CTranslate2's description of the model, filled with the tensors; `stored` loses them.
+    """Returns CTranslate2's specification of the model, filled with the tensors; `stored` loses them.
 
     Raises:
         EngineError: MODEL_INVALID when a tensor is missing, has another shape, or belongs to no Whisper model.
@@ -142,7 +142,7 @@ def _normal(spec: common_spec.LayerNormSpec, take: _Tensors, name: str, state: i
 
 
 def _joined(spec: common_spec.LinearSpec, take: _Tensors, names: list[str], state: int) -> None:
-    """Several projections as one; that of keys has no bias."""
+    """Joins several projections into one; that of the keys has no bias."""
     weights = [take(f"{name}.weight", state, state) for name in names]
     biases = [
         torch.zeros(state, dtype=weights[0].dtype) if name.endswith(".key") else take(f"{name}.bias", state)
@@ -153,7 +153,7 @@ def _joined(spec: common_spec.LinearSpec, take: _Tensors, names: list[str], stat
 
 
 class _Tensors:
-    """The tensors of a checkpoint, each taken once and with the shape that it must have."""
+    """The tensors of a checkpoint, each taken once and checked for its shape."""
 
     def __init__(self, stored: Checkpoint) -> None:
         self._stored = stored
@@ -168,14 +168,14 @@ class _Tensors:
         return tensor.to(torch.float16).contiguous()
 
     def finish(self) -> None:
-        """Raises EngineError when a tensor is left."""
+        """Raises EngineError if a tensor is left."""
         if self._stored.tensors:
             name = min(self._stored.tensors)[:100]
             raise EngineError("MODEL_INVALID", f"{self._stored.source} has a tensor that no Whisper model has: {name}")
 
 
 def _fingerprint(source: Path) -> str:
-    """Of the files' names, sizes and times: a changed file makes another folder."""
+    """Returns a hash of the files' names, sizes and times: a changed file makes another folder."""
     try:
         files = sorted(path for path in source.iterdir() if path.is_file()) if source.is_dir() else [source]
         facts = [(path.name, status.st_size, status.st_mtime_ns) for path in files for status in [path.stat()]]

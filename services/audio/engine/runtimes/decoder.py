@@ -1,9 +1,9 @@
-"""Steps a batch through the text decoder of openai-whisper's model: rows with prompts of different lengths, and several
+"""Runs a batch through the text decoder of openai-whisper's model: rows with prompts of different lengths, and several
 beams of each, share it.
 
-The package's own forward pass counts one position for all rows, keeps the sound's keys and values once for every beam,
-and joins its cache anew for every token. Here each row has its own positions, all beams of a row share its sound, and
-the cache is allocated once.
+The package's own forward pass counts one position for all rows, stores the sound's keys and values once for every beam,
+and copies its cache for every token. In this decoder each row has its own positions, all beams of a row share its
+sound, and the cache is allocated once.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ Listener = Callable[[int, Tensor, Tensor], None]
 
 @dataclass(slots=True)
 class Memory:
-    """What the decoder attends to in the sound: of each layer, keys and values [windows, heads, 1500, size]."""
+    """The decoder's view of the sound: for each layer, keys and values [windows, heads, 1500, size]."""
 
     layers: list[Pair]
 
     def rows(self, indexes: Tensor) -> Memory:
-        """The memory of some windows."""
+        """Returns the memory of some windows."""
         return Memory([(keys[indexes], values[indexes]) for keys, values in self.layers])
 
 
 class Cache:
-    """Keys and values of the tokens so far: of each layer, [rows, heads, columns, size], and which columns count.
+    """Keys and values of the tokens so far: for each layer, [rows, heads, columns, size], and each row's first column.
 
-    Rows end at the same column, and begin where their own prompt does.
+    All rows end at the same column; each begins where its own prompt does.
     """
 
     def __init__(self, layers: list[Pair], starts: Tensor) -> None:
@@ -45,7 +45,7 @@ class Cache:
         self.columns = 0  # in use
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> Pair:
-        """Keeps the next columns of a layer; all of its columns with them."""
+        """Stores the next columns of a layer. Returns all of its columns."""
         kept_keys, kept_values = self._layers[layer]
         end = self.columns + keys.shape[2]
         kept_keys[:, :, self.columns : end] = keys
@@ -53,7 +53,7 @@ class Cache:
         return kept_keys[:, :, :end], kept_values[:, :, :end]
 
     def select(self, rows: Tensor) -> None:
-        """Goes on with these rows; one may come several times."""
+        """Continues with these rows; a row may occur several times."""
         same_count = len(rows) == len(self.starts)
         for layer, (keys, values) in enumerate(self._layers):
             if same_count:
@@ -66,7 +66,7 @@ class Cache:
 
 
 class BatchDecoder:
-    """The decoder of a model."""
+    """The batched text decoder of a model."""
 
     def __init__(self, decoder: Any, heads: int) -> None:
         """`decoder` is openai-whisper's TextDecoder, with its weights."""
@@ -76,7 +76,7 @@ class BatchDecoder:
         self._positions: Tensor = decoder.positional_embedding
 
     def memory(self, sound: Tensor) -> Memory:
-        """Of encoded windows [windows, 1500, state]."""
+        """Returns the memory of encoded windows [windows, 1500, state]."""
         return Memory(
             [
                 (self._split(block.cross_attn.key(sound)), self._split(block.cross_attn.value(sound)))
@@ -85,17 +85,17 @@ class BatchDecoder:
         )
 
     def cache(self, starts: Tensor, columns: int) -> Cache:
-        """An empty cache for rows that begin at `starts` [rows], of so many columns."""
+        """Returns an empty cache of `columns` columns for rows that begin at `starts` [rows]."""
         state = self._embedding.shape[1]
         shape = (len(starts), self._heads, columns, state // self._heads)
         layers = [(self._embedding.new_zeros(shape), self._embedding.new_zeros(shape)) for _ in self._decoder.blocks]
         return Cache(layers, starts)
 
     def step(self, tokens: Tensor, cache: Cache, memory: Memory, listener: Listener | None = None) -> Tensor:
-        """Computes the next `tokens` [rows, columns]; their states [rows, columns, state].
+        """Computes the next `tokens` [rows, columns]. Returns their states [rows, columns, state].
 
-        Each window of `memory` has as many rows, one after the other. The `listener` is told each layer's index, and
-        the queries and keys of its attention to the sound.
+        Each window of `memory` has the same number of rows, one after the other. The `listener` gets each layer's
+        index, and the queries and keys of its attention to the sound.
         """
         columns = torch.arange(cache.columns, cache.columns + tokens.shape[1], device=tokens.device)
         positions = (columns - cache.starts[:, None]).clamp(min=0)
@@ -119,17 +119,17 @@ class BatchDecoder:
         return x
 
     def logits(self, states: Tensor) -> Tensor:
-        """Float32 logits [rows, vocabulary] of states [rows, state]."""
+        """Returns float32 logits [rows, vocabulary] of states [rows, state]."""
         normal: Tensor = self._decoder.ln(states)
         return (normal @ self._embedding.T).float()
 
     def attention(
         self, tokens: Tensor, memory: Memory, heads: Sequence[tuple[int, int]], frames: int
     ) -> tuple[Tensor, Tensor]:
-        """Reads whole texts `tokens` [rows, columns], which begin at column 0; one row for each window.
+        """Reads whole texts `tokens` [rows, columns] that begin at column 0, one row for each window.
 
-        Returns their states [rows, columns, state], and how much each of the `heads` (layer, head) attends to the
-        first `frames` positions of the sound: float32 [rows, heads, columns, frames], before the softmax.
+        Returns their states [rows, columns, state], and the attention of each of the `heads` (layer, head) to the first
+        `frames` positions of the sound: float32 [rows, heads, columns, frames], before the softmax.
         """
         cache = self.cache(torch.zeros(len(tokens), dtype=torch.long, device=tokens.device), tokens.shape[1])
         found: dict[tuple[int, int], Tensor] = {}
@@ -148,15 +148,15 @@ class BatchDecoder:
 
 
 def _mask(starts: Tensor, columns: Tensor) -> Tensor:
-    """Which columns each of the new `columns` attends to: [rows, 1, new columns, columns]."""
+    """Returns the mask of columns that each of the new `columns` attends to: [rows, 1, new columns, columns]."""
     keys = torch.arange(int(columns[-1]) + 1, device=columns.device)
     seen = (keys <= columns[:, None]) & (keys >= starts[:, None, None])
-    # What is before a row's beginning attends to itself: to nothing at all would give no number.
+    # Columns before a row's start attend to themselves: attention to nothing would give NaN.
     return (seen | (keys == columns[:, None])).unsqueeze(1)
 
 
 def _by_window(x: Tensor, windows: int) -> Tensor:
-    """The rows of each window as columns of one, for they all attend to the same sound."""
+    """Returns the rows of each window as columns of one row, because they attend to the same sound."""
     return x.reshape(windows, -1, x.shape[-1])
 
 
@@ -166,7 +166,7 @@ def _merge(x: Tensor) -> Tensor:
 
 
 def aligned_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens [rows, columns] of rows that end at the same column, and where each begins [rows]."""
+    """Returns tokens [rows, columns] of rows that end at the same column, and the start of each [rows]."""
     longest = max(map(len, rows))
     starts = [longest - len(row) for row in rows]
     tokens = [[0] * start + list(row) for start, row in zip(starts, rows, strict=True)]

@@ -1,4 +1,4 @@
-"""The `faster_whisper` runtime: Whisper models of CTranslate2, and others once they are converted."""
+"""The `faster_whisper` runtime: Whisper models of CTranslate2, and others after conversion."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from services.audio.engine.runtimes.groups import in_groups, padded_parts
 from services.audio.engine.vocabulary import converted_vocabulary
 from services.worker.messages import EngineError, is_out_of_memory
 
-CONTEXT = 448  # tokens of prompt and text; the same for all of Whisper's models, and not in a converted one
-# Of texts whose place in the sound is looked for in one call, which makes logits of the whole vocabulary for each.
+CONTEXT = 448  # tokens of prompt and text; the same for all Whisper models, and not stored in a converted one
+# Text tokens aligned in one call, which makes logits of the whole vocabulary for each.
 ALIGNED_TOKENS = 128
 _MODEL = "model.bin"
-_MESSAGE_CHARACTERS = 300  # of the library's own words
+_MESSAGE_CHARACTERS = 300  # of the library's error text
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedWindow:
-    """One row of what the encoder made of a batch of windows."""
+    """One row of an encoded batch of windows."""
 
     batch: Any  # StorageView [windows, length, state]
     row: int
@@ -41,16 +41,16 @@ class EncodedWindow:
 
 
 class FasterWhisper:
-    """A loaded model. May be called from any thread; `lanes` calls are computed at the same time, others wait."""
+    """A loaded model. Any thread may call it; `lanes` calls run in parallel, others wait."""
 
     context_tokens = CONTEXT
     shortest_frames = 1
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
-        """Loads the model; converts it first where it is none of CTranslate2 and has not been converted yet.
+        """Loads the model; converts it first if it is not in CTranslate2's format and not converted yet.
 
         Raises:
-            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY; the message names the cause.
         """
         folder = _converted_folder(options, progress)
         self.vocabulary = converted_vocabulary(folder)
@@ -69,13 +69,13 @@ class FasterWhisper:
         progress(1.0)
 
     def encode(self, mels: Floats) -> list[EncodedWindow]:
-        """Handles of windows, one for each of `mels` [windows, n_mels, frames]."""
+        """Returns handles of windows, one for each of `mels` [windows, n_mels, frames]."""
         with _faults():
             batch = self._model.encode(_view(mels))
         return [EncodedWindow(batch, row) for row in range(len(mels))]
 
     def detect(self, windows: Sequence[EncodedWindow]) -> list[tuple[str, float]]:
-        """The likeliest language of each window, and its probability."""
+        """Returns the likeliest language of each window and its probability."""
 
         def compute(members: list[int]) -> Iterable[tuple[str, float]]:
             with _faults():
@@ -85,7 +85,7 @@ class FasterWhisper:
         return in_groups((window.length for window in windows), compute)
 
     def decode(self, windows: Sequence[EncodedWindow], prompts: Sequence[Sequence[int]], step: Step) -> list[Decoded]:
-        """Decodes windows; those of one length, whose prompts have one shape, together, as CTranslate2 wants it."""
+        """Decodes windows, batched by window length and by prompt shape as CTranslate2 requires."""
 
         def compute(members: list[int]) -> Iterable[Decoded]:
             return self._generate([windows[index] for index in members], [prompts[index] for index in members], step)
@@ -100,8 +100,8 @@ class FasterWhisper:
         texts: Sequence[Sequence[int]],
         frames: Sequence[int],
     ) -> list[Aligned]:
-        """Where each window's text is in its sound; windows of the same length, language and task together, but no
-        more than memory was reckoned for (services/audio/memory_estimate.py).
+        """Aligns each window's text with its sound. Windows of equal length, language and task share a call, within the
+        memory that services/audio/memory_estimate.py assumes.
         """
         lengths = [len(text) for text in texts]
 
@@ -123,18 +123,18 @@ class FasterWhisper:
         )
 
     def _shape(self, prompt: Sequence[int]) -> Hashable:
-        """What must be the same in a batch: where the transcript starts, how long the prompt is, timestamps or none."""
+        """Returns the key of a batch: position of the transcript's start, prompt length, timestamps or none."""
         return prompt.index(self.vocabulary.sot), len(prompt), prompt[-1] == self.vocabulary.no_timestamps
 
     def _generate(
         self, windows: Sequence[EncodedWindow], prompts: Sequence[Sequence[int]], step: Step
     ) -> Iterable[Decoded]:
-        # The library counts the prompt but for its last token, and allows an answer only half of what it is told.
+        # The library counts the prompt without its last token, and allows an answer only half of `max_length`.
         before = len(prompts[0]) - 1
         wanted = max(1, min(step.max_tokens, CONTEXT - before))
         search: dict[str, Any] = {"beam_size": step.beam_size, "patience": 1.0}
         if step.temperature > 0:
-            # Samples differ every time: the library's threads are seeded once, and `step.seed` comes too late.
+            # Samples are not reproducible: the library seeds its threads once, and `step.seed` comes too late.
             search = {"beam_size": 1, "num_hypotheses": step.best_of, "sampling_topk": 0}
             search["sampling_temperature"] = step.temperature
         with _faults():
@@ -154,7 +154,7 @@ class FasterWhisper:
 
 def _decoded(result: Any) -> Decoded:
     tokens = list(result.sequences_ids[0])
-    # The score is a mean over the tokens without the end, whose logprob is in it all the same.
+    # The score is the sum of logprobs, the end's included, divided by the number of tokens without the end.
     avg_logprob = float(result.scores[0]) * len(tokens) / (len(tokens) + 1)
     return Decoded(tokens, avg_logprob, float(result.no_speech_prob))
 
@@ -169,7 +169,7 @@ def _view(array: Floats) -> Any:
 
 
 def _joined(windows: Sequence[EncodedWindow]) -> Any:
-    """One storage of all the windows: theirs as it is where they are just one batch, else a copy."""
+    """Returns one storage of all the windows: their own if they are exactly one batch, else a copy."""
     batch = windows[0].batch
     together = all(window.batch is batch and window.row == row for row, window in enumerate(windows))
     if together and len(windows) == batch.shape[0]:
@@ -180,7 +180,7 @@ def _joined(windows: Sequence[EncodedWindow]) -> Any:
 
 
 def _on_cpu(batch: Any, known: dict[int, Floats]) -> Floats:
-    """A batch as an array: of its own memory where that is float32 on a CPU."""
+    """Returns a batch as an array, which shares its memory if that is float32 on a CPU."""
     found = known.get(id(batch))
     if found is None:
         on_cpu = batch if batch.device == "cpu" else batch.to_device(ctranslate2.Device.cpu)
@@ -226,10 +226,10 @@ def _load(folder: Path, options: EngineOptions, calls: int) -> Any:
 
 
 def _compute_type(options: EngineOptions, device: str) -> str:
-    """`auto`: 16 bits on a GPU, 8 bits for the weights on a CPU.
+    """Returns the compute type; `auto` is 16 bits on a GPU, 8 bits for the weights on a CPU.
 
-    Over 80 clips of 1408 words (one thread, beams) 8 bits took 0.4 of the processor time of 32 and made as many errors:
-    3.7 % of the words instead of 3.3 (tiny.en), 3.1 instead of 3.3 (base).
+    On 80 clips of 1408 words (one thread, beam search) 8 bits took 0.4 of the processor time of 32 and made about as
+    many errors: 3.7 % of the words instead of 3.3 (tiny.en), 3.1 instead of 3.3 (base).
     """
     known = sorted(ctranslate2.get_supported_compute_types(device)) if device == "cpu" or _has_gpu() else []
     if not known:
@@ -252,7 +252,7 @@ def _has_gpu() -> bool:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Turns the library's errors in a batch into EngineError."""
+    """Converts the library's errors in a batch into EngineError."""
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Computes in parts what a library cannot compute in one batch."""
+"""Batches split into parts that a library can compute."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def in_groups(
     compute: Callable[[list[int]], Iterable[Result]],
     parts: Callable[[list[int]], Iterable[list[int]]] = lambda indexes: (indexes,),
 ) -> list[Result]:
-    """Results in the order of `shapes`; `compute` gets the indexes of equal ones, in `parts`, and gives a result for
-    each.
+    """Computes a result for each of `shapes`, in their order. `compute` gets the indexes of equal shapes, split by
+    `parts`, and returns a result for each index.
     """
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index, shape in enumerate(shapes):
@@ -28,8 +28,8 @@ def in_groups(
 
 
 def padded_parts(indexes: Iterable[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """The indexes in parts whose rows, all as long as the part's longest one, have at most `most` columns together; a
-    row that is longer than that is alone. `lengths` are those of all rows.
+    """Yields the indexes in parts. The rows of a part, padded to its longest one, have at most `most` columns together;
+    a longer row is alone. `lengths` are those of all rows.
     """
     part: list[int] = []
     for index in sorted(indexes, key=lambda index: lengths[index]):

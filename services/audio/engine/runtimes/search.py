@@ -1,5 +1,5 @@
-"""Finds the likeliest tokens of a batch of windows: by beam search, greedily, or by drawing samples, as the reference
-does. Rows of the batch know nothing of each other, and one that is done takes no more time.
+"""Searches the likeliest tokens of a batch of windows by beam search, greedily or by sampling, as the reference does.
+Rows are independent of each other, and the batch shrinks as rows finish.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from services.audio.engine.runtimes.decoder import BatchDecoder, Cache, Memory, 
 from services.audio.engine.runtimes.token_rules import TokenRules
 from services.audio.engine.vocabulary import WhisperVocabulary
 
-_SHRINK = 2  # a batch is made smaller when only one in so many windows goes on: that copies the sound's keys and values
+_SHRINK = 2  # a batch shrinks when at most one in this many windows is open: that copies the sound's keys and values
 
 
 @dataclass(slots=True)
 class _Path:
-    """One way to go on with a window."""
+    """One candidate text of a window."""
 
     tokens: list[int]
-    logprob: float  # of all tokens together
+    logprob: float  # sum over all tokens
 
 
 @dataclass(slots=True)
 class _Window:
-    """One window of the batch, and what was found for it."""
+    """One window of the batch and its results."""
 
     index: int
     limit: int  # most tokens
@@ -38,17 +38,17 @@ class _Window:
     done: bool = False
 
     def best(self) -> Decoded:
-        """The path with the highest mean logprob; the end counts in the sum and not in the length."""
+        """Returns the path with the highest mean logprob; the end counts in the sum and not in the length."""
         paths = self.ended or self.paths
         found = max(paths, key=lambda path: path.logprob / max(1, len(path.tokens)))
         return Decoded(found.tokens, found.logprob / (len(found.tokens) + 1), self.no_speech_prob)
 
 
 class Search:
-    """One batch."""
+    """The search over one batch."""
 
     def __init__(self, decoder: BatchDecoder, vocabulary: WhisperVocabulary, context: int, step: Step) -> None:
-        """`context`: most tokens of prompt and text together."""
+        """`context` is the limit of prompt and text tokens together."""
         self._decoder = decoder
         self._vocabulary = vocabulary
         self._context = context
@@ -75,7 +75,7 @@ class Search:
         return [window.best() for window in windows]
 
     def _no_speech(self, states: Tensor, starts: Tensor, prompts: Sequence[Sequence[int]]) -> list[float]:
-        """How likely the model finds it that nothing is said, which it tells at the start of transcript."""
+        """Returns each window's probability of no speech, which the model predicts at the start of transcript."""
         places = torch.tensor([list(prompt).index(self._vocabulary.sot) for prompt in prompts], device=starts.device)
         rows = torch.arange(len(starts), device=starts.device)
         logits = self._decoder.logits(states[rows, starts + places])
@@ -83,7 +83,7 @@ class Search:
         return probabilities
 
     def _search(self, windows: list[_Window], logits: Tensor, cache: Cache, memory: Memory) -> None:
-        """Goes on until every window is done. `windows` are those of `memory`, also when they are done."""
+        """Runs until every window is done. `windows` are those of `memory`, also when they are done."""
         while True:
             rows = self._advance(windows, logits)
             going = [place for place, window in enumerate(windows) if not window.done]
@@ -101,7 +101,7 @@ class Search:
             logits = self._decoder.logits(states[:, -1])
 
     def _advance(self, windows: list[_Window], logits: Tensor) -> list[list[int]]:
-        """Adds a token to the paths of all windows; for each of them, which row of the cache it goes on from."""
+        """Adds a token to the paths of all windows. Returns, for each window, the cache rows that its paths extend."""
         written = torch.tensor([path.tokens for window in windows for path in window.paths], device=logits.device)
         self._rules.apply(logits, written.reshape(len(logits), -1).long())
         logprobs = logits.log_softmax(dim=-1)
@@ -126,13 +126,13 @@ class Search:
         return rows
 
     def _draw(self, logits: Tensor, windows: int) -> Tensor:
-        """Tokens drawn from `logits` [rows, vocabulary]: one each; at the beginning as many as there are samples."""
+        """Draws tokens from `logits` [rows, vocabulary]: one each; at the beginning one for each sample."""
         count = self._width if len(logits) == windows and self._width > 1 else 1
         probabilities = (logits / self._step.temperature).softmax(dim=-1)
         return torch.multinomial(probabilities, count, replacement=True, generator=self._random)
 
     def _extend_samples(self, window: _Window, tokens: list[list[int]], values: list[list[float]]) -> list[int]:
-        """Each path goes on by its own token; at the beginning the one path becomes as many as there are tokens."""
+        """Extends each path by its own token; at the beginning, the only path becomes one path for each token."""
         sources = [(row, at) for row in range(len(tokens)) for at in range(len(tokens[row]))]
         paths = []
         for row, at in sources:
@@ -149,7 +149,7 @@ class Search:
         return [row for row, _ in sources]
 
     def _extend_beams(self, window: _Window, tokens: list[list[int]], values: list[list[float]]) -> list[int]:
-        """Keeps the likeliest ways to go on that do not end, and remembers those above them that do."""
+        """Keeps the likeliest continuations that do not end, and records those above them that do."""
         candidates = [
             (path.logprob + value, row, token)
             for row, path in enumerate(window.paths)
@@ -176,7 +176,7 @@ class Search:
         return sources
 
     def _wait(self, window: _Window) -> list[int]:
-        """A window that is done goes on with ends, as long as it takes up a place in the batch."""
+        """Extends a finished window with end tokens while it is still in the batch."""
         window.paths = [_Path([*path.tokens, self._vocabulary.eot], path.logprob) for path in window.paths]
         return list(range(len(window.paths)))
 

@@ -1,5 +1,5 @@
-"""Which tokens a Whisper model may write next, as in the reference: no markup, no blank beginning, and timestamps in
-pairs that never go back. For a whole batch at once."""
+"""Rules for the next token of a Whisper model, as in the reference: no markup, no blank start, and timestamps in pairs
+that never go back. They apply to a whole batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TokenRules:
         self._times = torch.arange(self._first, vocabulary.size, device=device)
 
     def apply(self, logits: Tensor, written: Tensor) -> None:
-        """Forbids in `logits` [rows, vocabulary] what must not follow the tokens `written` [rows, tokens] so far."""
+        """Masks in `logits` [rows, vocabulary] the tokens that must not follow `written` [rows, tokens]."""
         if not written.shape[1]:
             logits[:, self._blank] = -torch.inf
         logits[:, self._suppressed] = -torch.inf
@@ -37,7 +37,7 @@ class TokenRules:
         else:
             logits[:, : self._first] = -torch.inf
             logits[:, self._latest + 1 :] = -torch.inf
-        # A timestamp is written where all of them together are likelier than any single other token.
+        # A timestamp is written if all of them together are likelier than any single other token.
         times = logits[:, self._first :].logsumexp(dim=-1)
         likelier = times > logits[:, : self._first].amax(dim=-1)
         logits[:, : self._first].masked_fill_(likelier[:, None], -torch.inf)
@@ -46,10 +46,10 @@ class TokenRules:
         is_time = written >= self._first
         last = is_time[:, -1]
         before = is_time[:, -2] if written.shape[1] > 1 else torch.ones_like(last)
-        # After a pair, or the first one, comes text; after a single one another, or the end.
+        # Text follows a pair or the first timestamp; another timestamp or the end follows a single one.
         logits[:, self._first :].masked_fill_((last & before)[:, None], -torch.inf)
         logits[:, : self._eot].masked_fill_((last & ~before)[:, None], -torch.inf)
-        # Never back, and a phrase takes some time; but a pair's second one may be equal to its first.
+        # Timestamps never go back, and a phrase takes some time; but the second of a pair may equal the first.
         latest = torch.where(is_time, written, 0).amax(dim=-1)
         lowest = torch.where(last & ~before, latest, latest + 1)
         logits[:, self._first :].masked_fill_(self._times < lowest[:, None], -torch.inf)

@@ -1,4 +1,4 @@
-"""The `whisper` runtime: openai-whisper's model, with a batched decoder of its own."""
+"""The `whisper` runtime: openai-whisper's model with its own batched decoder."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from services.audio.engine.runtimes.search import Search
 from services.worker.messages import EngineError
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_MESSAGE_CHARACTERS = 300  # of the library's own words
+_MESSAGE_CHARACTERS = 300  # of the library's error text
 
 
 class OpenAIWhisper:
-    """A loaded model. Not thread-safe but for its vocabulary."""
+    """A loaded model. Only its vocabulary is thread-safe."""
 
     shortest_frames = 1
-    lanes = 1  # torch's own threads are shared out among the operations of one call
+    lanes = 1  # torch distributes its threads over the operations of one call
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
         """Loads an OpenAI checkpoint, or a transformers folder of safetensors.
 
         Raises:
-            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY; the message names the cause.
         """
         torch.set_num_threads(max(1, options.threads))
         self._device = _device(options)
@@ -61,12 +61,12 @@ class OpenAIWhisper:
         progress(1.0)
 
     def encode(self, mels: Floats) -> list[Tensor]:
-        """Handles of windows, one for each of `mels` [windows, n_mels, frames]: [frames / 2, state]."""
+        """Returns handles of windows, one for each of `mels` [windows, n_mels, frames]: [frames / 2, state]."""
         with _computing():
             return list(_encode(self._encoder, torch.from_numpy(mels).to(self._device, self._dtype)))
 
     def detect(self, windows: Sequence[Tensor]) -> list[tuple[str, float]]:
-        """The likeliest language of each window, and its probability among the languages."""
+        """Returns the likeliest language of each window, and its probability among the languages."""
         codes = self.vocabulary.languages
         first = self.vocabulary.language_token(codes[0])
 
@@ -83,7 +83,7 @@ class OpenAIWhisper:
             return in_groups(map(len, windows), compute)
 
     def decode(self, windows: Sequence[Tensor], prompts: Sequence[Sequence[int]], step: Step) -> list[Decoded]:
-        """Decodes windows of the same length together, whatever their prompts."""
+        """Decodes windows of equal length together, whatever their prompts."""
 
         def compute(members: list[int]) -> Iterable[Decoded]:
             search = Search(self._decoder, self.vocabulary, self.context_tokens, step)
@@ -99,7 +99,7 @@ class OpenAIWhisper:
         texts: Sequence[Sequence[int]],
         frames: Sequence[int],
     ) -> list[Aligned]:
-        """Where each window's text is in its sound; windows of the same length together."""
+        """Aligns each window's text with its sound; windows of equal length share a batch."""
         times = [max(1, count // 2) for count in frames]
         rows = [
             [*start, self.vocabulary.no_timestamps, *text, self.vocabulary.eot]
@@ -121,7 +121,7 @@ class OpenAIWhisper:
             return in_groups(map(len, windows), compute)
 
     def _aligned(self, states: Tensor, scores: Tensor, start: int, text: Sequence[int], times: int) -> Aligned:
-        """Of one row. The token before the text is `no_timestamps`; each state tells the token behind it."""
+        """Aligns one row. The token before the text is `no_timestamps`; each state predicts the token after it."""
         length = start + 1 + len(text)
         logits = self._decoder.logits(states[start : length - 1])[:, : self.vocabulary.eot]
         chosen = torch.tensor(list(text), device=logits.device)
@@ -134,9 +134,9 @@ class OpenAIWhisper:
         return self._decoder.memory(torch.stack([windows[index] for index in members]))
 
     def _build(self, stored: Checkpoint) -> tuple[Any, Any]:
-        """Encoder and decoder with their weights."""
+        """Builds encoder and decoder with their weights."""
         size = stored.dimensions
-        with torch.device("meta"):  # no memory for weights that are replaced at once
+        with torch.device("meta"):  # no memory for weights that are replaced immediately
             encoder = AudioEncoder(
                 size.n_mels, size.n_audio_ctx, size.n_audio_state, size.n_audio_head, size.n_audio_layer
             )
@@ -159,13 +159,13 @@ class OpenAIWhisper:
         return encoder, decoder
 
     def _placed(self, name: str, tensor: Tensor, exact: set[str]) -> Tensor:
-        """A weight on the device; those of normal layers keep 32 bits, as openai-whisper's modules want it."""
+        """Returns a weight on the device; layer norms keep 32 bits, as openai-whisper's modules require."""
         is_exact = name[: name.rfind(".") + 1] in exact
         return tensor.to(self._device, torch.float32 if is_exact else self._dtype)
 
 
 def _encode(encoder: Any, x: Tensor) -> Tensor:
-    """The package's encoder, which itself takes windows of 30 s only: [windows, n_mels, frames] -> states."""
+    """Runs the package's encoder, whose own forward pass takes only 30 s: [windows, n_mels, frames] -> states."""
     x = gelu(encoder.conv2(gelu(encoder.conv1(x)))).transpose(1, 2)
     x = x + encoder.positional_embedding[: x.shape[1]]
     for block in encoder.blocks:
@@ -176,7 +176,7 @@ def _encode(encoder: Any, x: Tensor) -> Tensor:
 
 @contextmanager
 def _computing() -> Iterator[None]:
-    """No gradients, and torch's errors as EngineError."""
+    """Disables gradients and converts torch's errors into EngineError."""
     try:
         with torch.inference_mode():
             yield
@@ -193,7 +193,7 @@ def _device(options: EngineOptions) -> torch.device:
 
 
 def _dtype(options: EngineOptions) -> torch.dtype:
-    """`auto`: 32 bits on a CPU, 16 on a GPU, as openai-whisper does."""
+    """Returns the dtype; `auto` is 32 bits on a CPU, 16 on a GPU, as in openai-whisper."""
     if options.compute_type == "auto":
         return torch.float16 if options.gpu else torch.float32
     if options.compute_type not in _DTYPES:

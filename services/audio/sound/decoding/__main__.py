@@ -1,7 +1,7 @@
-"""A decoder process: one file at a time. Started by the audio service as `python -m services.audio.sound.decoding FD`.
+"""A decoder process for one file at a time. The service starts it as `python -m services.audio.sound.decoding FD`.
 
-What a hostile file can do ends here: the process may use little, opens nothing but the upload, and ends with the
-service. ffmpeg's own words are not logged: they quote what files say about themselves.
+A hostile file can harm only this process: it may use little, opens nothing but the upload, and ends with the service.
+ffmpeg's own messages are not logged: they quote the metadata of files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.worker.channel import BlockingChannel, ChannelClosed
 try:
     import av
 
-    # PyAV imports these when a file has such streams; by then nothing can be imported any more.
+    # PyAV imports these for files with such streams, when the process can no longer import anything.
     import av.subtitles.codeccontext
     import av.subtitles.stream
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _answer(order: Open, channel: BlockingChannel[ToDecoder]) -> FromDecoder:
-    """Decodes a file, sends its sound, and gives the last message about it."""
+    """Decodes a file, sends its sound, and returns the last message about it."""
     confinement.allow_cpu(order.max_seconds)
     try:
         _decode(order, channel)
@@ -78,7 +78,7 @@ def _answer(order: Open, channel: BlockingChannel[ToDecoder]) -> FromDecoder:
     except ChannelClosed:
         raise
     except Exception as error:
-        # Whatever else a library raises is about the file; its text may quote it and stays here.
+        # Any other error of a library is about the file. Its text may quote the file and is not sent.
         return Refused(f"the file cannot be decoded ({type(error).__name__})")
     return Ended()
 
@@ -102,7 +102,7 @@ def _decode(order: Open, channel: BlockingChannel[ToDecoder]) -> None:
 
 
 def _warm_up() -> None:
-    """Decodes a little silence, so that the first file does not wait for tables and filters to be built."""
+    """Decodes a short silence, so that the first file does not wait for tables and filters."""
     samples = bytes(2 * 2 * 4410)
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 2, 44100, 44100 * 4, 4, 16)
     body = b"WAVE" + form + struct.pack("<4sI", b"data", len(samples)) + samples

@@ -1,7 +1,7 @@
-"""Sound files: the demuxers and decoders that may be used, and what is told of a file that they cannot read.
+"""Sound files: the allowed demuxers and decoders, and the errors for files that they cannot read.
 
-Only formats that hold sound themselves are let in. A playlist, a script or a reference to another place is refused by
-its format already, and no demuxer can open a second file: not by a protocol, and not by asking us.
+Only formats that hold sound themselves are allowed. A playlist, a script or a reference to another location is
+refused by its format, and no demuxer can open a second file: neither by a protocol nor by a callback.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ CODECS = (
     *("pcm_u8", "pcm_s8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be", "pcm_f32le"),
     *("pcm_f32be", "pcm_f64le", "pcm_f64be", "pcm_alaw", "pcm_mulaw", "adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt"),
 )
-# Containers that know how long their sound is before it is decoded; others guess, or say what a writer put there early.
+# Containers that state their exact length before decoding; others guess, or keep an early value of the writer's.
 EXACT = {"mov", "ogg", "flac", "matroska"}
 OPTIONS = {
     "format_whitelist": ",".join(CONTAINERS),
     "codec_whitelist": ",".join(CODECS),
-    "protocol_whitelist": "none",  # no such protocol: an empty list would be none at all
-    "max_probe_packets": "1",  # sound in a wav is what its header says, not what it may look like
+    "protocol_whitelist": "none",  # no such protocol: an empty list would be no whitelist
+    "max_probe_packets": "1",  # the header of a wav decides, not a guess from its data
     "max_streams": "32",
 }
-# A live feed is not held up to learn more of it than its header tells.
+# A live feed is not delayed to learn more about it than its header says.
 LIVE_OPTIONS = OPTIONS | {"probesize": "4096", "analyzeduration": "200000"}
 INDEX_LAST = (
     "an mp4 or m4a whose index comes after its sound cannot be decoded while it comes: "
@@ -48,10 +48,10 @@ Source = TaggedFile | Feed | io.BufferedReader
 
 
 def decode(file: Source, mixer: Mixer) -> None:
-    """Decodes the file's first audio stream into `mixer`. What follows a damage is decoded as far as it goes.
+    """Decodes the file's first audio stream into `mixer`. Sound after a damaged part is decoded as far as possible.
 
     Raises:
-        Refusal: the file is none of the formats, holds no sound, or nothing of it can be decoded.
+        Refusal: the file has no allowed format, holds no sound, or nothing of it can be decoded.
     """
     if isinstance(file, Feed):
         for _ in range(MAX_TAGS):
@@ -95,12 +95,12 @@ def _open(file: Source, head: bytes) -> InputContainer:
 
 
 def _refuse(url: str, flags: int, options: dict[str, str]) -> NoReturn:
-    """Answers a demuxer that wants to open another file."""
+    """Refuses a demuxer's request to open another file."""
     raise PermissionError("a file may not open others")
 
 
 def _audio_stream(container: InputContainer) -> AudioStream:
-    """The first stream of sound, ready to be decoded; no other is read."""
+    """Returns the first audio stream, ready to be decoded; no other is read."""
     if not container.streams.audio:
         raise Refusal(f"the file holds no sound: there is no audio stream in this {_format(container)}")
     chosen = container.streams.audio[0]
@@ -117,7 +117,7 @@ def _audio_stream(container: InputContainer) -> AudioStream:
 
 
 def _check_length(container: InputContainer, mixer: Mixer) -> None:
-    """Refuses at once what says itself that it is too long."""
+    """Refuses a file immediately if its own stated length is too long."""
     if _format(container) not in EXACT or container.duration is None:
         return
     mixer.declared_seconds = container.duration / av.time_base
@@ -126,7 +126,7 @@ def _check_length(container: InputContainer, mixer: Mixer) -> None:
 
 
 def _frames(container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
-    """What can be decoded: damaged packets are left out, and where the container itself breaks the sound ends."""
+    """Yields the frames that can be decoded: skips damaged packets, and ends where the container itself breaks."""
     packets = container.demux(stream)
     while True:
         try:

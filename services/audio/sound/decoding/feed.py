@@ -9,44 +9,44 @@ from services.audio.sound.decoding.refusal import Refusal
 from services.worker.channel import BlockingChannel, ChannelClosed
 
 CHUNK_BYTES = 64 * 1024
-SILENT_BYTES = 8 * 1024 * 1024  # as much may come without becoming sound, then it is taken for no sound at all
+SILENT_BYTES = 8 * 1024 * 1024  # most bytes without sound; then the feed is refused
 
 
 class Feed:
-    """What a demuxer reads from. `before_waiting` is called when what came so far has all been read."""
+    """A readable file for a demuxer. `before_waiting` is called when all received bytes have been read."""
 
     def __init__(self, channel: BlockingChannel[ToDecoder], before_waiting: Callable[[], None]) -> None:
         self._channel = channel
         self._before_waiting = before_waiting
-        self._ahead = b""  # has come and is not read yet
+        self._ahead = b""  # received and not read yet
         self._ended = False
         self._silent = 0
         self.received = 0  # bytes
 
     def read(self, count: int) -> bytes:
-        """At least one byte and at most `count`; nothing at the end. Waits for the caller's next bytes."""
+        """Returns at least one byte and at most `count`; nothing at the end. Waits for the caller's next bytes."""
         if not self._ahead:
             self._ahead = self._next()
         data, self._ahead = self._ahead[:count], self._ahead[count:]
         return data
 
     def peek(self, count: int) -> bytes:
-        """The next `count` bytes, which are read again later; fewer at the end."""
+        """Returns the next `count` bytes and keeps them for later reads; fewer at the end."""
         while len(self._ahead) < count and (data := self._next()):
             self._ahead += data
         return self._ahead[:count]
 
     def skip(self, count: int) -> None:
-        """Passes over `count` bytes."""
+        """Skips `count` bytes."""
         while count and (data := self.read(min(count, CHUNK_BYTES))):
             count -= len(data)
             self._silent = 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: a feed holds no resource."""
 
     def heard(self) -> None:
-        """What came became sound."""
+        """Records that the bytes so far became sound."""
         self._silent = 0
 
     def _next(self) -> bytes:

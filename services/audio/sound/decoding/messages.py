@@ -1,4 +1,4 @@
-"""What the audio service and a decoder process say to each other.
+"""Messages between the audio service and a decoder process.
 
 A decoder has one file at a time. The service sends `Open`; for a live feed it then answers each `Hungry` with a
 `Chunk`. The decoder answers with `Begun`, perhaps `Opened`, any number of `Decoded`, and `Ended` or `Refused`.
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from services.sandbox.messages import Begun, Ready, Unusable
 
-SAMPLE_RATE = 16_000  # of all sound that a decoder gives: one channel, int16 little-endian
+SAMPLE_RATE = 16_000  # of all decoded sound: one channel, int16 little-endian
 BYTES_PER_SAMPLE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pcm:
-    """Sound without a container: interleaved samples, nothing of which is guessed."""
+    """Sound without a container: interleaved samples of a stated format."""
 
     sample_rate: int
     channels: int
@@ -27,8 +27,8 @@ class Pcm:
 class Open:
     """The next file."""
 
-    path: str  # empty: a live feed, which comes in chunks
-    pcm: Pcm | None  # None: a container that says itself what it holds
+    path: str  # empty: a live feed, sent in chunks
+    pcm: Pcm | None  # None: a container that states its own format
     max_seconds: float  # of sound; more is refused
 
 
@@ -48,7 +48,7 @@ class Opened:
 class Hungry:
     """The decoder waits for a chunk of a live feed."""
 
-    count: int  # most bytes that it takes
+    count: int  # most bytes of the chunk
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Frames of any rate, layout and sample format in; 16 kHz mono int16 out, in blocks."""
+"""Converts frames of any rate, layout and sample format to 16 kHz mono int16, in blocks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from services.audio.sound.decoding.messages import BYTES_PER_SAMPLE, SAMPLE_RATE
 from services.audio.sound.decoding.refusal import Refusal
 from services.audio.sound.decoding.resampler import Resampler
 
-BLOCK_BYTES = 2 * SAMPLE_RATE * BYTES_PER_SAMPLE  # two seconds: few messages, and still soon there
-MIN_RATE, MAX_RATE = 1_000, 768_000  # hertz; outside no sound was ever recorded
+BLOCK_BYTES = 2 * SAMPLE_RATE * BYTES_PER_SAMPLE  # two seconds: few messages, and a short delay
+MIN_RATE, MAX_RATE = 1_000, 768_000  # hertz; no recorded sound is outside
 
 
 class Mixer:
-    """One file's way to plain sound. `emit` gets each block as soon as it is full."""
+    """The conversion of one file. `emit` gets each block as soon as it is full."""
 
     def __init__(self, emit: Callable[[bytes], None], max_seconds: float) -> None:
         self._emit = emit
@@ -25,27 +25,27 @@ class Mixer:
         self._resampler: Resampler | None = None
         self._shape: tuple[int, str, str] | None = None
         self._pending = bytearray()
-        self.samples = 0  # given or pending so far
-        self.declared_seconds: float | None = None  # how long the file says it is
+        self.samples = 0  # emitted or pending so far
+        self.declared_seconds: float | None = None  # length that the file states
 
     def add(self, frame: AudioFrame) -> None:
-        """Takes the next frame. Raises Refusal for sound that cannot be mixed, or that is too long."""
+        """Adds the next frame. Raises Refusal for sound that cannot be mixed, or that is too long."""
         shape = (frame.sample_rate, frame.layout.name, frame.format.name)
-        if shape != self._shape:  # also in the middle of a file: its parts were joined as they were
+        if shape != self._shape:  # also in the middle of a file, whose parts were joined as they were
             self._drain()
             self._resampler = _resampler(frame)
             self._shape = shape
-        frame.pts = None  # what matters is the sound, not the times that a file claims for it
+        frame.pts = None  # ignores the times that a file states for its sound
         self._resample(frame)
 
     def flush(self) -> None:
-        """Gives what there is, because nothing more may come for a while."""
+        """Emits the pending samples, because nothing more may arrive for a while."""
         if self._pending:
             self._emit(bytes(self._pending))
             self._pending.clear()
 
     def end(self) -> None:
-        """Gives the rest."""
+        """Emits the rest."""
         self._drain()
         self.flush()
 
@@ -65,7 +65,7 @@ class Mixer:
                 del self._pending[:BLOCK_BYTES]
 
     def too_long(self) -> Refusal:
-        """The refusal of sound over the limit, with both lengths as far as they are known."""
+        """Returns the refusal of sound over the limit, with both lengths as far as they are known."""
         declared = self.declared_seconds or 0.0
         length = f"{declared:.0f} seconds" if declared > self.max_seconds else f"over {self.max_seconds:g} seconds"
         most = f"at most {self.max_seconds:g} seconds are taken at once (ALLM_MAX_AUDIO_SECONDS)"

@@ -1,4 +1,4 @@
-"""Raw samples as frames: what a caller states is taken as it is, no byte is looked at to guess."""
+"""Raw samples as frames: the format is the caller's statement; no byte is inspected to guess it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from services.audio.sound.decoding.mixer import Mixer
 from services.audio.sound.decoding.refusal import Refusal
 from services.audio.sound.decoding.tagged_file import TaggedFile
 
-SAMPLES = {"s16le": ("s16", 2), "f32le": ("flt", 4)}  # ffmpeg's name for it, bytes of one
+SAMPLES = {"s16le": ("s16", 2), "f32le": ("flt", 4)}  # ffmpeg's name, bytes per sample
 PIECE_BYTES = 64 * 1024
 
 
 def decode(file: TaggedFile | Feed, pcm: Pcm, mixer: Mixer) -> None:
-    """Reads samples to the end of the file into `mixer`. Raises Refusal where it ends within a sample."""
+    """Reads samples to the end of the file into `mixer`. Raises Refusal if it ends within a sample."""
     name, width = SAMPLES[pcm.encoding]
     layout = "mono" if pcm.channels == 1 else f"{pcm.channels} channels"
     size = width * pcm.channels

@@ -1,4 +1,4 @@
-"""Why a file cannot be decoded, inside a decoder process: it knows nothing of the service's errors."""
+"""The error for a file that a decoder process cannot decode; the process does not know the service's errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ FORMATS = "wav, mp3, m4a, mp4, aac, ogg, opus, flac and webm"
 
 
 class Refusal(Exception):
-    """The file is at fault; the message says what is wrong with it and what can be done."""
+    """A fault of the file; the message names the fault and the remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

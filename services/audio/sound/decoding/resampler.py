@@ -1,6 +1,6 @@
-"""Frames of one shape made into 16 kHz mono int16 by ffmpeg's filters, in this thread.
+"""Converts frames of one shape to 16 kHz mono int16 with ffmpeg's filters, in this thread.
 
-PyAV's AudioResampler does the same with a thread for each core, which costs more to start than a short file to decode.
+PyAV's AudioResampler does the same with a thread for each core: starting them costs more than decoding a short file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_CHANNELS = 64  # that ffmpeg can mix
 
 
 class Resampler:
-    """Made for the shape of a first frame. Raises FFmpegError where that cannot be mixed into one channel."""
+    """A resampler for the shape of its first frame. Raises FFmpegError if that cannot be mixed into one channel."""
 
     def __init__(self, frame: AudioFrame) -> None:
         try:
@@ -26,10 +26,10 @@ class Resampler:
         except FFmpegError:
             if frame.layout.nb_channels > MOST_CHANNELS:
                 raise
-            self._graph = _graph(frame, even=True)  # nobody knows where such channels belong: each counts the same
+            self._graph = _graph(frame, even=True)  # the position of such channels is unknown: all count the same
 
     def resample(self, frame: AudioFrame | None) -> list[AudioFrame]:
-        """The frame, mixed and resampled, as far as it is ready; None gives the rest."""
+        """Returns the frame, mixed and resampled, as far as it is ready; None returns the rest."""
         self._graph.push(frame)
         mixed: list[AudioFrame] = []
         while True:
@@ -46,9 +46,9 @@ class Resampler:
 
 
 def _graph(frame: AudioFrame, *, even: bool) -> Graph:
-    """The way from such frames to plain sound. `even`: all channels are mixed alike, wherever they belong.
+    """Builds the filters for such frames. `even`: all channels are mixed alike, whatever their position.
 
-    Raises FFmpegError where that cannot be.
+    Raises FFmpegError if that is impossible.
     """
     graph = Graph()
     graph.threads = 1

@@ -1,7 +1,7 @@
-"""A file on disk, without the ID3 tag that may stand before its sound.
+"""A file on disk, without the ID3 tags before its sound.
 
-A tag may hold megabytes of pictures, more than a demuxer looks through before it gives up on the file, and nothing in
-it is of use here: so it is not even parsed.
+A tag may hold megabytes of pictures, more than a demuxer scans before it gives up on the file. Nothing in it is of use
+here, so it is not parsed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import io
 import os
 
 HEADER_BYTES = 10  # of an ID3v2 tag, https://id3.org/id3v2.4.0-structure section 3.1
-FOOTER = 0x10  # a flag
-MAX_TAGS = 64  # one after the other; in a file of nothing but tags they would be looked for a long time
+FOOTER = 0x10  # flag of the header
+MAX_TAGS = 64  # one after the other; a file of nothing but tags would take a long time to scan
 
 
 class TaggedFile:
-    """What a demuxer reads from: the file from the end of its tags on."""
+    """A readable file for a demuxer: the file after its tags."""
 
     def __init__(self, path: str) -> None:
         self._file = io.FileIO(path)
@@ -25,20 +25,20 @@ class TaggedFile:
         self._file.seek(self._start)
 
     def read(self, count: int) -> bytes:
-        """At most `count` bytes; nothing at the end."""
+        """Returns at most `count` bytes; nothing at the end."""
         return self._file.read(count) or b""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to a place and gives it; a place before the start is an error of the demuxer's."""
+        """Moves to a position and returns it; a position before the start is an error of the demuxer's."""
         start = self._start if whence == os.SEEK_SET else 0
         return self._file.seek(start + offset, whence) - self._start
 
     def tell(self) -> int:
-        """Where the next read starts."""
+        """Returns the position of the next read."""
         return self._file.tell() - self._start
 
     def peek(self, count: int) -> bytes:
-        """The first `count` bytes; fewer where the file is shorter."""
+        """Returns the first `count` bytes; fewer if the file is shorter."""
         return os.pread(self._file.fileno(), count, self._start)
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class TaggedFile:
 
 
 def tag_bytes(header: bytes) -> int:
-    """The length of the ID3v2 tag that starts with these bytes; 0: it is none."""
+    """Returns the length of the ID3v2 tag that starts with these bytes; 0 if there is none."""
     if len(header) < HEADER_BYTES or header[:3] != b"ID3" or max(header[6:10]) > 0x7F:
         return 0
     length = 0

@@ -1,6 +1,6 @@
-"""A codec process: one file at a time. Started by the image service as `python -m services.image.pictures.coding FD`.
+"""A codec process: one file at a time. The image service starts it as `python -m services.image.pictures.coding FD`.
 
-What a hostile file can do ends here: the process may use little, opens nothing at all, and ends with the service.
+This process contains hostile files: it may use few resources, cannot open files, and ends with the service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.sandbox.messages import Begun, Ready, Unusable
 from services.worker.channel import BlockingChannel, ChannelClosed
 
 try:
-    # Pillow imports these when a file is of such a kind; by then nothing can be imported any more.
+    # Pillow imports these when it meets such a file; by then the process can import nothing any more.
     from PIL import JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
 
     from services.image.pictures.coding import reading, writing
@@ -33,13 +33,13 @@ else:
     MISSING = None
     PLUGINS = (JpegImagePlugin, MpoImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin)
 
-MEMORY_BYTES = 256 * 1024 * 1024  # on top of what the libraries take
-BYTES_PER_PIXEL = 24  # a picture, its alpha, its mask, and what their decoders need beside
-CPU_SECONDS = 20.0  # for any file: the largest one takes one or two
+MEMORY_BYTES = 256 * 1024 * 1024  # in addition to the libraries' own
+BYTES_PER_PIXEL = 24  # a picture, its alpha, its mask, and its decoder's working memory
+CPU_SECONDS = 20.0  # per file: the largest takes one or two
 
 
 def main() -> None:
-    """Reads and writes files until the service is gone."""
+    """Reads and writes files until the service closes the channel."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel: BlockingChannel[ToCodec] = BlockingChannel(sock, ToCodec)
     if MISSING:
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _answer(order: ToCodec, max_pixels: int) -> FromCodec:
-    """Does what is ordered, and gives the one message about it."""
+    """Runs an order and returns the answer message."""
     try:
         if isinstance(order, Decode):
             return reading.read(order, max_pixels)
@@ -77,7 +77,7 @@ def _answer(order: ToCodec, max_pixels: int) -> FromCodec:
 
 
 def _warm_up() -> None:
-    """Writes and reads small pictures, so that everything is imported and the first file does not wait."""
+    """Writes and reads small pictures, so that all modules are imported before the first file."""
     fit = Fit(width=16, height=8, exact=True)
     for kind in ("png", "jpeg", "webp"):
         small = Encode(width=8, height=8, pixels=bytes(192), kind=kind, quality=90, texts={"Software": "allm"})

@@ -1,4 +1,4 @@
-"""The size that an uploaded picture is given: plain numbers, no pixels."""
+"""Computes the size that an uploaded picture is scaled to; handles no pixels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.image.pictures.coding.messages import Fit
 
 
 def fitted(width: int, height: int, fit: Fit) -> tuple[int, int]:
-    """The size for a picture of `width` x `height`: its shape, with as many pixels as `fit` has, within its limits."""
+    """Returns the size for a `width` x `height` picture: its shape, with as many pixels as `fit`, within its limits."""
     if fit.exact:
         return fit.width, fit.height
     scale = math.sqrt(fit.width * fit.height / (width * height))
@@ -17,7 +17,7 @@ def fitted(width: int, height: int, fit: Fit) -> tuple[int, int]:
         longer = 0 if sides[0] >= sides[1] else 1
         shorter = sides[longer] - fit.multiple_of
         if shorter < fit.min_side:
-            break  # no size of these limits is small enough: who asked for it says so
+            break  # no size within these limits is small enough: the caller reports that
         sides[longer] = shorter
     return sides[0], sides[1]
 

@@ -1,6 +1,6 @@
-"""What a file says of itself at its beginning: the format, and where it costs nothing the size.
+"""Reads a file's format from its first bytes, and its size if the first bytes hold it.
 
-Libraries get memory for a picture before they say how large it is: the size has to be known before they see the file.
+Libraries allocate memory for a picture before they report its size, so the size must be known before they see the file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WEBP_HEADER_BYTES = 30
 
 
 def kind_of(data: bytes) -> str:
-    """PNG, JPEG or WEBP, as Pillow calls them; empty for anything else."""
+    """Returns PNG, JPEG or WEBP, which are Pillow's names; empty for anything else."""
     if data.startswith(PNG):
         return "PNG"
     if data.startswith(JPEG):
@@ -23,7 +23,7 @@ def kind_of(data: bytes) -> str:
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height; None where they do not stand at the beginning, as in a JPEG, or the file is cut off."""
+    """Returns width and height; None if they are not at the beginning, as in a JPEG, or the file is cut off."""
     if data.startswith(PNG) and data[12:16] == b"IHDR" and len(data) >= 24:
         width, height = struct.unpack_from(">II", data, 16)
         return width, height

@@ -1,6 +1,6 @@
-"""What the image service and a codec process say to each other: a codec has one file at a time.
+"""Messages between the image service and a codec process, which handles one file at a time.
 
-The service sends `Allow` once, then orders, `Decode` or `Encode`. The codec answers each with `Begun`, and with
+The service sends `Allow` once, then orders, `Decode` or `Encode`. The codec answers each with `Begun`, then with
 `Decoded`, `Encoded` or `Refused`.
 """
 
@@ -13,18 +13,18 @@ from services.sandbox.messages import Begun, Ready, Unusable
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """First message to a codec: how large pictures may be. Its memory is limited accordingly."""
+    """First message to a codec: the size limit of pictures. The codec's memory limit follows from it."""
 
     max_pixels: int  # width x height
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Which size a picture shall be given."""
+    """The size constraints for a picture."""
 
-    width: int  # exactly, or what tells how many pixels
+    width: int  # the exact size, or a size with the desired number of pixels
     height: int
-    exact: bool  # whether width and height are wanted; else the picture keeps its shape as nearly as can be
+    exact: bool  # use this width and height; else the picture keeps its shape as closely as possible
     multiple_of: int = 1  # of each side
     min_side: int = 1
     max_side: int = 1 << 16
@@ -33,49 +33,49 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decode:
-    """An uploaded file, and perhaps a mask for it."""
+    """An uploaded file and an optional mask."""
 
     image: bytes
     mask: bytes = b""  # empty: none
     fit: Fit
-    own_mask: bool  # whether transparent areas of the image are its mask, if it has no other
+    own_mask: bool  # use the image's transparent areas as the mask, if it has no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encode:
-    """A picture to be written."""
+    """A picture to write."""
 
     width: int
     height: int
     pixels: bytes  # rows of RGB uint8
     kind: str  # png, jpeg or webp
     quality: int  # 0 to 100, of jpeg and webp
-    texts: dict[str, str]  # what a PNG tells of itself; others tell nothing
+    texts: dict[str, str]  # metadata of a PNG; other formats get none
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What was in the file, upright and scaled."""
+    """The decoded picture, upright and scaled."""
 
     width: int
     height: int
     pixels: bytes  # rows of RGB uint8
-    mask: bytes | None  # rows of uint8: 255 where the image shall be drawn over, 0 elsewhere; None: everywhere
+    mask: bytes | None  # rows of uint8: 255 where the image is drawn over, 0 elsewhere; None: everywhere
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A file."""
+    """An encoded file."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The file cannot be read; the message is for the caller."""
+    """The file cannot be read; `message` is for the caller."""
 
     message: str
-    param: str  # image or mask; empty: neither is at fault
+    param: str  # image or mask; empty: neither is the cause
 
 
 ToCodec = Allow | Decode | Encode

@@ -1,4 +1,4 @@
-"""Uploaded files become pixels: checked before they are decoded, upright, and of the size that a model draws."""
+"""Decodes uploaded files to pixels: checked before decoding, upright, and scaled to a size that the model draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEPTH_16 = "I;16"
 
 
 def read(order: Decode, max_pixels: int) -> Decoded:
-    """Reads an image, and its mask. Raises Refusal."""
+    """Reads an image and its mask. Raises Refusal."""
     image = _upright(order.image, "image", max_pixels)
     mask = None
     if order.mask:
@@ -46,7 +46,7 @@ def _upright(data: bytes, param: str, max_pixels: int) -> Image.Image:
     except Refusal:
         raise
     except Exception as error:
-        # Whatever else the library raises is about the file; its text may quote it and stays here.
+        # Any other error of the library is about the file. Its text may quote the file, so it is not passed on.
         raise Refusal(
             f"'{param}' is damaged: it cannot be decoded as {kind} ({type(error).__name__}).", param
         ) from None
@@ -64,15 +64,15 @@ def _check_pixels(size: tuple[int, int] | None, param: str, max_pixels: int) -> 
 
 
 def _alpha(image: Image.Image) -> Image.Image | None:
-    """How opaque each pixel is; None for a picture that knows nothing of it."""
+    """Returns the alpha channel; None for a picture without transparency."""
     if not image.has_transparency_data:
         return None
     return image.convert("RGBA").getchannel("A")
 
 
 def _flat(image: Image.Image) -> Image.Image:
-    """RGB; what is transparent becomes white."""
-    if image.mode.startswith(DEPTH_16):  # 16 bits of grey, of which the upper 8 are meant
+    """Converts to RGB; transparent areas become white."""
+    if image.mode.startswith(DEPTH_16):  # 16 bits of grey; the upper 8 are kept
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if not image.has_transparency_data:
         return image.convert("RGB")
@@ -95,7 +95,7 @@ def _mask(data: bytes, size: tuple[int, int], max_pixels: int) -> Image.Image:
 
 
 def _transparent(image: Image.Image) -> Image.Image | None:
-    """The transparent areas of an image as a mask; None where there is none."""
+    """Returns the transparent areas of an image as a mask; None if there are none."""
     alpha = _alpha(image)
     return None if alpha is None or _all_opaque(alpha) else ImageChops.invert(alpha)
 
@@ -106,5 +106,5 @@ def _all_opaque(alpha: Image.Image) -> bool:
 
 
 def _sharp(mask: Image.Image) -> Image.Image:
-    """Only 0 and 255."""
+    """Reduces a mask to the values 0 and 255."""
     return mask.point([0] * HALF + [OPAQUE] * (OPAQUE + 1 - HALF))

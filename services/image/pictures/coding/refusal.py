@@ -1,10 +1,10 @@
-"""Why a picture cannot be read, inside a codec process: it knows nothing of the service's errors."""
+"""The error of a codec process, which does not import the service's errors."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """The file is at fault; the message says what is wrong with it. `param` is image or mask."""
+    """The file cannot be read; `message` says why. `param` is image or mask."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)

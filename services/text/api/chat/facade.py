@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, /v1/completions and /v1/embeddings: OpenAI's bytes around the cores."""
+"""The facade for POST /v1/chat/completions, /v1/completions and /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
-        """One JSON body, or server-sent events when the request says `stream`."""
+        """Sends one JSON body, or server-sent events if the request sets `stream`."""
         asked, chat_request = read_request(request)
         call.model = await self._chat.model_id(chat_request.model)
         logprobs = chat_request.logprobs is not None
@@ -53,25 +53,25 @@ class TextFacade(text_service_pb2_grpc.TextServiceServicer):
     async def CreateCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
-        """The older interface: a text goes on."""
+        """Completes a text (the legacy endpoint)."""
         await create_completion(self._completions, request, call)
 
     @facade(operation="embeddings")
     async def CreateEmbedding(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
-        """The vectors of some inputs."""
+        """Computes embedding vectors of the inputs."""
         await create_embedding(self._embeddings, request, call)
 
 
 async def _stream(completion: Completion, chunks: ChunkWriter, include_usage: bool, call: Call) -> None:
-    """Events that are ready together share one HttpBody; each is a server-sent event of its own."""
+    """Sends events that are ready together in one HttpBody, each as a separate server-sent event."""
     begun: set[int] = set()
     while not completion.finished:
         events: list[dict[str, Any]] = []
         for index, event in await completion.ready():
             if index not in begun:
-                # Only now: until the first token an error can still be told by the HTTP status.
+                # Not earlier: until the first token, the HTTP status can still report an error.
                 begun.add(index)
                 events.append(chunks.role(index))
             events.append(chunks.event(index, event))

@@ -1,4 +1,4 @@
-"""What the core tells of a chat, as protobuf (allm.text.v1)."""
+"""Chat results as protobuf (allm.text.v1)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FINISH: dict[FinishReason | None, chat_pb2.FinishReason.ValueType] = {
 
 
 def choice_message(index: int, said: Said) -> chat_pb2.ChatChoice:
-    """A whole answer."""
+    """Converts a complete answer."""
     message = chat_pb2.ChatMessage(
         role=chat_pb2.CHAT_ROLE_ASSISTANT,
         content=[chat_pb2.ContentPart(text=said.text)] if said.text else [],
@@ -34,7 +34,7 @@ def choice_message(index: int, said: Said) -> chat_pb2.ChatChoice:
 
 
 def event_message(index: int, event: ChoiceEvent, usage: Usage | None) -> chat_service_pb2.StreamChatCompletionResponse:
-    """One event of a stream; `usage` where it ends the last choice."""
+    """Converts one event of a stream; `usage` is set for the event that ends the last choice."""
     response = chat_service_pb2.StreamChatCompletionResponse
     delta = chat_service_pb2.ChatDelta(index=index)
     if isinstance(event, TextDelta):
@@ -54,7 +54,7 @@ def event_message(index: int, event: ChoiceEvent, usage: Usage | None) -> chat_s
 
 
 def usage_message(usage: Usage) -> chat_pb2.Usage:
-    """What a request took."""
+    """Converts the token usage of a request."""
     return chat_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
@@ -64,7 +64,7 @@ def usage_message(usage: Usage) -> chat_pb2.Usage:
 
 
 def logprob_messages(tokens: Iterable[TokenLogprob]) -> list[chat_pb2.TokenLogprob]:
-    """The probabilities of tokens."""
+    """Converts the log probabilities of tokens."""
     return [
         chat_pb2.TokenLogprob(
             token=token.piece,

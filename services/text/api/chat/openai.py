@@ -1,7 +1,7 @@
-"""OpenAI's Chat Completions: responses and chunks, built from what the core tells.
+"""OpenAI's Chat Completions: responses and chunks, built from the core's results.
 
-Reference: https://platform.openai.com/docs/api-reference/chat. `reasoning_content`, for what a model thinks before it
-answers, is the name that other servers gave it; OpenAI has none.
+Reference: https://platform.openai.com/docs/api-reference/chat. OpenAI has no field for reasoning; `reasoning_content`
+is the name that other servers use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.text.running_answer import CallBegun, CallDelta, ChoiceEvent, Fini
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """The `usage` object."""
+    """Builds the `usage` object."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -31,7 +31,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def completion_object(head: dict[str, Any], said: Sequence[Said], usage: Usage, *, logprobs: bool) -> dict[str, Any]:
-    """A whole `chat.completion`; `head` has id, created and model."""
+    """Builds a complete `chat.completion`; `head` holds id, created and model."""
     return {
         "id": head["id"],
         "object": "chat.completion",
@@ -78,7 +78,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _token(piece: bytes, logprob: float) -> dict[str, Any]:
-    """A token may be less than a character: its bytes tell what its text cannot."""
+    """Includes the bytes because a token may be less than a character, which its text cannot show."""
     return {"token": piece.decode(errors="replace"), "logprob": logprob, "bytes": list(piece)}
 
 
@@ -94,16 +94,16 @@ class ChunkWriter:
             "service_tier": "default",
             "system_fingerprint": None,
         }
-        # With include_usage, OpenAI's every chunk has the field, null in all but the last.
+        # With include_usage, every chunk of OpenAI's has the field; it is null in all but the last.
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
         self._logprobs = logprobs
 
     def role(self, index: int) -> dict[str, Any]:
-        """The first chunk of a choice."""
+        """Builds the first chunk of a choice."""
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
     def event(self, index: int, event: ChoiceEvent) -> dict[str, Any]:
-        """The chunk for what has come of a choice."""
+        """Builds the chunk for an event of a choice."""
         if isinstance(event, TextDelta):
             logprobs = _logprobs(event.logprobs) if self._logprobs and event.logprobs else None
             return self._chunk(index, {"content": event.text}, logprobs=logprobs)
@@ -119,7 +119,7 @@ class ChunkWriter:
         return self._chunk(index, {}, finish=_reason(event))
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        """The last chunk, when it was asked for: no choices, only usage."""
+        """Builds the final usage chunk, which has no choices; sent only if requested."""
         return {**self._head, "choices": [], "usage": usage_object(usage)}
 
     def _chunk(

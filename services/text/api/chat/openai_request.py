@@ -1,8 +1,8 @@
-"""OpenAI's Chat Completions: requests, read from JSON into structs, checked, and put into the core's words.
+"""OpenAI's Chat Completions: requests, decoded from JSON, checked, and converted to the core's types.
 
-Reference: https://platform.openai.com/docs/api-reference/chat. A parameter that OpenAI knows and allm cannot honour is
-refused by name; one that nobody knows is ignored. Extensions: `top_k`, `min_p`, `repeat_penalty` (also under its other
-name `repetition_penalty`) and `ignore_eos`.
+Reference: https://platform.openai.com/docs/api-reference/chat. A parameter of OpenAI's API that allm does not support
+is rejected by name; an unknown one is ignored. Extensions: `top_k`, `min_p`, `repeat_penalty` (or its alias
+`repetition_penalty`) and `ignore_eos`.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ from services.text.engine.sampling import SamplingParams
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    """A content part: plain text."""
+    """A content part with plain text."""
 
     text: str
 
 
 class RefusalPart(msgspec.Struct, tag_field="type", tag="refusal"):
-    """A content part: the assistant's refusal."""
+    """A content part with the assistant's refusal."""
 
     refusal: str
 
 
 class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
-    """A content part that no text model here reads."""
+    """An image content part; no text model here supports it."""
 
 
 class AudioPart(msgspec.Struct, tag_field="type", tag="input_audio"):
-    """A content part that no text model here reads."""
+    """An audio content part; no text model here supports it."""
 
 
 class FilePart(msgspec.Struct, tag_field="type", tag="file"):
-    """A content part that no text model here reads."""
+    """A file content part; no text model here supports it."""
 
 
 ContentPart = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
 
 
 class FunctionCall(msgspec.Struct):
-    """A function that the assistant called, with its arguments as JSON text."""
+    """A function call of the assistant, with its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class MessageToolCall(msgspec.Struct):
-    """A tool call inside an assistant's message."""
+    """A tool call in an assistant message."""
 
     id: str
     function: FunctionCall
@@ -82,18 +82,18 @@ class RequestMessage(msgspec.Struct):
     refusal: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None  # as it came in an earlier answer
+    reasoning_content: str | None = None  # from an earlier answer
 
 
 class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # known, so that it can be refused
+    include_obfuscation: bool | None = None  # declared only to be rejected
 
 
 class ChatCompletionRequest(SamplingBody, kw_only=True):
-    """The body of POST /v1/chat/completions. The second half is known, so that it can be refused."""
+    """The body of POST /v1/chat/completions. The second group of fields is declared only to be rejected."""
 
     model: str
     messages: list[RequestMessage]
@@ -127,11 +127,11 @@ class ChatCompletionRequest(SamplingBody, kw_only=True):
 
 
 def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, ChatRequest]:
-    """Reads and checks a request: as it came, and in the core's words.
+    """Reads and checks a request. Returns the decoded body and the core's request.
 
     Raises:
-        InvalidRequest: wrong types or values, named.
-        Unsupported: a parameter or content that cannot be honoured, named.
+        InvalidRequest: a type or value is wrong; the error names the parameter.
+        Unsupported: a parameter or content is not supported; the error names it.
     """
     request = body.decode(raw, ChatCompletionRequest)
     _refuse_unsupported(request)
@@ -165,13 +165,13 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ChatCompletionRequest, Cha
 
 
 def _called(request: ChatCompletionRequest) -> dict[str, str]:
-    """Which of a parameter's two names the caller used."""
+    """Returns the alias that the caller used, by parameter name."""
     pairs = {"max_tokens": "max_completion_tokens", "repeat_penalty": "repetition_penalty"}
     return {name: other for name, other in pairs.items() if getattr(request, other) is not None}
 
 
 def _refuse_unsupported(request: ChatCompletionRequest) -> None:
-    """A parameter with its neutral value asks for nothing and passes."""
+    """Rejects unsupported parameters, except those whose value has no effect."""
     options = request.stream_options or StreamOptions()
     refuse_others(
         (

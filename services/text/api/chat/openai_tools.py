@@ -1,4 +1,4 @@
-"""OpenAI's tools, choice of tools and response formats, as Chat Completions writes them."""
+"""OpenAI's tools, tool choice and response formats, as Chat Completions defines them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.text.conversation import OutputFormat, Tool, ToolChoice
 
 
 class FunctionDefinition(msgspec.Struct):
-    """A function: its name, what it does, and the JSON Schema of its arguments."""
+    """A function: its name, its description, and the JSON Schema of its arguments."""
 
     name: str
     description: str | None = None
@@ -21,43 +21,43 @@ class FunctionDefinition(msgspec.Struct):
 
 
 class FunctionTool(msgspec.Struct, tag_field="type", tag="function"):
-    """A tool that is a function."""
+    """A function tool."""
 
     function: FunctionDefinition
 
 
 class CustomTool(msgspec.Struct, tag_field="type", tag="custom"):
-    """A tool with free text for its argument; known, so that it can be refused."""
+    """A tool with free text as its argument; declared only to be rejected."""
 
 
 ToolDefinition = FunctionTool | CustomTool
 
 
 class FunctionName(msgspec.Struct):
-    """The name of a function."""
+    """A function name."""
 
     name: str
 
 
 class NamedFunction(msgspec.Struct, tag_field="type", tag="function"):
-    """The one tool that must be called; or, in a list, one that may be."""
+    """A tool that must be called; in a list, one that may be called."""
 
     function: FunctionName
 
 
 class NamedCustom(msgspec.Struct, tag_field="type", tag="custom"):
-    """A custom tool; known, so that it can be refused."""
+    """A custom tool; declared only to be rejected."""
 
 
 class AllowedTools(msgspec.Struct):
-    """Those of the tools that may be called, or one of which must be."""
+    """A subset of the tools: the model may call one of them or, in mode `required`, must."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedFunction | NamedCustom]
 
 
 class AllowedToolsChoice(msgspec.Struct, tag_field="type", tag="allowed_tools"):
-    """A choice of some of the tools."""
+    """A tool choice that names a subset of the tools."""
 
     allowed_tools: AllowedTools
 
@@ -66,15 +66,15 @@ ToolChoiceBody = Literal["none", "auto", "required"] | NamedFunction | NamedCust
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
-    """Plain text."""
+    """The format for plain text."""
 
 
 class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+    """The format for any JSON object."""
 
 
 class JsonSchema(msgspec.Struct):
-    """A named schema. Whether `strict` or not, the answer follows it."""
+    """A named schema. The answer follows it with or without `strict`."""
 
     name: str
     schema: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ class JsonSchema(msgspec.Struct):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
-    """JSON that follows a schema."""
+    """The format for JSON that follows a schema."""
 
     json_schema: JsonSchema
 
@@ -92,7 +92,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 def tools_of(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
-    """Tools in the core's words. Raises Unsupported for those that are no functions."""
+    """Converts tools to the core's type. Raises Unsupported for tools that are not functions."""
     tools = []
     for at, definition in enumerate(definitions):
         if isinstance(definition, CustomTool):
@@ -110,10 +110,10 @@ def tools_of(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
 
 
 def choice_of(choice: ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice:
-    """A choice of tools in the core's words.
+    """Converts a tool choice to the core's type.
 
     Raises:
-        InvalidRequest: it names a tool that there is not, or demands one where there are none.
+        InvalidRequest: it names an unknown tool, or requires one although there are none.
         Unsupported: it names a custom tool.
     """
     if choice is None:
@@ -129,7 +129,7 @@ def choice_of(choice: ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolChoic
 
 
 def output_of(wanted: ResponseFormat | None) -> OutputFormat:
-    """A response format in the core's words. Raises InvalidRequest when a schema is missing."""
+    """Converts a response format to the core's type. Raises InvalidRequest if a schema is missing."""
     if isinstance(wanted, JsonObjectFormat):
         return OutputFormat(kind="json_object")
     if isinstance(wanted, JsonSchemaFormat):

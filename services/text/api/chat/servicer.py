@@ -1,4 +1,4 @@
-"""allm.text.v1.ChatService: protobuf around the chat core."""
+"""The servicer of allm.text.v1.ChatService."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     async def CreateChatCompletion(  # noqa: N802
         self, request: chat_service_pb2.CreateChatCompletionRequest, call: Call
     ) -> chat_service_pb2.CreateChatCompletionResponse:
-        """Answers with the whole message at once."""
+        """Returns the complete answer."""
         chat_request = read_request(request)
         call.model = await self._chat.model_id(chat_request.model)
         async with self._chat.complete(chat_request, call.client) as completion:
@@ -70,7 +70,7 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
     async def StreamChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: chat_service_pb2.StreamChatCompletionRequest, call: Call
     ) -> None:
-        """Answers token by token."""
+        """Streams the answer token by token."""
         chat_request = read_request(request)
         call.model = await self._chat.model_id(chat_request.model)
         response = chat_service_pb2.StreamChatCompletionResponse
@@ -84,14 +84,14 @@ class ChatServicer(chat_service_pb2_grpc.ChatServiceServicer):
                 *earlier, last = events
                 for index, event in earlier:
                     await call.send(event_message(index, event, None))
-                # The last event that there is ends the last choice: it tells what all have taken.
+                # The last ready event may end the last choice; it then carries the usage of all choices.
                 index, event = last
                 await call.send(event_message(index, event, completion.usage if completion.finished else None))
                 events = await completion.ready()
 
 
 def read_request(request: AnyRequest) -> ChatRequest:
-    """Checks a request and puts it into the core's words. Raises InvalidRequest or Unsupported."""
+    """Checks a request and converts it to the core's type. Raises InvalidRequest or Unsupported."""
     messages = tuple(_message(message, f"messages[{at}]") for at, message in enumerate(request.messages))
     tools = tuple(_tool(tool, f"tools[{at}]") for at, tool in enumerate(request.tools))
     chat = ChatRequest(

@@ -1,4 +1,4 @@
-"""POST /v1/completions: OpenAI's bytes around the core of completions."""
+"""The facade for POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.text.running_answer import Finished, TextDelta
 
 
 async def create_completion(completions: Completions, request: httpbody_pb2.HttpBody, call: Call) -> None:
-    """One JSON body, or server-sent events when the request says `stream`."""
+    """Sends one JSON body, or server-sent events if the request sets `stream`."""
     asked, wanted = read_request(request)
     call.model = await completions.model_id(wanted.model)
     async with completions.complete(wanted, call.client) as completion:
@@ -54,6 +54,6 @@ async def _stream(
 
 
 def _echo(wanted: CompletionRequest, completion: Completion, index: int) -> str:
-    """The prompt of a choice that has begun, as text; the worker knows that of one given as tokens."""
+    """Returns a choice's prompt as text. The choice must have begun: the worker decodes prompts given as tokens."""
     prompt = wanted.prompts[index // wanted.choices]
     return prompt if isinstance(prompt, str) else completion.choices[index].prompt

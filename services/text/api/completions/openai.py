@@ -1,7 +1,7 @@
-"""OpenAI's legacy Completions, as JSON: requests read and checked, responses and chunks built.
+"""OpenAI's legacy Completions, as JSON: requests are read and checked, responses and chunks are built.
 
-Reference: https://platform.openai.com/docs/api-reference/completions. A parameter that OpenAI knows and allm cannot
-honour is refused by name. Extensions are those of Chat Completions.
+Reference: https://platform.openai.com/docs/api-reference/completions. A parameter of OpenAI's API that allm does not
+support is rejected by name. The extensions are those of Chat Completions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_LOGPROBS = 5
 
 
 class LegacyRequest(SamplingBody, kw_only=True):
-    """The body of POST /v1/completions. The last part is known, so that it can be refused."""
+    """The body of POST /v1/completions. The last group of fields is declared only to be rejected."""
 
     model: str
     prompt: str | list[str | int | list[int]] | None = None
@@ -47,11 +47,11 @@ class LegacyRequest(SamplingBody, kw_only=True):
 
 
 def read_request(raw: httpbody_pb2.HttpBody) -> tuple[LegacyRequest, CompletionRequest]:
-    """Reads and checks a request: as it came, and in the core's words.
+    """Reads and checks a request. Returns the decoded body and the core's request.
 
     Raises:
-        InvalidRequest: wrong types or values, named.
-        Unsupported: a parameter that cannot be honoured, named.
+        InvalidRequest: a type or value is wrong; the error names the parameter.
+        Unsupported: a parameter is not supported; the error names it.
     """
     request = body.decode(raw, LegacyRequest)
     if request.suffix:
@@ -102,7 +102,7 @@ def _check_logprobs(request: LegacyRequest) -> None:
 
 
 class LegacyWriter:
-    """Builds the `text_completion` objects of one request: whole, or as the chunks of a stream."""
+    """Builds the `text_completion` objects of one request: one complete object, or the chunks of a stream."""
 
     def __init__(self, head: dict[str, Any], *, logprobs: bool, include_usage: bool = False) -> None:
         self._head = {
@@ -114,10 +114,10 @@ class LegacyWriter:
         }
         self._tail: dict[str, Any] = {"usage": None} if include_usage else {}
         self._logprobs = logprobs
-        self._offsets: dict[int, int] = {}  # characters told so far, by choice
+        self._offsets: dict[int, int] = {}  # characters sent so far, by choice
 
     def whole(self, said: Sequence[Said], echoes: Sequence[str], usage: Usage) -> dict[str, Any]:
-        """All choices; `echoes` come in front of their texts."""
+        """Builds one object with all choices; `echoes` precede their texts."""
         choices = [
             self._choice(index, echo + answer.text, answer.logprobs, answer.finish)
             for index, (answer, echo) in enumerate(zip(said, echoes, strict=True))
@@ -127,11 +127,11 @@ class LegacyWriter:
     def chunk(
         self, index: int, text: str, logprobs: Sequence[TokenLogprob] = (), finish: str | None = None
     ) -> dict[str, Any]:
-        """More of a choice, or its end."""
+        """Builds a chunk with more text of a choice, or with its end."""
         return {**self._head, "choices": [self._choice(index, text, logprobs, finish)], **self._tail}
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        """The last chunk, when it was asked for."""
+        """Builds the final usage chunk, sent only if requested."""
         return {**self._head, "choices": [], "usage": usage_object(usage)}
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], finish: str | None) -> dict[str, Any]:

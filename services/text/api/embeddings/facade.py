@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: OpenAI's bytes around the core of embeddings."""
+"""The facade for POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.text.embeddings import Embeddings
 
 
 async def create_embedding(embeddings: Embeddings, request: httpbody_pb2.HttpBody, call: Call) -> None:
-    """One JSON body, sent in pieces."""
+    """Sends one JSON body in pieces."""
     asked, wanted = read_request(request)
     call.model = await embeddings.model_id(wanted.model)
     embedding = await embeddings.embed(wanted, call.client)

@@ -1,4 +1,4 @@
-"""OpenAI's Embeddings, as JSON: requests read and checked, responses built in pieces.
+"""OpenAI's Embeddings, as JSON: requests are read and checked, responses are built in pieces.
 
 Reference: https://platform.openai.com/docs/api-reference/embeddings.
 """
@@ -15,13 +15,13 @@ from services.errors import InvalidRequest
 from services.rest.openai import body
 from services.text.embeddings import Embedding, EmbeddingRequest, Input, check, numbers
 
-PIECE_BYTES = 256 * 1024  # of a body: a long one leaves in several, and other requests have their turn between them
+PIECE_BYTES = 256 * 1024  # a long body is sent in pieces of this size, so that other requests run in between
 _FORMATS = ("float", "base64")
 _encode = msgspec.json.Encoder().encode
 
 
 class EmbeddingsRequest(msgspec.Struct):
-    """The body of POST /v1/embeddings. `user` is taken and has no effect."""
+    """The body of POST /v1/embeddings. `user` is accepted and has no effect."""
 
     model: str
     input: str | list[str | int | list[int]] | None = None
@@ -31,7 +31,7 @@ class EmbeddingsRequest(msgspec.Struct):
 
 
 def read_request(raw: httpbody_pb2.HttpBody) -> tuple[EmbeddingsRequest, EmbeddingRequest]:
-    """Reads a request: as it came, and in the core's words. Raises InvalidRequest that names the parameter."""
+    """Reads a request. Returns the decoded body and the core's request. Raises InvalidRequest, naming the parameter."""
     request = body.decode(raw, EmbeddingsRequest)
     if request.encoding_format not in (None, *_FORMATS):
         message = f"'encoding_format' must be {' or '.join(_FORMATS)}, not {request.encoding_format[:40]!r}."
@@ -43,7 +43,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[EmbeddingsRequest, Embeddi
 
 
 def _inputs(given: str | list[str | int | list[int]] | None) -> tuple[tuple[Input, ...], str]:
-    """The inputs, and what one of them is called in errors."""
+    """Returns the inputs, and the parameter name that errors use for one of them."""
     if given is None:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input")
     if isinstance(given, str):
@@ -58,7 +58,7 @@ def _inputs(given: str | list[str | int | list[int]] | None) -> tuple[tuple[Inpu
 
 
 def body_pieces(embedding: Embedding, encoding: str | None) -> Iterator[bytes]:
-    """The whole response body, cut wherever a piece is long enough."""
+    """Yields the response body in pieces of at least PIECE_BYTES."""
     piece = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(embedding.vectors):
         told = base64.b64encode(vector).decode() if encoding == "base64" else numbers(vector)

@@ -1,4 +1,4 @@
-"""allm.text.v1.EmbeddingService: protobuf around the core of embeddings."""
+"""The servicer of allm.text.v1.EmbeddingService."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.errors import InvalidRequest
 from services.rpc.call import Call, typed
 from services.text.embeddings import EmbeddingRequest, Embeddings, Input, check, numbers
 
-AT_ONCE = 64  # vectors put into a message before others have their turn
+AT_ONCE = 64  # vectors added to a message before the event loop runs other requests
 
 
 class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
@@ -23,7 +23,7 @@ class EmbeddingServicer(embedding_service_pb2_grpc.EmbeddingServiceServicer):
     async def CreateEmbeddings(  # noqa: N802
         self, request: embedding_service_pb2.CreateEmbeddingsRequest, call: Call
     ) -> embedding_service_pb2.CreateEmbeddingsResponse:
-        """Embeds some inputs."""
+        """Computes embedding vectors of the inputs."""
         wanted = EmbeddingRequest(
             model=request.model,
             inputs=tuple(_input(each, f"inputs[{index}]") for index, each in enumerate(request.inputs)),

@@ -1,4 +1,4 @@
-"""/v1/responses and what is beneath it: OpenAI's bytes around the responses core."""
+"""The facade for /v1/responses and the endpoints below it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.text.responses.response import Response, ResponseRequest
 from services.text.responses.responses import Responses
 from services.text.responses.run import Run
 
-SECONDS = 30.0  # for what only reads and writes the store
+SECONDS = 30.0  # for calls that only access the store
 DEFAULT_LIMIT = 20
 
 
@@ -32,7 +32,7 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     async def CreateResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> None:
-        """One JSON body, or server-sent events when the request says `stream`."""
+        """Sends one JSON body, or server-sent events if the request sets `stream`."""
         asked, wanted = read_request(request)
         with called(CALLED):
             call.model = await self._responses.model_id(wanted.model)
@@ -50,7 +50,7 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     async def CountInputTokens(  # noqa: N802
         self, request: httpbody_pb2.HttpBody, call: Call
     ) -> httpbody_pb2.HttpBody:
-        """How many tokens an input is."""
+        """Counts the tokens of an input."""
         _, wanted = read_request(request)
         with called(CALLED):
             call.model = await self._responses.model_id(wanted.model)
@@ -61,7 +61,7 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     async def GetResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: responses_service_pb2.GetResponseRequest, call: Call
     ) -> None:
-        """A stored response, or the events of one in the background."""
+        """Returns a stored response, or streams the events of a background response."""
         check_include([*request.include, *request.include_brackets])
         if request.include_obfuscation:
             raise Unsupported("'include_obfuscation' is not supported by this server.", param="include_obfuscation")
@@ -78,7 +78,7 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     async def DeleteResponse(  # noqa: N802
         self, request: responses_service_pb2.DeleteResponseRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
-        """Forgets a stored response."""
+        """Deletes a stored response."""
         await self._responses.delete(request.response_id, call.client)
         return json_body({"id": request.response_id, "object": "response", "deleted": True})
 
@@ -86,14 +86,14 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
     async def CancelResponse(  # noqa: N802
         self, request: responses_service_pb2.CancelResponseRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
-        """Ends a response in the background."""
+        """Cancels a background response."""
         return json_body(response_object(await self._responses.cancel(request.response_id, call.client)))
 
     @facade(SECONDS)
     async def ListInputItems(  # noqa: N802
         self, request: responses_service_pb2.ListInputItemsRequest, call: Call
     ) -> httpbody_pb2.HttpBody:
-        """What a stored response was given."""
+        """Lists the input items of a stored response."""
         check_include([*request.include, *request.include_brackets])
         if request.order not in ("", "asc", "desc"):
             raise InvalidRequest(f"'order' must be 'asc' or 'desc', not {request.order[:40]!r}.", param="order")
@@ -117,16 +117,16 @@ class ResponsesFacade(responses_service_pb2_grpc.ResponsesServiceServicer):
         writer = EventWriter()
         async for told in self._responses.follow(response_id, call.client, after):
             await call.send(sse.body(writer.event(event, number) for number, event in told))
-        if not call.answering:  # nothing came after that number
+        if not call.answering:  # no event follows that number
             await call.send(sse.body(()))
 
 
 async def _stream(run: Run, call: Call) -> None:
-    """Events that are ready together share one HttpBody; until the first token an error is told by the HTTP status."""
+    """Sends events that are ready together in one HttpBody. Until the first token the HTTP status reports errors."""
     writer = EventWriter()
     async for events in run.events():
         await call.send(sse.body(map(writer.event, events)))
-    if run.failure:  # told by an event, so the call itself ends well
+    if run.failure:  # an event has reported it, so the call itself succeeds
         metrics.ERRORS.labels(call.rpc, run.failure.code, call.model).inc()
         call.facts["failed"] = run.failure.code
 

@@ -1,4 +1,4 @@
-"""Responses, their items and events as protobuf (allm.text.v1), and items from it."""
+"""Conversion of responses, items and events to protobuf (allm.text.v1), and of items from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from services.text.responses.item import (
 )
 from services.text.responses.response import Asked, Response, Status
 
-MAX_ID = 256  # characters of an id that a caller brings
+MAX_ID = 256  # characters of an id that a caller supplies
 
 _STATUSES: dict[Status, response_pb2.ResponseStatus.ValueType] = {
     "queued": response_pb2.RESPONSE_STATUS_QUEUED,
@@ -58,7 +58,7 @@ _READ_STATUSES = {number: status for status, number in _ITEM_STATUSES.items()}
 
 
 def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
-    """An item of a request. Raises InvalidRequest."""
+    """Converts an item of a request. Raises InvalidRequest."""
     kind = item.WhichOneof("kind")
     status = _READ_STATUSES.get(item.status, "completed")
     if kind == "message":
@@ -97,7 +97,7 @@ def read_item(item: response_pb2.Item, param: str) -> Item | ItemReference:
 
 
 def item_message(item: Item) -> response_pb2.Item:
-    """An item."""
+    """Converts an item."""
     message = response_pb2.Item(id=item.id, status=_ITEM_STATUSES[item.status])
     if isinstance(item, MessageItem):
         message.message.role = _ROLES[item.role]
@@ -118,7 +118,7 @@ def item_message(item: Item) -> response_pb2.Item:
 
 
 def response_message(response: Response) -> response_pb2.Response:
-    """A response."""
+    """Converts a response."""
     failure = response.failure
     return response_pb2.Response(
         id=response.id,
@@ -135,7 +135,7 @@ def response_message(response: Response) -> response_pb2.Response:
 
 
 def event_message(number: int, event: Event) -> response_service_pb2.StreamResponseResponse:
-    """The event of that number."""
+    """Converts an event, with its sequence number."""
     message = response_service_pb2.StreamResponseResponse(sequence_number=number)
     field = getattr(message, _field(event))
     if isinstance(event, Progress):
@@ -143,7 +143,7 @@ def event_message(number: int, event: Event) -> response_service_pb2.StreamRespo
     elif isinstance(event, ItemAdded | ItemDone):
         item = item_message(event.item)
         if isinstance(event, ItemAdded) and isinstance(event.item, MessageItem):
-            item.message.ClearField("content")  # it is a part that is added next
+            item.message.ClearField("content")  # the next event adds the part
         field.CopyFrom(response_service_pb2.ItemEvent(output_index=event.index, item=item))
     elif isinstance(event, PartAdded | PartDone):
         text = _text(event.item)
@@ -158,7 +158,7 @@ def event_message(number: int, event: Event) -> response_service_pb2.StreamRespo
 
 
 def _field(event: Event) -> str:
-    """The field that an event is told in."""
+    """Returns the protobuf field for an event."""
     if isinstance(event, Progress):
         return event.step
     if isinstance(event, Delta):
@@ -238,7 +238,7 @@ def _call_id(given: str, param: str) -> str:
 
 
 def _id(given: str, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
-    """The caller's own id, or a fresh one."""
+    """Returns the caller's id, or a new one."""
     if len(given) > MAX_ID:
         raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
     return given or new_id(kind)

@@ -1,7 +1,7 @@
-"""OpenAI's Responses: objects and stream events, built from what the core tells.
+"""OpenAI's Responses: objects and stream events, built from the core's results.
 
-Reference: https://platform.openai.com/docs/api-reference/responses. Every field that the reference has, and that this
-server knows something about, is there; what is absent is null.
+Reference: https://platform.openai.com/docs/api-reference/responses. Objects have every field of the reference that this
+server can fill; absent values are null.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.text.responses.event import Delta, DeltaDone, Event, ItemAdded, It
 from services.text.responses.item import FunctionOutputItem, Item, MessageItem, Part, ReasoningItem
 from services.text.responses.response import Response
 
-# OpenAI knows few codes here; which of ours they stand for.
+# Our error codes as OpenAI's codes, which are few.
 _ERROR_CODES = {
     "INVALID_REQUEST": "invalid_prompt",
     "UNSUPPORTED": "invalid_prompt",
@@ -31,7 +31,7 @@ _DELTAS = {
 
 
 def response_object(response: Response) -> dict[str, Any]:
-    """A `response`."""
+    """Builds a `response` object."""
     asked = response.asked
     failure = response.failure
     error = failure and {"code": _ERROR_CODES.get(failure.code, "server_error"), "message": failure.message}
@@ -72,7 +72,7 @@ def response_object(response: Response) -> dict[str, Any]:
 
 
 def item_object(item: Item) -> dict[str, Any]:
-    """An item of a response's input or output."""
+    """Builds an item of a response's input or output."""
     if isinstance(item, MessageItem):
         content = [_part(part, item.role) for part in item.content]
         return {"id": item.id, "type": "message", "status": item.status, "role": item.role, "content": content}
@@ -92,7 +92,7 @@ def item_object(item: Item) -> dict[str, Any]:
 
 
 def items_object(items: Sequence[Item], *, has_more: bool) -> dict[str, Any]:
-    """A page of items."""
+    """Builds a page of items."""
     return {
         "object": "list",
         "data": [item_object(item) for item in items],
@@ -103,13 +103,13 @@ def items_object(items: Sequence[Item], *, has_more: bool) -> dict[str, Any]:
 
 
 class EventWriter:
-    """Numbers the events of one stream, and writes them as server-sent events."""
+    """Numbers the events of one stream and encodes them as server-sent events."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def event(self, event: Event, number: int | None = None) -> bytes:
-        """One event; `number` where it has been given one before."""
+        """Encodes one event; `number` is given if the event already has a sequence number."""
         sequence = self._next if number is None else number
         self._next = sequence + 1
         kind, content = _event(event)
@@ -117,7 +117,7 @@ class EventWriter:
 
 
 def _event(event: Event) -> tuple[str, dict[str, Any]]:
-    """An event's type and what it holds."""
+    """Returns the type and the content of an event."""
     if isinstance(event, Progress):
         return f"response.{event.step}", {"response": response_object(event.response)}
     if isinstance(event, ItemAdded | ItemDone):
@@ -144,7 +144,7 @@ def _place(index: int, item: str, kind: str) -> dict[str, Any]:
 
 
 def _opened(item: Item) -> Item:
-    """An item that has just been added has no content yet: its part is an event of its own."""
+    """Returns a newly added item without content, because a separate event adds its part."""
     if isinstance(item, MessageItem):
         return MessageItem(id=item.id, role=item.role, content=(), status=item.status)
     return item
@@ -168,7 +168,7 @@ def _part(part: Part, role: str) -> dict[str, Any]:
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
-        # Every prompt is kept for later ones where there is room; what that was is not counted.
+        # Every prompt is cached if memory allows; the number of tokens written is not counted.
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
@@ -184,5 +184,5 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def _token(piece: bytes, logprob: float) -> dict[str, Any]:
-    """A token may be less than a character: its bytes tell what its text cannot."""
+    """Includes the bytes because a token may be less than a character, which its text cannot show."""
     return {"token": piece.decode(errors="replace"), "bytes": list(piece), "logprob": logprob}

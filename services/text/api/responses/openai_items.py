@@ -1,4 +1,4 @@
-"""OpenAI's Responses: the items of a request's input, read into the core's. What is no text is refused by name."""
+"""OpenAI's Responses: the input items of a request, converted to the core's types. Only text items are supported."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from services.text.responses.item import (
     new_id,
 )
 
-MAX_ID = 256  # characters of an id that a caller brings
+MAX_ID = 256  # characters of an id that a caller supplies
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 class MessageBody(msgspec.Struct):
-    """Something said; `type` may be missing."""
+    """A message; `type` may be missing."""
 
     role: Speaker
     content: str | list[dict[str, Any]]
@@ -36,7 +36,7 @@ class MessageBody(msgspec.Struct):
 
 
 class ReasoningBody(msgspec.Struct):
-    """What a model thought, as it came in an earlier answer; `encrypted_content` of other servers says nothing here."""
+    """Reasoning of a model from an earlier answer. `encrypted_content` from other servers is ignored."""
 
     summary: list[dict[str, Any]] = []
     content: list[dict[str, Any]] | None = None
@@ -45,7 +45,7 @@ class ReasoningBody(msgspec.Struct):
 
 
 class FunctionCallBody(msgspec.Struct):
-    """A call of a function by the model."""
+    """A function call by the model."""
 
     call_id: str
     name: str
@@ -55,7 +55,7 @@ class FunctionCallBody(msgspec.Struct):
 
 
 class FunctionOutputBody(msgspec.Struct):
-    """What a function gave back."""
+    """The result of a function call."""
 
     call_id: str
     output: str | list[dict[str, Any]]
@@ -64,17 +64,17 @@ class FunctionOutputBody(msgspec.Struct):
 
 
 class ReferenceBody(msgspec.Struct):
-    """Names an item of a stored response."""
+    """A reference to an item of a stored response."""
 
     id: str
 
 
 def items_of(given: str | Sequence[Mapping[str, Any]]) -> tuple[Item | ItemReference, ...]:
-    """A request's input in the core's words; a string is a message of the user.
+    """Converts a request's input to the core's items; a string becomes a user message.
 
     Raises:
-        InvalidRequest: an item is not as its type demands; the path says where.
-        Unsupported: an item, or a part of its content, is of a type that no text model here reads.
+        InvalidRequest: an item does not match its type; the error names its path.
+        Unsupported: no text model here supports the type of an item or of a content part.
     """
     if isinstance(given, str):
         return (MessageItem(id=new_id("msg"), role="user", content=(Part(text=given),)),)
@@ -147,7 +147,7 @@ def _part(part: Mapping[str, Any], param: str) -> Part:
 
 
 def _id(given: str | None, kind: Literal["msg", "rs", "fc", "fco"], param: str) -> str:
-    """The caller's own id, or a fresh one."""
+    """Returns the caller's id, or a new one."""
     if given is not None and len(given) > MAX_ID:
         raise InvalidRequest(f"'{param}' has an id of {len(given)} characters; {MAX_ID} are allowed.", param=param)
     return given or new_id(kind)

@@ -1,7 +1,7 @@
-"""OpenAI's Responses: a request's parameters, read into the core's words, or refused by name.
+"""OpenAI's Responses: request parameters, converted to the core's types or rejected by name.
 
-Beyond OpenAI's own, requests may hold `presence_penalty`, `frequency_penalty`, `stop`, `seed`, `top_k`, `min_p`,
-`repeat_penalty` and `ignore_eos`, as in Chat Completions.
+In addition to OpenAI's parameters, requests may have `presence_penalty`, `frequency_penalty`, `stop`, `seed`, `top_k`,
+`min_p`, `repeat_penalty` and `ignore_eos`, as in Chat Completions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from services.text.api.responses.openai_tools import choice_of, format_of, tools
 from services.text.conversation import ReasoningEffort
 from services.text.responses.response import Asked, ResponseRequest
 
-MAX_NOTE = 512  # characters of what only comes back
+MAX_NOTE = 512  # characters of a value that is only returned to the caller
 MAX_TOP_LOGPROBS = 20
 LOGPROBS = "message.output_text.logprobs"
-# What belongs to items that never occur here, so that nothing of it is ever missing; and thoughts in encrypted form:
-# they are never withheld, so they come, and can be sent back, in the open.
+# Values that change nothing here: they belong to items that this server never produces. Encrypted reasoning is one of
+# them because reasoning is always returned, and accepted, as plain text.
 _NOTHING_TO_INCLUDE = frozenset(
     (
         "code_interpreter_call.outputs",
@@ -39,7 +39,7 @@ _NOTHING_TO_INCLUDE = frozenset(
     )
 )
 
-# What the core and the model's worker call parameters that have another name here.
+# The names used here for parameters that have another name in the core and the worker.
 CALLED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -51,11 +51,11 @@ CALLED = {
 class StreamOptions(msgspec.Struct):
     """Options of a stream."""
 
-    include_obfuscation: bool | None = None  # known, so that it can be refused
+    include_obfuscation: bool | None = None  # declared only to be rejected
 
 
 class ReasoningOptions(msgspec.Struct):
-    """How to think. All but the effort are known so that they can be refused."""
+    """Reasoning options. All but `effort` are declared only to be rejected."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -65,22 +65,24 @@ class ReasoningOptions(msgspec.Struct):
 
 
 class TextOptions(msgspec.Struct):
-    """How to speak."""
+    """Text output options."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
 class PromptCacheOptions(msgspec.Struct):
-    """Options of the prompt cache that change the answer, known so that they can be refused. The others ask for no more
-    than is done anyway: prompts are kept as long as there is room."""
+    """Prompt cache options that change the answer, declared only to be rejected.
+
+    The other options change nothing: prompts are cached anyway, as long as memory allows.
+    """
 
     prewarm: bool | None = None
     comparison_response_id: str | None = None
 
 
 class ResponseBody(SamplingBody, kw_only=True):
-    """The body of POST /v1/responses. The last part is known, so that it can be refused."""
+    """The body of POST /v1/responses. The last group of fields is declared only to be rejected."""
 
     model: str
     input: str | list[dict[str, Any]] | None = None
@@ -118,11 +120,11 @@ class ResponseBody(SamplingBody, kw_only=True):
 
 
 def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequest]:
-    """Reads and checks a request: as it came, and in the core's words.
+    """Reads and checks a request. Returns the decoded body and the core's request.
 
     Raises:
-        InvalidRequest: wrong types or values, named.
-        Unsupported: a parameter, an item or a tool that cannot be honoured, named.
+        InvalidRequest: a type or value is wrong; the error names the parameter.
+        Unsupported: a parameter, an item or a tool is not supported; the error names it.
     """
     request = body.decode(raw, ResponseBody)
     _refuse_unsupported(request)
@@ -136,7 +138,7 @@ def read_request(raw: httpbody_pb2.HttpBody) -> tuple[ResponseBody, ResponseRequ
 
 
 def check_include(include: Iterable[str] | None) -> bool:
-    """Whether probabilities are asked for. Raises Unsupported for what OpenAI does not know either."""
+    """Returns True if log probabilities are requested. Raises Unsupported for any other unknown value."""
     wanted = set(include or ())
     for name in sorted(wanted - _NOTHING_TO_INCLUDE - {LOGPROBS}):
         raise Unsupported(f"'include': {name[:80]!r} is not supported by this server.", param="include")
@@ -175,7 +177,7 @@ def _asked(request: ResponseBody) -> Asked:
 
 
 def _refuse_unsupported(request: ResponseBody) -> None:
-    """A parameter with its neutral value asks for nothing and passes."""
+    """Rejects unsupported parameters, except those whose value has no effect."""
     reasoning, text = request.reasoning or ReasoningOptions(), request.text or TextOptions()
     options, cache = request.stream_options or StreamOptions(), request.prompt_cache_options or PromptCacheOptions()
     refuse_others(
@@ -190,7 +192,7 @@ def _refuse_unsupported(request: ResponseBody) -> None:
             ("image", request.image, ({}, {"context_compression": "auto"}, {"context_compression": "disabled"})),
             ("personality", request.personality, ()),
             ("text.verbosity", text.verbosity, ("medium",)),
-            # Thoughts are told as they are. `auto` leaves it to us to make summaries, and we make none.
+            # Reasoning is returned in full. `auto` leaves the choice of a summary to the server, which makes none.
             ("reasoning.summary", reasoning.summary, ("auto",)),
             ("reasoning.generate_summary", reasoning.generate_summary, ("auto",)),
             ("reasoning.context", reasoning.context, ("auto",)),
@@ -203,7 +205,7 @@ def _refuse_unsupported(request: ResponseBody) -> None:
 
 
 def _check_notes(request: ResponseBody) -> None:
-    """Bounds of what only comes back."""
+    """Checks the bounds of values that are only returned to the caller."""
     check_metadata(request.metadata or {})
     for name in ("prompt_cache_key", "safety_identifier", "user", "previous_response_id"):
         if len(getattr(request, name) or "") > MAX_NOTE:

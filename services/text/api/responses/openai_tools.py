@@ -1,4 +1,4 @@
-"""OpenAI's tools, choice of tools and text format, as Responses writes them: read and printed."""
+"""OpenAI's tools, tool choice and text format, as Responses defines them: decoding and encoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMAT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class FunctionBody(msgspec.Struct):
-    """A function, with the JSON Schema of its arguments. The last part is known, so that it can be refused."""
+    """A function, with the JSON Schema of its arguments. The last group of fields is declared only to be rejected."""
 
     name: str
     description: str | None = None
@@ -32,20 +32,20 @@ class FunctionBody(msgspec.Struct):
 
 
 class NamedBody(msgspec.Struct):
-    """The one function that must be called; or, in a list, one that may be."""
+    """A function that must be called; in a list, one that may be called."""
 
     name: str
 
 
 class AllowedBody(msgspec.Struct):
-    """Those of the tools that may be called, or one of which must be."""
+    """A subset of the tools: the model may call one of them or, in mode `required`, must."""
 
     mode: Literal["auto", "required"]
     tools: list[dict[str, Any]]
 
 
 class SchemaBody(msgspec.Struct):
-    """A named schema. Whether `strict` or not, the answer follows it."""
+    """A named schema. The answer follows it with or without `strict`."""
 
     name: str
     schema: dict[str, Any]
@@ -54,21 +54,21 @@ class SchemaBody(msgspec.Struct):
 
 
 def tools_of(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """Tools in the core's words. Unless it says otherwise a function is strict, where its schema can be followed.
+    """Converts tools to the core's type. By default a function is strict if its schema is supported.
 
     Raises:
-        InvalidRequest: a function is not as it must be.
-        Unsupported: a tool is no function.
+        InvalidRequest: a function is malformed.
+        Unsupported: a tool is not a function.
     """
     return tuple(_tool(one, f"tools[{at}]") for at, one in enumerate(given))
 
 
 def choice_of(choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> ToolChoice:
-    """A choice of tools in the core's words.
+    """Converts a tool choice to the core's type.
 
     Raises:
-        InvalidRequest: it names a tool that there is not, or demands one where there are none.
-        Unsupported: it is about tools that are no functions.
+        InvalidRequest: it names an unknown tool, or requires one although there are none.
+        Unsupported: it names a tool that is not a function.
     """
     param = "tool_choice"
     if choice is None or choice == "auto":
@@ -91,7 +91,7 @@ def choice_of(choice: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> 
 
 
 def format_of(given: Mapping[str, Any] | None) -> tuple[OutputFormat, OutputName]:
-    """A text format in the core's words, and what the caller calls it. Raises InvalidRequest."""
+    """Converts a text format to the core's type. Returns it with the caller's name for it. Raises InvalidRequest."""
     param = "text.format"
     kind = (given or {}).get("type", "text")
     if kind == "text":
@@ -111,7 +111,7 @@ def format_of(given: Mapping[str, Any] | None) -> tuple[OutputFormat, OutputName
 
 
 def tool_object(tool: Tool) -> dict[str, Any]:
-    """A function as a response repeats it."""
+    """Builds the `tools` entry of a response for a function."""
     return {
         "type": "function",
         "name": tool.name,
@@ -122,7 +122,7 @@ def tool_object(tool: Tool) -> dict[str, Any]:
 
 
 def choice_object(choice: ToolChoice) -> Any:
-    """A choice of tools as a response repeats it."""
+    """Builds the `tool_choice` of a response."""
     if not choice.names:
         return choice.mode
     tools = [{"type": "function", "name": name} for name in sorted(choice.names)]
@@ -132,7 +132,7 @@ def choice_object(choice: ToolChoice) -> Any:
 
 
 def format_object(output: OutputFormat, name: OutputName) -> dict[str, Any]:
-    """A text format as a response repeats it."""
+    """Builds the text format of a response."""
     if output.kind != "json_schema":
         return {"type": output.kind}
     found = {"type": "json_schema", "name": name.name, "schema": output.schema, "strict": name.strict}

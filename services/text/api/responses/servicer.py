@@ -1,4 +1,4 @@
-"""allm.text.v1.ResponseService: protobuf around the responses core."""
+"""The servicer of allm.text.v1.ResponseService."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AnyRequest = (
     | response_service_pb2.CountInputTokensRequest
 )
 
-SECONDS = 30.0  # for what only reads and writes the store
+SECONDS = 30.0  # for calls that only access the store
 DEFAULT_LIMIT = 20
 _SETTINGS = (
     "sampling",
@@ -37,7 +37,7 @@ _SETTINGS = (
     "metadata",
     "prompt_cache_key",
 )
-# What the core and the model's worker call parameters that have another name here.
+# The names used here for parameters that have another name in the core and the worker.
 CALLED = {
     "messages": "input",
     "response_format": "settings.output_format.json_schema",
@@ -56,7 +56,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
     async def CreateResponse(  # noqa: N802
         self, request: response_service_pb2.CreateResponseRequest, call: Call
     ) -> response_service_pb2.CreateResponseResponse:
-        """Answers with the whole response, or with a queued one."""
+        """Returns the complete response, or a queued one if it runs in the background."""
         with called(CALLED):
             wanted = read_request(request)
             call.model = await self._responses.model_id(wanted.model)
@@ -71,7 +71,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
     async def StreamResponse(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
         self, request: response_service_pb2.StreamResponseRequest, call: Call
     ) -> None:
-        """Answers event by event."""
+        """Streams the response event by event."""
         with called(CALLED):
             wanted = read_request(request)
             if wanted.asked.background:
@@ -83,7 +83,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
                     for event in events:
                         await call.send(event_message(number, event))
                         number += 1
-            if run.failure:  # told by an event, so the call itself ends well
+            if run.failure:  # an event has reported it, so the call itself succeeds
                 metrics.ERRORS.labels(call.rpc, run.failure.code, call.model).inc()
                 call.facts["failed"] = run.failure.code
 
@@ -91,7 +91,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
     async def GetResponse(  # noqa: N802
         self, request: response_service_pb2.GetResponseRequest, call: Call
     ) -> response_service_pb2.GetResponseResponse:
-        """A stored response."""
+        """Returns a stored response."""
         with called({"response_id": "id"}):
             response = await self._responses.get(request.id, call.client)
         return response_service_pb2.GetResponseResponse(response=response_message(response))
@@ -100,7 +100,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
     async def DeleteResponse(  # noqa: N802
         self, request: response_service_pb2.DeleteResponseRequest, call: Call
     ) -> response_service_pb2.DeleteResponseResponse:
-        """Forgets a stored response."""
+        """Deletes a stored response."""
         with called({"response_id": "id"}):
             await self._responses.delete(request.id, call.client)
         return response_service_pb2.DeleteResponseResponse()
@@ -109,7 +109,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
     async def CancelResponse(  # noqa: N802
         self, request: response_service_pb2.CancelResponseRequest, call: Call
     ) -> response_service_pb2.CancelResponseResponse:
-        """Ends a response in the background."""
+        """Cancels a background response."""
         with called({"response_id": "id"}):
             response = await self._responses.cancel(request.id, call.client)
         return response_service_pb2.CancelResponseResponse(response=response_message(response))
@@ -118,7 +118,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
     async def ListInputItems(  # noqa: N802
         self, request: response_service_pb2.ListInputItemsRequest, call: Call
     ) -> response_service_pb2.ListInputItemsResponse:
-        """What a stored response was given."""
+        """Lists the input items of a stored response."""
         with called({"response_id": "id"}):
             items, has_more = await self._responses.input_items(
                 request.id,
@@ -133,7 +133,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
     async def CountInputTokens(  # noqa: N802
         self, request: response_service_pb2.CountInputTokensRequest, call: Call
     ) -> response_service_pb2.CountInputTokensResponse:
-        """How many tokens an input is."""
+        """Counts the tokens of an input."""
         with called(CALLED):
             wanted = read_request(request)
             call.model = await self._responses.model_id(wanted.model)
@@ -142,7 +142,7 @@ class ResponseServicer(response_service_pb2_grpc.ResponseServiceServicer):
 
 
 def read_request(request: AnyRequest) -> ResponseRequest:
-    """Checks a request and puts it into the core's words. Raises InvalidRequest or Unsupported."""
+    """Checks a request and converts it to the core's type. Raises InvalidRequest or Unsupported."""
     if len(request.input) > limits.MAX_MESSAGES:
         message = f"'input' has {len(request.input)} items; at most {limits.MAX_MESSAGES} are allowed."
         raise InvalidRequest(message, param="input")
@@ -170,7 +170,7 @@ def read_request(request: AnyRequest) -> ResponseRequest:
 
 
 def _chat(model: str, settings: response_pb2.ResponseSettings) -> ChatRequest:
-    """What a response has in common with a chat, read as a chat's, around a conversation that says nothing."""
+    """Reads the settings that responses and chats share as a chat request with an empty message."""
     nothing = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text="")])
     return chat_servicer.read_request(
         chat_service_pb2.CreateChatCompletionRequest(

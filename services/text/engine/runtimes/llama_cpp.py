@@ -1,19 +1,19 @@
 """The `llama_cpp` runtime: GGUF models through llama-cpp-python's low-level API.
 
-All requests share one context; each has a llama.cpp sequence id of its own. The key-value cache has one of two layouts:
+All requests share one context; each has its own llama.cpp sequence id. The key-value cache has one of two layouts:
 
 - unified: all sequences take their cells from one pool, and sharing a prefix only marks cells with one more sequence
-  id. Attention looks at every cell in use, whosever it is.
-- streams: each sequence has a whole context of its own, so attention looks at its own cells only (with 32 requests a
-  step took 72 ms instead of 106), but a prefix must be copied, and memory for all contexts must be there. llama.cpp
-  computes sequences in one graph only while their ids follow each other: an unordered batch took three times as long.
+  id. Attention reads every cell in use, including those of other sequences.
+- streams: each sequence has its own full context, so attention reads only its own cells (with 32 requests a step took
+  72 ms instead of 106). But prefixes must be copied, and all contexts need memory. llama.cpp computes sequences in one
+  graph only if their ids are consecutive: an unordered batch took three times as long.
 
-Streams are used where `kv_tokens` grants every sequence a full context, else the cache is unified; so it is for models
-with a recurrent state whose prefixes are kept, because a copy of a whole stream would cost more than its few keys do.
+Streams are used if `kv_tokens` grants every sequence a full context; otherwise the cache is unified. It is also unified
+for recurrent models with a prefix cache, because copying a whole stream would cost more than their few keys save.
 
-Shapes: logits are float32 [outputs, vocabulary], one row per span that wants a token, in the order of the batch. A
-grammar's mask is int32 [ceil(vocabulary / 32)], a bit per token; it is put onto the logits in place, where llama.cpp's
-samplers and the greedy choice both read them.
+Shapes: logits are float32 [outputs, vocabulary], one row per span with a sampler, in the order of the batch. A
+grammar's mask is int32 [ceil(vocabulary / 32)], one bit per token. It is applied to the logits in place, where
+llama.cpp's samplers and the greedy choice both read them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache; llama.cpp has 256 in all
-MICRO_BATCH = 512  # tokens that llama.cpp computes in one graph
-LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
-_NO_SPACE = 1  # llama_decode: no cells for the batch, nothing was changed
+MICRO_BATCH = 512  # maximum tokens of a llama.cpp graph
+LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
+_NO_SPACE = 1  # llama_decode: no cells for the batch, nothing changed
 
 
 class LlamaEngine:
-    """A GGUF model in a llama.cpp context. Not thread-safe but for `tokenize` and `constraint`."""
+    """A GGUF model in a llama.cpp context. Only `tokenize` and `constraint` are thread-safe."""
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
         """Loads the model.
 
         Raises:
-            EngineError: MODEL_INVALID when llama.cpp cannot read the file, OUT_OF_MEMORY when the context does not fit.
+            EngineError: MODEL_INVALID if llama.cpp cannot read the file, OUT_OF_MEMORY if the context does not fit.
         """
         self._model = load_model(options, progress)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
@@ -77,7 +77,7 @@ class LlamaEngine:
         self._warm_up()
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of `text`, special tokens included; the beginning-of-sequence token as the model wants it."""
+        """Returns the token ids of `text`, with special tokens, and with BOS if the model adds it."""
         data = text.encode()
         room = len(data) + 8
         tokens = (llama_cpp.llama_token * room)()
@@ -87,58 +87,58 @@ class LlamaEngine:
         return list(tokens[:count])
 
     def constraint(self, grammar: str) -> Constraint:
-        """A grammar's state; the first one takes as long as reading the whole vocabulary, some tenths of a second."""
+        """Returns a grammar's state. The first call reads the whole vocabulary, which takes some tenths of a second."""
         if self._grammars is None:
             self._grammars = GrammarCompiler(self._vocabulary())
         return self._grammars.compile(grammar)
 
     def piece(self, token: int, special: bool) -> bytes:
-        """The bytes of a token; of control tokens only if `special`, of ends never."""
+        """Returns the bytes of a token: empty for ends, and for control tokens unless `special`."""
         return b"" if special and token in self._end_set else self._text_of(token, special)
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends the turn (end of sequence, end of turn, and the model's other such tokens)."""
+        """Whether the token ends the turn (any end-of-generation token of the model)."""
         return token in self._end_set
 
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
     ) -> _Sampler:
-        """A sampler chain for one request; greedy ones need none."""
+        """Returns the sampling state of one request. Greedy sampling needs no llama.cpp chain."""
         check_bias(params, self._n_vocab)
         chain = None if params.greedy else _chain(params, prompt, self._n_vocab, self.ready.context_tokens)
         return _Sampler(chain, params.ignore_eos, constraint, logprobs)
 
     def free_sampler(self, sampler: _Sampler) -> None:
-        """Frees the chain."""
+        """Frees the sampler chain."""
         if sampler.chain is not None:
             llama_cpp.llama_sampler_free(sampler.chain)
             sampler.chain = None
 
     def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
-        """Computes all spans in one llama_decode and samples where a token is wanted."""
+        """Computes all spans in one llama_decode and samples a token for each span with a sampler."""
         self._fill(spans)
         result = llama_cpp.llama_decode(self._context, self._batch)
         if result == _NO_SPACE:
             raise OutOfCells
         if result != 0:
             raise RuntimeError(f"llama_decode failed with {result}")
-        # An accelerator still computes: masks are made meanwhile.
+        # An accelerator is still computing; the masks are filled meanwhile.
         masks = [self._mask(span.sampler.constraint) if span.sampler else None for span in spans]
         return self._sample(spans, masks)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Marks the first `tokens` cells of `source` as `target`'s too; in another stream, copies them.
+        """Marks the first `tokens` cells of `source` for `target` as well; with streams, copies them.
 
-        A recurrent state is marked like a cell: llama.cpp copies it when one of the two goes on.
+        A recurrent state is marked like a cell: llama.cpp copies it when one of the two sequences continues.
         """
         if self.shares_cells:
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, 0, tokens)
-        else:  # llama.cpp copies streams only whole
+        else:  # llama.cpp copies only whole streams
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
             self.drop(target, tokens)
 
     def drop(self, sequence: int, start: int = 0) -> None:
-        """Takes the sequence's mark off its cells; a cell without marks is free."""
+        """Removes the sequence's mark from its cells. A cell without marks is free."""
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
     # --- a step
@@ -158,7 +158,7 @@ class LlamaEngine:
         batch.n_tokens = at
 
     def _mask(self, constraint: Constraint | None) -> NDArray[np.int32] | None:
-        """What a grammar allows next."""
+        """Returns the mask of the tokens that a grammar allows next."""
         if constraint is None:
             return None
         mask = np.zeros((self._n_vocab + 31) // 32, np.int32)
@@ -187,7 +187,7 @@ class LlamaEngine:
     def _choose(
         self, sampler: _Sampler, logits: NDArray[np.float32], mask: NDArray[np.int32] | None, last: int
     ) -> Sampled | EngineError:
-        """The next token by its logits [vocabulary], which belong to token `last` of the batch."""
+        """Samples the next token from logits [vocabulary], which belong to token `last` of the batch."""
         raw = None if sampler.logprobs is None else logits.copy()
         if mask is not None:
             allowed = np.unpackbits(mask.view(np.uint8), count=self._n_vocab, bitorder="little")
@@ -204,7 +204,7 @@ class LlamaEngine:
         return sampler.constraint.accept(token, logprob) if sampler.constraint else Sampled(token, logprob)
 
     def _logprob(self, logits: NDArray[np.float32], token: int, count: int) -> TokenLogprob:
-        """The log-softmax of a row [vocabulary] at `token` and at its `count` highest places."""
+        """Returns the log-softmax of a row [vocabulary] at `token` and at the `count` highest logits."""
         highest = logits.max()
         total = highest + np.log(np.exp(logits - highest).sum())
         count = min(count, self._n_vocab)
@@ -219,7 +219,7 @@ class LlamaEngine:
     # --- loading
 
     def _sizes(self, options: EngineOptions) -> tuple[int, int]:
-        """Tokens of a context, and cells of the whole cache."""
+        """Returns the tokens of a context and the cells of the whole cache."""
         context = context_size(options, llama_cpp.llama_model_n_ctx_train(self._model))
         return context, cache_cells(options, context)
 
@@ -261,7 +261,7 @@ class LlamaEngine:
         return Vocabulary(tokens, control, self._ends.tolist(), self.tokenize)
 
     def _is_markup(self, token: int, text: bytes) -> bool:
-        """Whether a token is no text, though it may look like it, so that grammars know it only by its name."""
+        """Whether a token is markup and not text. Grammars match markup only by its name."""
         attributes = llama_cpp.llama_vocab_get_attr(self._vocab, token)
         if attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED:
             return text.startswith(b"<|") and text.endswith(b"|>")
@@ -269,7 +269,7 @@ class LlamaEngine:
         return bool(control) and not MARKS.fullmatch(text)
 
     def _text_of(self, token: int, special: bool) -> bytes:
-        """A token's bytes; those of a control token only if `special`."""
+        """Returns a token's bytes; empty for control tokens unless `special`."""
         found = self._pieces.get((token, special))
         if found is None:
             found = self._pieces[token, special] = self._read_text(token, special)
@@ -284,7 +284,7 @@ class LlamaEngine:
         return buffer.raw[:length]
 
     def _warm_up(self) -> None:
-        """One token through the whole graph, so that the first request pays for no page fault or allocation."""
+        """Computes one token, so that the first request does not pay for page faults and allocations."""
         self.step([Span(0, 0, [max(0, llama_cpp.llama_vocab_bos(self._vocab))], _Sampler())])
         self.drop(0)
 
@@ -293,14 +293,14 @@ class LlamaEngine:
 class _Sampler:
     """Sampling state of one request."""
 
-    chain: Any = None  # of llama.cpp's samplers; None where the highest logit is taken
+    chain: Any = None  # of llama.cpp's samplers; None for greedy sampling
     ignore_end: bool = False
     constraint: Constraint | None = None
     logprobs: int | None = None
 
 
 def _chain(params: SamplingParams, prompt: Sequence[int], vocabulary: int, history: int) -> Any:
-    """The chain in the order that SamplingParams promises; penalties look back over the whole context."""
+    """Builds the sampler chain in the order that SamplingParams defines. Penalties cover the whole context."""
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
     add = llama_cpp.llama_sampler_chain_add
     if params.logit_bias:
@@ -332,6 +332,6 @@ def _chain(params: SamplingParams, prompt: Sequence[int], vocabulary: int, histo
 
 
 def _seed(wanted: int | None) -> int:
-    """32 bits for llama.cpp, which takes its LLAMA_DEFAULT_SEED for "random": no user's seed may become that."""
+    """Returns a 32-bit seed, never LLAMA_DEFAULT_SEED, which llama.cpp treats as "random"."""
     seed = secrets.randbits(32) if wanted is None else (wanted ^ (wanted >> 32)) & 0xFFFFFFFF
     return seed if seed != llama_cpp.LLAMA_DEFAULT_SEED else 0

@@ -1,8 +1,8 @@
 """The `llama_cpp` runtime for embedding models: GGUF through llama-cpp-python's low-level API.
 
-Every input of a batch is a sequence of its own, pooled by llama.cpp as the header says; an encoder whose header says
-nothing takes the mean over its tokens. llama.cpp pools only what it computes in one graph, so a graph has room for a
-whole batch, and for the longest input.
+Every input of a batch is a separate sequence. llama.cpp pools it as the file's header says, or by the mean over its
+tokens if the header says nothing. llama.cpp pools only within one graph, so a graph has room for a whole batch and for
+the longest input.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from services.text.engine.messages import EncoderReady, EngineOptions
 from services.text.engine.runtimes.llama_cpp_model import last_error, load_model
 from services.worker.messages import EngineError
 
-BATCH_INPUTS = 256  # llama.cpp has so many sequence ids
-DEFAULT_LIMIT = 8192  # tokens of an input that `context_tokens=0` takes at the most: a graph has room for all of them
+BATCH_INPUTS = 256  # llama.cpp's number of sequence ids
+DEFAULT_LIMIT = 8192  # maximum tokens of an input with `context_tokens=0`; a graph has room for all of them
 _POOLINGS = {
     llama_cpp.LLAMA_POOLING_TYPE_MEAN,
     llama_cpp.LLAMA_POOLING_TYPE_CLS,
@@ -28,22 +28,22 @@ _POOLINGS = {
 
 
 class LlamaEncoder:
-    """An embedding model in a llama.cpp context. Not thread-safe but for `tokenize`."""
+    """An embedding model in a llama.cpp context. Only `tokenize` is thread-safe."""
 
-    normalised = True  # a header has no word for it; llama.cpp's own server does the same
+    normalised = True  # GGUF headers do not say; llama.cpp's own server does the same
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
         """Loads the model.
 
         Raises:
-            EngineError: MODEL_INVALID when llama.cpp cannot read the file, UNSUPPORTED when it does not embed,
-                OUT_OF_MEMORY when the context does not fit.
+            EngineError: MODEL_INVALID if llama.cpp cannot read the file, UNSUPPORTED if the model does not embed,
+                OUT_OF_MEMORY if the context does not fit.
         """
         self._model = load_model(options, progress)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         trained = llama_cpp.llama_model_n_ctx_train(self._model)
         limit = min(trained, options.context_tokens or DEFAULT_LIMIT)
-        self.batch_inputs = min(BATCH_INPUTS, limit, options.batch_tokens)  # llama.cpp ends where tokens are fewer
+        self.batch_inputs = min(BATCH_INPUTS, limit, options.batch_tokens)  # llama.cpp aborts if tokens are fewer
         self._context = self._new_context(options, limit)
         self._room = llama_cpp.llama_n_batch(self._context)  # tokens of a graph
         self._batch = llama_cpp.llama_batch_init(self._room, 0, 1)
@@ -55,7 +55,7 @@ class LlamaEncoder:
         self.encode([np.zeros(1, np.int32)])  # the first batch pays for page faults and allocations
 
     def tokenize(self, text: str) -> Tokens:
-        """Token ids of an input, with the special tokens around it."""
+        """Returns the token ids of an input, with the special tokens around it."""
         data = text.encode()
         room = len(data) + 8
         tokens = (llama_cpp.llama_token * room)()
@@ -65,7 +65,7 @@ class LlamaEncoder:
         return np.ctypeslib.as_array(tokens)[:count].astype(np.int32)
 
     def encode(self, inputs: Sequence[Tokens]) -> Vectors:
-        """The pooled vectors [inputs, dimensions] of some inputs."""
+        """Returns the pooled vectors [inputs, dimensions]."""
         vectors = np.empty((len(inputs), self.ready.dimensions), np.float32)
         first = 0
         while first < len(inputs):
@@ -81,9 +81,9 @@ class LlamaEncoder:
         """Fills in the vectors [inputs, dimensions] of inputs that fit into one graph."""
         self._fill(inputs)
         memory = llama_cpp.llama_get_memory(self._context)
-        if memory:  # a decoder's; nothing of the batch before is wanted
+        if memory:  # decoders only: clears the previous batch
             llama_cpp.llama_memory_clear(memory, True)
-        result = llama_cpp.llama_decode(self._context, self._batch)  # an encoder's, too, where there is no memory
+        result = llama_cpp.llama_decode(self._context, self._batch)  # also runs encoders, which have no memory
         if result != 0:
             raise RuntimeError(f"llama_decode failed with {result}")
         for sequence in range(len(inputs)):

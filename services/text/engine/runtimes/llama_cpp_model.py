@@ -1,4 +1,4 @@
-"""GGUF files opened by llama.cpp, whatever they are then used for, and what it says when it cannot."""
+"""Loading of GGUF files with llama.cpp, for generation and embeddings, and llama.cpp's error messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 _LOG_ERROR = 4
 _LOG_WARNING = 3
-_SUMMARY = "failed to load model"  # what comes after the cause, and would hide it
+_SUMMARY = "failed to load model"  # the last line, which would hide the cause before it
 _errors: list[str] = []
 
 
 def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any:
-    """Opens the file that the options name. Raises EngineError (MODEL_INVALID) when it cannot be read."""
+    """Loads the file that the options name. Raises EngineError (MODEL_INVALID) if llama.cpp cannot read it."""
     llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
 
@@ -35,7 +35,7 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
     params.n_gpu_layers = -1 if options.gpu else 0
     params.progress_callback = on_progress
     if not options.gpu:
-        # Read into memory, which worker_environ puts into huge pages, instead of mapped: decoding is a tenth faster.
+        # Read into memory instead of mapping: worker_environ puts it into huge pages, and decoding is a tenth faster.
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
     model = llama_cpp.llama_model_load_from_file(os.fsencode(options.path), params)
     if not model:
@@ -44,7 +44,7 @@ def load_model(options: EngineOptions, progress: Callable[[float], None]) -> Any
 
 
 def last_error() -> str:
-    """What llama.cpp complained of last."""
+    """Returns llama.cpp's last error message."""
     return _errors[-1] if _errors else "no reason given"
 
 

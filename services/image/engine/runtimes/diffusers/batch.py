@@ -1,4 +1,4 @@
-"""One batch, from prompts to pixels, in the pipeline's own loop: steered after every step, and left early."""
+"""One batch, from prompts to pixels, in the pipeline's own loop, with a callback after every step and early exit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from services.image.engine.runtime import AfterStep, Draft, Recipe
 from services.image.engine.runtimes.diffusers.latents import Guess, decode, pixels_of
 
-# Pipelines whose loops keep nothing of a row but in these tensors, in the scheduler and in the list of generators: rows
-# that are no longer wanted can leave. Elsewhere they are computed to the end and thrown away.
+# Pipelines whose loops keep the state of a row only in these tensors, the scheduler and the list of generators: rows
+# that are no longer wanted can leave the batch. Other pipelines compute such rows to the end and discard them.
 _SHRINKABLE = {
     "StableDiffusionPipeline": ("latents", "prompt_embeds"),
     "StableDiffusionXLPipeline": ("latents", "prompt_embeds", "add_text_embeds", "add_time_ids"),
@@ -23,26 +23,26 @@ _SHRINKABLE = {
 
 
 class _Unwanted(Exception):
-    """Nobody waits for the batch any more."""
+    """No image of the batch is wanted any more."""
 
 
 class PipelineBatch:
-    """Drafts that are made together."""
+    """Drafts that are computed together."""
 
     def __init__(self, pipeline: Any, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep) -> None:
-        """The pipeline's scheduler must be a fresh one of the recipe's."""
+        """The pipeline's scheduler must be a new instance of the recipe's scheduler."""
         self._pipeline = pipeline
         self._recipe = recipe
         self._drafts = drafts
         self._after_step = after_step
-        self._rows = list(range(len(drafts)))  # those that are still computed
+        self._rows = list(range(len(drafts)))  # drafts that are still in the batch
         self._wanted = set(self._rows)
-        # On the CPU, whatever computes: the same seed then is the same noise everywhere.
+        # Always on the CPU: the same seed then gives the same noise on every device.
         self._generators = [torch.Generator().manual_seed(draft.seed) for draft in drafts]
         self._guess = Guess(pipeline.scheduler)
 
     def run(self) -> list[bytes | None]:
-        """Pixels of each draft that is still wanted."""
+        """Runs the pipeline. Returns the pixels of each draft, None for those that are no longer wanted."""
         try:
             images = self._pipeline(**self._arguments()).images
         except _Unwanted:
@@ -77,7 +77,7 @@ class PipelineBatch:
 
     @property
     def _kind(self) -> str:
-        """The class of the pipeline; empty where its guidance is a tensor with rows, too."""
+        """The class of the pipeline; empty if its guidance is a tensor with rows as well, so that it cannot shrink."""
         unet = getattr(self._pipeline, "unet", None)
         embedded = unet is not None and unet.config.get("time_cond_proj_dim") is not None
         return "" if embedded else type(self._pipeline).__name__
@@ -100,7 +100,7 @@ class PipelineBatch:
         return tensors
 
     def _masked(self, row: int, pixels: bytes) -> bytes:
-        """A preview with what the mask keeps: there a guess is of what the model itself would have drawn."""
+        """Restores the kept area of the input image in a preview: there the guess shows the model's own drawing."""
         if self._recipe.mode != "inpainting":
             return pixels
         draft, size = self._drafts[row], (self._recipe.width, self._recipe.height)
@@ -108,7 +108,7 @@ class PipelineBatch:
         return Image.composite(drawn, given, Image.frombytes("L", size, draft.mask or b"")).tobytes()
 
     def _shrink(self, tensors: dict[str, Any]) -> None:
-        """Drops the rows that are not wanted, in place."""
+        """Drops the rows that are no longer wanted, in place."""
         before = len(self._rows)
         places = [place for place, row in enumerate(self._rows) if row in self._wanted]
         for name in _SHRINKABLE[self._kind]:
@@ -131,6 +131,6 @@ def _has_rows(value: Any, rank: int, rows: int) -> bool:
 
 
 def _kept(tensor: Tensor, places: Sequence[int], rows: int) -> Tensor:
-    """Some rows of a tensor that holds all of them, or all of them twice: without the prompt, and with it."""
+    """Selects rows of a tensor that holds all rows once, or twice: without the prompt, then with it."""
     halves = tensor.chunk(tensor.shape[0] // rows)
     return torch.cat([half[list(places)] for half in halves])

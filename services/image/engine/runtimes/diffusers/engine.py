@@ -1,4 +1,4 @@
-"""The `diffusers` runtime: a folder with model_index.json, or a checkpoint of one file, run by diffusers' pipelines."""
+"""The `diffusers` runtime: runs pipelines from a folder with model_index.json or from a single-file checkpoint."""
 
 from __future__ import annotations
 
@@ -27,30 +27,29 @@ from services.image.engine.runtimes.diffusers.single_file import load_single_fil
 from services.image.engine.runtimes.diffusers.traits import Traits
 from services.worker.messages import EngineError, is_out_of_memory
 
-# Names, and not yet the classes: diffusers imports what they need when it is first asked for them, and the libraries
-# must be quiet by then.
+# Names, not classes: diffusers imports their dependencies on first access, which must follow `_be_quiet`.
 _MODES: dict[Mode, str] = {
     "text_to_image": "AutoPipelineForText2Image",
     "image_to_image": "AutoPipelineForImage2Image",
     "inpainting": "AutoPipelineForInpainting",
 }
-# Options of pipelines that would change pixels or load what is no part of making them.
+# Pipeline options that turn off components which would change pixels or are not needed to compute them.
 _WITHOUT = {"safety_checker": None, "requires_safety_checker": False, "add_watermarker": False}
-# Whatever the libraries raise for weights and configurations that they cannot make sense of.
+# Errors that the libraries raise for weights and configurations they cannot use.
 _FAULTS = (OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError)
-_MESSAGE_CHARACTERS = 300  # of the library's own words
-_BEAT_SECONDS = 0.5  # between two signs of life from inside a network
-_BEAT_DEPTH = 2  # dots in the names of the modules that give them
+_MESSAGE_CHARACTERS = 300  # of a library's error text
+_BEAT_SECONDS = 0.5  # between two heartbeats from inside a network
+_BEAT_DEPTH = 2  # most dots in the names of the modules that send them
 
 
 class DiffusersEngine:
-    """A loaded model. Not thread-safe but for `fit`."""
+    """A loaded model. Only `fit` is thread-safe."""
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
-        """Loads a pipeline, from its folder or its file, with what is to be added to its weights.
+        """Loads a pipeline from its folder or file, and fuses its LoRAs.
 
         Raises:
-            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
+            EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY; the message names the cause.
         """
         torch.set_num_threads(max(1, options.threads))
         _be_quiet()
@@ -75,14 +74,14 @@ class DiffusersEngine:
         progress(1.0)
 
     def fit(self, prompt: str) -> Fit:
-        """Counts a prompt's tokens; any thread may."""
+        """Counts a prompt's tokens. Thread-safe."""
         return self._prompts.fit(prompt)
 
     def generate(
         self, recipe: Recipe, drafts: Sequence[Draft], after_step: AfterStep, beat: Callable[[], None]
     ) -> list[bytes | None]:
-        """Makes images together. Rows that are no longer wanted leave the batch where only text is given and the
-        pipeline is one of Stable Diffusion, XL or 3; elsewhere they are computed and thrown away.
+        """Computes images together. Rows that are no longer wanted leave the batch if the mode is text_to_image and the
+        pipeline is Stable Diffusion, XL or 3; otherwise they are computed and discarded.
 
         Raises:
             EngineError: OUT_OF_MEMORY or INTERNAL.
@@ -95,13 +94,13 @@ class DiffusersEngine:
             return PipelineBatch(pipeline, recipe, drafts, after_step).run()
 
     def _place(self, pipeline: Any) -> None:
-        """Weights that move while they run belong to one pipeline at a time."""
+        """Places a pipeline before its run: offloaded weights belong to one pipeline at a time."""
         if pipeline is not self._placed and self._placement.offload is not Offload.NOTHING:
             self._placement.place(pipeline)
             self._placed = pipeline
 
     def _listen(self, pipeline: Any) -> None:
-        """Signs of life from inside the networks: encoding, a step or decoding of a large model may take a minute."""
+        """Adds heartbeats inside the networks: encoding, a step or decoding of a large model may take a minute."""
 
         def beat(*_: Any) -> None:
             now = time.monotonic()
@@ -145,7 +144,7 @@ def _load(index: PipelineIndex, dtype: torch.dtype, options: EngineOptions) -> A
 
 
 def _pipelines(own: Any) -> dict[Mode, Any]:
-    """The model's own pipeline, and those for the other modes that take the same weights."""
+    """Returns the model's own pipeline and those for the other modes that can use the same weights."""
     pipelines: dict[Mode, Any] = {_mode(own): own}
     if _does_all(own):
         for mode, name in _MODES.items():
@@ -160,7 +159,7 @@ def _pipelines(own: Any) -> dict[Mode, Any]:
 
 
 def _mode(pipeline: Any) -> Mode:
-    """What a pipeline does, by what it takes."""
+    """Infers a pipeline's mode from its parameters."""
     taken = inspect.signature(pipeline.__call__).parameters
     if "mask_image" in taken:
         return "inpainting"
@@ -168,7 +167,7 @@ def _mode(pipeline: Any) -> Mode:
 
 
 def _does_all(pipeline: Any) -> bool:
-    """Whether the weights were made for more than the pipeline that they came with."""
+    """True if the weights also suit the pipelines of other modes."""
     unet = getattr(pipeline, "unet", None)
     takes_masks = unet is not None and unet.config.in_channels != pipeline.vae.config.latent_channels
     return not takes_masks and not pipeline.config.get("requires_aesthetics_score", False)
@@ -176,7 +175,7 @@ def _does_all(pipeline: Any) -> bool:
 
 @contextmanager
 def _computing() -> Iterator[None]:
-    """No gradients, whatever the libraries raise as EngineError, and no word of what they will do without one day."""
+    """Turns off gradients and deprecation warnings, and converts the libraries' errors to EngineError."""
     try:
         with torch.inference_mode(), warnings.catch_warnings(action="ignore", category=FutureWarning):
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -194,7 +193,7 @@ def _line(error: BaseException) -> str:
 
 
 def _be_quiet() -> None:
-    """The libraries tell of every configuration that they complete, and draw bars."""
+    """Silences the libraries, which log every configuration that they complete and draw progress bars."""
     library: Any = transformers_logging
     library.set_verbosity_error()
     library.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""`model_index.json` of a pipeline's folder: which class it is, and that nothing in it runs the model's own code."""
+"""Reads `model_index.json` of a pipeline's folder, and refuses entries that would run the model's own code."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from services.worker.messages import EngineError
 NAME = "model_index.json"
 _MOST_BYTES = 1024 * 1024
 _LIBRARIES = ("diffusers", "transformers")
-_STEMS = ("diffusion_pytorch_model", "model")  # of files of weights
+_STEMS = ("diffusion_pytorch_model", "model")  # of weight files
 _VARIANT = "fp16"
-_ADAPTER = "adapter_config.json"  # with which transformers loads more than a model's weights
+_ADAPTER = "adapter_config.json"  # makes transformers load an adapter on top of the weights
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineIndex:
-    """What a folder holds."""
+    """The contents of a pipeline's folder."""
 
     folder: Path
-    pipeline: str  # class
-    components: tuple[str, ...]  # names of those that it has
+    pipeline: str  # class name
+    components: tuple[str, ...]  # names
 
     @property
     def variant(self) -> str | None:
-        """`fp16` where a component has its weights only in half precision."""
+        """`fp16` if a component has its weights only in half precision, else None."""
         return _VARIANT if any(map(self._only_half, self.components)) else None
 
     def _only_half(self, component: str) -> bool:
@@ -45,10 +45,10 @@ class PipelineIndex:
 
 
 def read_index(folder: Path) -> PipelineIndex:
-    """Reads and checks it.
+    """Reads and checks a folder's model_index.json.
 
     Raises:
-        EngineError: MODEL_INVALID when it cannot be read, UNSUPPORTED when it names what diffusers does not have.
+        EngineError: MODEL_INVALID if it cannot be read, UNSUPPORTED if it names classes that diffusers does not have.
     """
     raw = _read(folder / NAME)
     name = raw.get("_class_name")
@@ -65,12 +65,12 @@ def read_index(folder: Path) -> PipelineIndex:
                     raise EngineError("MODEL_INVALID", f"{folder / component / _ADAPTER} {what}")
                 components.append(component)
             case _:
-                continue  # null in it: the pipeline goes without; others are options
+                continue  # contains null: an absent component; anything else is an option
     return PipelineIndex(folder, str(name), tuple(components))
 
 
 def _check_component(name: str, library: str, part: str) -> None:
-    """Only classes of the two libraries: diffusers would import any module that a file names."""
+    """Allows only classes of the two libraries, because diffusers would import any module that a file names."""
     own = library in _LIBRARIES or isinstance(getattr(pipelines, library, None), type(pipelines))
     if not (own and library.isidentifier() and part.isidentifier()):
         what = f"{library[:100]}.{part[:100]}"

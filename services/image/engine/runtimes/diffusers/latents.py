@@ -1,4 +1,4 @@
-"""What the latents of a running batch look like: decoded early, from the scheduler's own guess at the end result."""
+"""Previews of a running batch: decodes latents early, from the scheduler's estimate of the final latents."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from torch import Tensor
 
 
 def pixels_of(images: npt.NDArray[np.float32]) -> list[bytes]:
-    """RGB of images [n, height, width, 3] from 0 to 1, rounded as diffusers does for files."""
+    """Converts images [n, height, width, 3] from 0 to 1 to RGB, rounded as diffusers does for files."""
     return [image.tobytes() for image in (images * 255).round().astype("uint8")]
 
 
 class Guess:
-    """Listens to a scheduler's steps. `latest` is what it expects the latents to be in the end, or None where it does
-    not say."""
+    """Wraps a scheduler's `step`. `latest` is its estimate of the final latents, None if it gives none."""
 
     def __init__(self, scheduler: Any) -> None:
         self.latest: Tensor | None = None
         self._scheduler = scheduler
         step = scheduler.step
 
-        @functools.wraps(step)  # pipelines look at which arguments it takes
+        @functools.wraps(step)  # pipelines inspect its signature
         def listening(model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
             whole = kwargs.pop("return_dict", True)
             result = step(model_output, timestep, sample, *args, return_dict=True, **kwargs)
@@ -36,7 +35,7 @@ class Guess:
         scheduler.step = listening
 
     def keep(self, rows: Sequence[int]) -> None:
-        """The other rows have left the batch."""
+        """Keeps only these rows; the others have left the batch."""
         if self.latest is not None:
             self.latest = self.latest[list(rows)]
 
@@ -54,7 +53,7 @@ class Guess:
 
 
 def decode(pipeline: Any, latents: Tensor, width: int, height: int) -> list[bytes]:
-    """RGB of latents, as the pipeline itself decodes them in the end; nothing where they are of an unknown kind."""
+    """Decodes latents to RGB as the pipeline itself does at the end; empty if their kind is unknown."""
     vae = pipeline.vae
     if latents.ndim == 3 and hasattr(pipeline, "_unpack_latents"):
         latents = pipeline._unpack_latents(latents, height, width, pipeline.vae_scale_factor)
@@ -68,7 +67,7 @@ def decode(pipeline: Any, latents: Tensor, width: int, height: int) -> list[byte
     else:
         latents = latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
     upcast = vae.dtype == torch.float16 and config.get("force_upcast", False)
-    if upcast:  # it overflows in half precision
+    if upcast:  # this VAE overflows in half precision
         vae.to(dtype=torch.float32)
         latents = latents.float()
     try:

@@ -1,4 +1,4 @@
-"""LoRAs: put into a pipeline's weights once, when it is loaded, so that drawing with them costs nothing."""
+"""Fuses LoRAs into a pipeline's weights when it is loaded, so that they cost nothing at inference."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from services.worker.messages import EngineError
 
 
 def add_loras(pipeline: Any, loras: Sequence[Lora]) -> None:
-    """Adds them all, each as strongly as it says.
+    """Fuses all LoRAs, each with its scale.
 
     Raises:
-        EngineError: UNSUPPORTED for a pipeline that takes none; MODEL_INVALID for a file that was made for another.
-        Whatever diffusers and peft raise for weights that do not fit.
+        EngineError: UNSUPPORTED if the pipeline takes no LoRAs; MODEL_INVALID if a file was made for another model.
+        Also the errors of diffusers and peft for weights that do not fit.
     """
     if not loras:
         return
     if not hasattr(pipeline, "load_lora_weights"):
         raise EngineError("UNSUPPORTED", f"{type(pipeline).__name__} takes no LoRAs")
     names = [f"lora{number}" for number in range(len(loras))]
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are several, which is meant
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # about several adapters, which is intended
         for name, lora in zip(names, loras, strict=True):
             _load(pipeline, name, Path(lora.path))
         pipeline.set_adapters(names, adapter_weights=[lora.scale for lora in loras])
@@ -41,7 +41,7 @@ def _load(pipeline: Any, name: str, path: Path) -> None:
     weights = found[0] if isinstance(found, tuple) else found
     wanted = sum(key.endswith((".lora_A.weight", "down.weight")) for key in weights)
     pipeline.load_lora_weights(folder, adapter_name=name, **options)
-    # What it cannot place, diffusers leaves out, and says so only in its log.
+    # diffusers skips matrices that it cannot match, and reports that only in its log.
     taken = sum(_layers(pipeline, name))
     if taken < max(1, wanted):
         kind = type(pipeline).__name__
@@ -50,7 +50,7 @@ def _load(pipeline: Any, name: str, path: Path) -> None:
 
 
 def _layers(pipeline: Any, name: str) -> list[int]:
-    """How many matrices of each component a LoRA changes."""
+    """Counts the matrices that a LoRA changes, per component."""
     return [
         sum(isinstance(module, BaseTunerLayer) and name in getattr(module, "lora_A", ()) for module in part.modules())
         for part in pipeline.components.values()
@@ -59,7 +59,7 @@ def _layers(pipeline: Any, name: str) -> list[int]:
 
 
 def _changed(pipeline: Any) -> list[str]:
-    """The components that any LoRA changes."""
+    """Returns the components that LoRAs change."""
     return [
         component
         for component, part in pipeline.components.items()

@@ -1,4 +1,4 @@
-"""Where a model's weights are, in which precision, and how many images fit beside them."""
+"""The device and precision of a model's weights, and the number of images that fit next to them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from services.image.engine.batch_images import CPU_PIXELS, SPARE, batch_images
 from services.image.engine.messages import EngineOptions, Sizes
 from services.worker.messages import EngineError
 
-# Bytes that a step or the decoding takes for each pixel of an image, in 32 bits: the widest layers of Stable
-# Diffusion's decoder, 256 channels at full size in and out, with what convolutions need beside it.
+# Bytes per pixel of an image that a step or the decoding takes, in 32 bits: the widest layers of Stable Diffusion's
+# decoder, 256 channels at full size in and out, plus the workspace of convolutions.
 _BYTES_PER_PIXEL = 4096
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Offload(Enum):
-    """What of a model is on the GPU."""
+    """The part of a model that is on the GPU."""
 
     NOTHING = "all of it, always"
     MODELS = "the component that runs"
@@ -27,14 +27,14 @@ class Offload(Enum):
 
 
 def device_of(options: EngineOptions) -> torch.device:
-    """Where to compute. Raises EngineError (UNSUPPORTED)."""
+    """Returns the device to compute on. Raises EngineError (UNSUPPORTED)."""
     if options.gpu and not torch.cuda.is_available():
         raise EngineError("UNSUPPORTED", "a GPU is asked for, and torch finds none that it can use")
     return torch.device("cuda" if options.gpu else "cpu")
 
 
 def dtype_of(options: EngineOptions, transformer: bool) -> torch.dtype:
-    """`auto`: 32 bits on a CPU; on a GPU 16, for transformers those with the range of 32."""
+    """Returns the dtype. `auto`: float32 on a CPU; on a GPU float16, or bfloat16 for transformers."""
     if options.dtype == "auto":
         if not options.gpu:
             return torch.float32
@@ -46,10 +46,10 @@ def dtype_of(options: EngineOptions, transformer: bool) -> torch.dtype:
 
 
 class Placement:
-    """Decided once, from the memory that is free when the weights are in main memory."""
+    """The placement of a model, chosen once, from the free memory when the weights are in main memory."""
 
     def __init__(self, pipeline: Any, device: torch.device, dtype: torch.dtype, sizes: Sizes, wanted: int) -> None:
-        """`wanted` are the images of a batch that the operator chose, or 0."""
+        """`wanted` is the batch size that the operator chose, or 0."""
         self._device = device
         image = sizes.width * sizes.height * _BYTES_PER_PIXEL * dtype.itemsize // 4
         weights = [_bytes(part) for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
@@ -66,7 +66,7 @@ class Placement:
         self._scarce = fitting < 1 and device.type == "cuda"
 
     def place(self, pipeline: Any) -> None:
-        """Moves a pipeline's weights, and makes it frugal where memory is short."""
+        """Moves a pipeline's weights, and turns on slicing and tiling if memory is short."""
         if self.offload is Offload.MODELS:
             pipeline.enable_model_cpu_offload(device=self._device)
         elif self.offload is Offload.LAYERS:
@@ -81,7 +81,7 @@ class Placement:
 
 
 def choose_offload(weights: list[int], image: int, room: int) -> Offload:
-    """As little as `room` allows, so that one image fits beside what stays. All in bytes."""
+    """Chooses the least offload that leaves room for one image. All in bytes."""
     if sum(weights) + image <= room:
         return Offload.NOTHING
     return Offload.MODELS if max(weights) + image <= room else Offload.LAYERS
@@ -92,7 +92,7 @@ def _bytes(module: torch.nn.Module) -> int:
 
 
 def _free(device: torch.device) -> int:
-    """Free bytes of the device."""
+    """Returns the free bytes of the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with Path("/proc/meminfo").open(encoding="ascii") as lines:  # proc_meminfo(5)

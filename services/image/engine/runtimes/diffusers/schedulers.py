@@ -1,4 +1,4 @@
-"""Schedulers by name, each built from the configuration of the model's own."""
+"""Schedulers by name, each built from the configuration of the model's own scheduler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import diffusers
 from diffusers.utils.import_utils import is_scipy_available
 
-# Of models that predict noise or velocity, as Stable Diffusion and XL do.
+# For models that predict noise or velocity, such as Stable Diffusion and XL.
 _NOISE = {
     "ddim": "DDIMScheduler",
     "ddpm": "DDPMScheduler",
@@ -20,20 +20,20 @@ _NOISE = {
     "pndm": "PNDMScheduler",
     "unipc": "UniPCMultistepScheduler",
 }
-# Of models that were trained by flow matching, as Stable Diffusion 3 and Flux were.
+# For models trained by flow matching, such as Stable Diffusion 3 and Flux.
 _FLOW = {
     "flow_match_euler": "FlowMatchEulerDiscreteScheduler",
     "flow_match_heun": "FlowMatchHeunDiscreteScheduler",
 }
-# What differs from the scheduler's defaults where the model's own does not say: Stable Diffusion was published with a
-# PNDM that does without Runge-Kutta steps, which would take three networks' runs each and at least four steps.
+# Overrides of a scheduler's defaults, for options that the model's own scheduler does not set: Stable Diffusion was
+# published with PNDM without Runge-Kutta steps, which would take three network runs each and at least four steps.
 _OPTIONS: dict[str, dict[str, Any]] = {"PNDMScheduler": {"skip_prk_steps": True}}
 _NEED_SCIPY = {"LMSDiscreteScheduler"}
 
 
 class Schedulers:
-    """Those that a model can run with. `own` is the model's; `sigmas` says whether its pipeline gives the noise levels
-    itself, which not every scheduler takes."""
+    """The schedulers that a model can use. `own` is the model's scheduler; `sigmas` is true if its pipeline passes the
+    noise levels itself, which not every scheduler accepts."""
 
     def __init__(self, own: Any, sigmas: bool) -> None:
         self._own = own
@@ -49,7 +49,7 @@ class Schedulers:
         return sorted(self._classes)
 
     def build(self, name: str) -> Any:
-        """A new one, with no state of earlier images."""
+        """Builds a new scheduler, without state of earlier images."""
         kind = self._classes[name]
         options = {} if kind is type(self._own) else _OPTIONS.get(kind.__name__, {})
         return kind.from_config(self._own.config, **options)

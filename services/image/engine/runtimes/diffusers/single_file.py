@@ -1,4 +1,4 @@
-"""A pipeline from a checkpoint of one file, completed by a folder with its configuration and tokenizers."""
+"""Loads a pipeline from a single-file checkpoint and a folder with its configuration and tokenizers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from safetensors import safe_open
 from services.image.engine.runtimes.diffusers.index import PipelineIndex
 from services.worker.messages import EngineError
 
-# Components that a pipeline can do without, and what a file that has one holds: Stable Diffusion 3 was published with
-# and without its largest text encoder.
+# Optional components, each with a tensor that marks its presence in a file: Stable Diffusion 3 was published with and
+# without its largest text encoder.
 _OPTIONAL = {"text_encoder_3": "text_encoders.t5xxl.transformer.shared.weight"}
 _TOKENIZERS = {"text_encoder_3": "tokenizer_3"}
 
@@ -20,11 +20,11 @@ _TOKENIZERS = {"text_encoder_3": "tokenizer_3"}
 def load_single_file(
     kind: Any, checkpoint: Path, base: PipelineIndex, dtype: torch.dtype, options: dict[str, Any]
 ) -> Any:
-    """Loads a pipeline of the class `kind`. Nothing is fetched.
+    """Loads a pipeline of the class `kind`. Downloads nothing.
 
     Raises:
-        EngineError: MODEL_INVALID, when the checkpoint does not hold what the base describes.
-        Whatever diffusers raises for weights that do not fit.
+        EngineError: MODEL_INVALID if the checkpoint lacks weights of the base's components.
+        Also diffusers' errors for weights that do not fit.
     """
     try:
         return kind.from_single_file(
@@ -35,12 +35,12 @@ def load_single_file(
             **options,
             **dict.fromkeys(_left_out(checkpoint, base)),
         )
-    except NotImplementedError as error:  # diffusers leaves what it has not found without numbers, and stumbles over it
+    except NotImplementedError as error:  # diffusers leaves missing weights on the meta device, then fails
         raise EngineError("MODEL_INVALID", f"{checkpoint} lacks weights that the model of {base.folder} has") from error
 
 
 def _left_out(checkpoint: Path, base: PipelineIndex) -> list[str]:
-    """Components of the base that the pipeline can do without, and the file does."""
+    """Returns the optional components of the base that the file lacks, with their tokenizers."""
     with safe_open(checkpoint, "pt") as file:
         names = set(file.keys())
     absent = [name for name, mark in _OPTIONAL.items() if name in base.components and mark not in names]

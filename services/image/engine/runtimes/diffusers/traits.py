@@ -1,4 +1,4 @@
-"""What a pipeline can do and within which limits: read from its configuration and from its own defaults."""
+"""The capabilities and limits of a pipeline, from its configuration and its defaults."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from services.image.engine.runtimes.diffusers.schedulers import Schedulers
 
 MOST_STEPS = 150
 MOST_GUIDANCE = 30.0
-_LARGER = 4  # times the model's own pixels, and the longer side of the model's own, that an image may have
-_DISTILLED_STEPS = 4  # of models that were made to need no guidance
-_LARGEST = 4096  # pixels, a side
+_LARGER = 4  # an image may have this many times the model's default pixels and its longer side
+_DISTILLED_STEPS = 4  # of models distilled to need no guidance
+_LARGEST = 4096  # pixels per side
 
 
 class Traits:
-    """Reads the pipelines of one model. `pipelines` has one for each mode, the model's own first."""
+    """The traits of one model. `pipelines` has one pipeline per mode, the model's own first."""
 
     def __init__(self, pipelines: Mapping[Mode, Any]) -> None:
         self._pipelines = pipelines
@@ -29,18 +29,18 @@ class Traits:
 
     @property
     def sigmas(self) -> bool:
-        """Whether the pipeline chooses noise levels itself, whatever the scheduler: those with packed latents do."""
+        """True if the pipeline passes the noise levels to the scheduler: pipelines with packed latents do."""
         return self._packed
 
     @property
     def negative(self) -> bool:
-        """Whether prompts may say what is not wanted. Pipelines with two kinds of guidance would need the other one."""
+        """True if negative prompts are supported. Pipelines with two kinds of guidance would need the other kind."""
         parameters = _parameters(self._own)
         return "negative_prompt" in parameters and "true_cfg_scale" not in parameters and not self._embedded
 
     @property
     def sizes(self) -> Sizes:
-        """Which images it makes."""
+        """The sizes of its images."""
         scale = self._scale
         height, width = self._own_size()
         multiple = math.lcm(8, scale * self._patch)
@@ -57,7 +57,7 @@ class Traits:
         )
 
     def ready(self, schedulers: Schedulers, prompts: Prompts, batch_images: int) -> Ready:
-        """All that the service is told."""
+        """Builds the Ready message for the service."""
         steps, guidance = self._steps_and_guidance()
         trained = self._own.scheduler.config.get("num_train_timesteps", MOST_STEPS)
         return Ready(
@@ -78,12 +78,12 @@ class Traits:
 
     @property
     def _scale(self) -> int:
-        """Pixels of an image for each of its latents, along a side."""
+        """Pixels per latent, along a side."""
         return int(self._own.vae_scale_factor)
 
     @property
     def _patch(self) -> int:
-        """Latents that are taken together, along a side."""
+        """Latents per patch, along a side."""
         if self._packed:
             return 2
         return int(self._denoiser.config.get("patch_size") or 1)
@@ -94,17 +94,17 @@ class Traits:
 
     @property
     def _embedded(self) -> bool:
-        """Whether guidance is an input of the denoiser (latent consistency), and not done with a second prompt."""
+        """True if guidance is an input of the denoiser (latent consistency) instead of a second, unconditional pass."""
         return self._unet is not None and self._unet.config.get("time_cond_proj_dim") is not None
 
     def _own_size(self) -> tuple[int, int]:
-        """Height and width that the model was made for."""
+        """Returns the height and width that the model was trained for."""
         latents = getattr(self._own, "default_sample_size", None) or self._denoiser.config.sample_size
         height, width = latents if isinstance(latents, list | tuple) else (latents, latents)
         return height * self._scale, width * self._scale
 
     def _grid_limit(self) -> int:
-        """Latents along a side that the denoiser has positions for."""
+        """Returns the latents along a side that the denoiser has positions for."""
         positions = self._denoiser.config.get("pos_embed_max_size")
         return positions * self._patch if isinstance(positions, int) else _LARGEST
 

@@ -1,15 +1,16 @@
 """Attention over a paged key-value cache, for sequences of any lengths that are packed into one row of tokens.
 
-transformers' definitions call what is registered here under `NAME`. They hand their new keys and values to the cache
-first (`PagedCache.update`), then ask for attention; which token belongs to which sequence is in the cache's `plan`.
+transformers' definitions call the attention function that is registered here under `NAME`. They first write their new
+keys and values to the cache (`PagedCache.update`), then compute attention. The cache's `plan` says which token belongs
+to which sequence.
 
 Shapes: a packed query is [1, heads, tokens, width]; a layer of the cache is [pages, 2, key heads, BLOCK, width]: one
-gather brings a sequence's keys and values together, each head's in one piece. Decoding tokens come first in the
-row, one per sequence, then chunks of prompts. All heads that share a key head are computed together, as if they were
-successive queries of it: keys are never repeated in memory.
+gather collects a sequence's keys and values, with each head contiguous. Decoding tokens come first in the row, one per
+sequence, then chunks of prompts. All heads that share a key head are computed together, as successive queries of it, so
+keys are never repeated in memory.
 
-A sink (gpt-oss) is a key that every query sees, with a score of its own and nothing to say: page 0, which is all
-zeros, stands in for it, and its score goes into the mask.
+A sink (gpt-oss) is a key that every query sees, with its own score and a value of zero: page 0, which is all zeros,
+represents it, and its score is in the mask.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NAME = "allm_paged"
 
 @dataclass(slots=True)
 class Gather:
-    """Pages that queries look at, [sequences, pages], and which position comes first in each row of them."""
+    """The pages that queries read, [sequences, pages], and the first position of each row."""
 
     pages: Tensor
     first: Tensor  # [sequences]
@@ -39,7 +40,7 @@ class Gather:
     masks: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
     def fetch(self, layer: Tensor, sinks: bool) -> tuple[Tensor, Tensor]:
-        """Keys and values, [sequences, key heads, cells, width] each; with sinks, a page of zeros comes last."""
+        """Returns keys and values, each [sequences, key heads, cells, width]; with sinks, the last page is zeros."""
         heads, width = layer.shape[2], layer.shape[4]
         rows = self.rows.get((heads, sinks))
         if rows is None:
@@ -49,7 +50,7 @@ class Gather:
         return keys, values
 
     def _rows(self, heads: int, sinks: bool) -> Tensor:
-        """Which rows [pages * 2 * key heads, BLOCK * width] of a layer to take, in the order of `fetch`."""
+        """Returns indexes of rows of a layer, seen as [pages * 2 * key heads, BLOCK * width], in `fetch`'s order."""
         pages = self.pages
         if sinks:
             pages = torch.cat([pages, pages.new_full((pages.shape[0], 1), ZERO_PAGE)], 1)
@@ -64,17 +65,17 @@ class Decode:
     count: int
     positions: Tensor
     full: Gather
-    windows: dict[int, Gather]  # by sliding window; missing where the window is longer than all sequences
+    windows: dict[int, Gather]  # by sliding window; missing if the window is longer than all sequences
     sequences: Tensor | None = None  # [count]: their ids, for layers with recurrent state
 
     def gather(self, window: int) -> Gather:
-        """The pages for a layer with this window."""
+        """Returns the pages for a layer with this window."""
         return self.windows.get(window, self.full)
 
 
 @dataclass(slots=True)
 class Chunk:
-    """`tokens` successive tokens of a prompt, `sequence`, from position `start` on, at `row` of the packed tokens."""
+    """`tokens` successive prompt tokens of `sequence`, from position `start` on, at `row` of the packed tokens."""
 
     row: int
     start: int
@@ -84,7 +85,7 @@ class Chunk:
     gathers: dict[int, Gather] = field(default_factory=dict)
 
     def gather(self, window: int) -> Gather:
-        """The pages for a layer with this window: those before all windows are left out."""
+        """Returns the pages for a layer with this window, without those before all windows."""
         found = self.gathers.get(window)
         if found is None:
             hidden = max(0, self.start + 1 - window) // BLOCK if window else 0
@@ -95,7 +96,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Plan:
-    """What one step computes: in which cells its tokens [tokens] go, and who looks at what."""
+    """The plan of one step: the cells [tokens] that its tokens write, and the pages that each of them reads."""
 
     cells: Tensor
     decode: Decode | None
@@ -103,7 +104,7 @@ class Plan:
     rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def places(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Where each token's keys and values go, as rows [tokens * key heads] of a layer seen as rows of one width."""
+        """Returns the rows [tokens * key heads] for keys and for values, in a layer seen as [rows, width]."""
         found = self.rows.get(heads)
         if found is None:
             page, offset = self.cells // BLOCK, self.cells % BLOCK
@@ -114,12 +115,12 @@ class Plan:
 
 
 class PagedCache:
-    """Keys and values of all layers; transformers' definitions use it as their `past_key_values`."""
+    """The keys and values of all layers. transformers' definitions use it as their `past_key_values`."""
 
     def __init__(
         self, pages: int, shapes: dict[int, tuple[int, int]], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """`shapes` has (key heads, width) of each layer that has keys."""
+        """`shapes` maps each layer with keys to (key heads, width)."""
         self.plan: Plan
         self.layers = {
             layer: torch.zeros(pages, 2, heads, BLOCK, width, dtype=dtype, device=device)
@@ -127,7 +128,7 @@ class PagedCache:
         }
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes the packed tokens' keys and values [1, key heads, tokens, width]; returns them as they are."""
+        """Writes the packed tokens' keys and values [1, key heads, tokens, width]. Returns them unchanged."""
         layer = self.layers[layer_idx]
         width = layer.shape[4]
         keys, values = self.plan.places(layer.shape[2])
@@ -137,7 +138,7 @@ class PagedCache:
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Some definitions ask; positions are always given, so that nothing follows from it."""
+        """Returns 0. Some definitions call this, but positions are always given, so it has no effect."""
         return 0
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
@@ -148,24 +149,24 @@ class PagedCache:
 
 
 class UnknownCacheUse(AttributeError):
-    """A definition treats its cache in a way that the paged one does not know."""
+    """A definition uses its cache in a way that the paged cache does not support."""
 
 
 class CacheProbe:
-    """Stands in for the cache while a definition runs on one token, to see what keys it makes."""
+    """A replacement for the cache that records the shapes of keys while a definition runs on one token."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int]] = {}  # by layer: key heads, width
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Takes note of a layer's shape. Raises UnknownCacheUse where the paged cache could not hold it."""
+        """Records a layer's shape. Raises UnknownCacheUse if the paged cache does not support it."""
         if key.shape != value.shape:
             raise UnknownCacheUse("has keys and values of different width")
         self.shapes[layer_idx] = (key.shape[1], key.shape[3])
         return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """As PagedCache."""
+        """Returns 0, as PagedCache does."""
         return 0
 
     def __getattr__(self, name: str) -> Any:
@@ -185,7 +186,7 @@ def attend(
     pages: PagedCache | CacheProbe | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What a definition calls: attention of the packed tokens, [1, tokens, heads, width]. The mask is not looked at."""
+    """Computes the packed tokens' attention, [1, tokens, heads, width], for a definition. Ignores the mask."""
     if isinstance(pages, CacheProbe):
         return query.transpose(1, 2), None
     if pages is None:
@@ -207,18 +208,18 @@ def attend(
 
 @dataclass(slots=True)
 class _Shape:
-    """What a layer's attention is like: `group` query heads for each of `keys` key heads."""
+    """The parameters of a layer's attention: `group` query heads for each of `keys` key heads."""
 
     keys: int
     group: int
     scale: float
-    window: int  # tokens that a query sees, itself included; 0: all
+    window: int  # tokens that a query sees, including itself; 0: all
     sinks: Tensor | None  # [heads]
     softcap: float | None
 
 
 def _decode(rows: Tensor, layer: Tensor, decode: Decode, shape: _Shape) -> Tensor:
-    """Attention of rows [sequences, heads, width], each a sequence's newest token."""
+    """Computes attention of rows [sequences, heads, width], each a sequence's newest token."""
     gather = decode.gather(shape.window)
     sinks = shape.sinks is not None
     keys, values = gather.fetch(layer, sinks)
@@ -236,7 +237,7 @@ def _decode(rows: Tensor, layer: Tensor, decode: Decode, shape: _Shape) -> Tenso
 
 
 def _chunk(rows: Tensor, layer: Tensor, chunk: Chunk, shape: _Shape) -> Tensor:
-    """Attention of rows [tokens, heads, width], successive tokens of one sequence."""
+    """Computes attention of rows [tokens, heads, width], successive tokens of one sequence."""
     gather = chunk.gather(shape.window)
     sinks = shape.sinks is not None
     keys, values = gather.fetch(layer, sinks)
@@ -253,7 +254,7 @@ def _chunk(rows: Tensor, layer: Tensor, chunk: Chunk, shape: _Shape) -> Tensor:
 
 
 def _mask(at: Tensor, position: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """0 where a token at `position` [tokens, 1] sees the cell of position `at` [.., cells], else minus infinity."""
+    """Returns 0 where a token at `position` [tokens, 1] sees the cell at `at` [.., cells], else minus infinity."""
     seen = at <= position
     if window:
         seen &= at > position - window
@@ -261,14 +262,14 @@ def _mask(at: Tensor, position: Tensor, window: int, dtype: torch.dtype) -> Tens
 
 
 def _with_sinks(mask: Tensor, scores: Tensor) -> Tensor:
-    """A mask [.., cells] with the sinks' scores [..]: of the last page, which is zeros, they take the first cell."""
+    """Adds the sinks' scores [..] to a mask [.., cells], at the first cell of the last page, which is all zeros."""
     full = mask.expand(*(mask[..., 0] + scores).shape, mask.shape[-1]).clone()
     full[..., -BLOCK] = scores.to(mask.dtype)
     return full
 
 
 def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: _Shape) -> Tensor:
-    """Of queries [.., heads, queries, width], with a mask that can be broadcast to [.., heads, queries, cells]."""
+    """Computes attention of queries [.., heads, queries, width]; `mask` broadcasts to [.., heads, queries, cells]."""
     if not shape.softcap:
         return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=shape.scale)
     scores = torch.matmul(query, keys.transpose(-1, -2)).float() * shape.scale
@@ -277,7 +278,7 @@ def _attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape:
 
 
 def _products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: _Shape) -> Tensor:
-    """The same by plain products of matrices: for few queries a CPU's fused kernel takes two to four times as long."""
+    """Does the same by matrix products: for few queries, a CPU's fused kernel takes two to four times as long."""
     if shape.softcap:
         return _attention(query, keys, values, mask, shape)
     sequences, heads, queries, _ = query.shape

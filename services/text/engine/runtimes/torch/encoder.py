@@ -1,7 +1,7 @@
 """The `torch` runtime for embedding models: a folder of safetensors through transformers' own model definitions.
 
-Inputs are computed in groups of about the same length, padded at the end, so that little is computed in vain. Weights
-and hidden states are float32 on a CPU; on a GPU they have 16 bits, pooled in float32.
+Inputs are computed in groups of similar length, padded at the end, so that little work is wasted. With dtype auto,
+weights and hidden states are float32 on a CPU and have 16 bits on a GPU; pooling is in float32.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from services.text.engine.runtimes.torch.recipe import Recipe, read_recipe
 from services.worker.messages import EngineError
 
 BATCH_INPUTS = 1024
-DEFAULT_LIMIT = 512  # tokens of an input where nothing says how many
-_ADOPTED = ("nomic_bert",)  # what their repositories' code says is in transformers by now
+DEFAULT_LIMIT = 512  # tokens of an input if the model does not say
+_ADOPTED = ("nomic_bert",)  # types whose repositories name their own code, which transformers now includes
 _PLACES = ("max_position_embeddings", "n_positions")
-# A group is closed when an input is shorter than this share of its longest, and so many tokens are together: fewer keep
-# neither a CPU nor a GPU busy.
+# A group is closed if the next input is shorter than `_ALIKE` times its longest and it has enough tokens (`_WORTH_*`)
+# to keep the CPU or GPU busy.
 _ALIKE = 0.75
 _WORTH_CPU, _WORTH_GPU = 64, 4096
 
 
 class TorchEncoder:
-    """An embedding model in torch. Not thread-safe but for `tokenize`."""
+    """An embedding model in torch. Only `tokenize` is thread-safe."""
 
     batch_inputs = BATCH_INPUTS
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
-        """Loads the model; none of its own code is ever run.
+        """Loads the model. Its own code is never run.
 
         Raises:
-            EngineError: UNSUPPORTED for an architecture or a step that is not known, MODEL_INVALID for files that
-                cannot be read or lack weights; names them.
+            EngineError: UNSUPPORTED for an unknown architecture or step, MODEL_INVALID for files that cannot be read or
+                lack weights; the message names them.
         """
         notes: Any = transformers_logging  # it has no types
         notes.set_verbosity_error()
@@ -63,26 +63,26 @@ class TorchEncoder:
         self._worth = _WORTH_CPU if self._device.type == "cpu" else _WORTH_GPU
         self.normalised = self._recipe.normalised
         vocabulary = self._model.get_input_embeddings().num_embeddings
-        # The first vector pays for page faults and allocations, and tells how long vectors are.
+        # The first vector pays for page faults and allocations, and gives the length of vectors.
         dimensions = self._compute([np.zeros(min(limit, 8), np.int32) + self._any_token()]).shape[1]
         self.ready = EncoderReady(
             context_tokens=min(limit, options.context_tokens or limit), dimensions=dimensions, vocabulary=vocabulary
         )
 
     def tokenize(self, text: str) -> Tokens:
-        """Token ids of an input, with the special tokens around it."""
+        """Returns the token ids of an input, with the special tokens around it."""
         found = self._tokenizer(text.lower() if self._recipe.lower else text, truncation=False, verbose=False)
         return np.array(found["input_ids"], np.int32)
 
     def encode(self, inputs: Sequence[Tokens]) -> Vectors:
-        """The pooled vectors [inputs, dimensions] of some inputs."""
+        """Returns the pooled vectors [inputs, dimensions]."""
         vectors = np.empty((len(inputs), self.ready.dimensions), np.float32)
         for group in self._groups(inputs):
             vectors[group] = self._compute([inputs[index] for index in group])
         return vectors
 
     def _groups(self, inputs: Sequence[Tokens]) -> Iterator[list[int]]:
-        """Indexes of inputs to compute together, the longest first."""
+        """Yields the indexes of inputs to compute together, longest first."""
         group: list[int] = []
         for index in sorted(range(len(inputs)), key=lambda index: -len(inputs[index])):
             longest = len(inputs[group[0]]) if group else 0
@@ -95,12 +95,12 @@ class TorchEncoder:
 
     @torch.inference_mode()
     def _compute(self, inputs: Sequence[Tokens]) -> Vectors:
-        """The vectors of one group [inputs, dimensions]."""
+        """Computes the vectors [inputs, dimensions] of one group."""
         lengths = torch.tensor([len(tokens) for tokens in inputs])
         ids = torch.full((len(inputs), int(lengths.max())), self._padding)
         for row, tokens in enumerate(inputs):
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        mask = None  # nothing is padded: attention needs none, and is computed without
+        mask = None  # attention needs none if nothing is padded
         if int(lengths.min()) < ids.shape[1]:
             mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long().to(self._device)
         ids, lengths = ids.to(self._device), lengths.to(self._device)
@@ -113,7 +113,7 @@ class TorchEncoder:
         return pooled
 
     def _any_token(self) -> int:
-        """A token that is no padding: some models count places by it."""
+        """Returns a token that is not padding, because some models compute positions from padding."""
         return next(token for token in range(2, 8) if token != self._padding)
 
 
@@ -138,7 +138,7 @@ def _config(folder: Path) -> PreTrainedConfig:
 
 
 def _writes(config: PreTrainedConfig) -> bool:
-    """Whether the architecture is a decoder: those have a cache of keys and values."""
+    """Whether the architecture is a decoder, which has a key-value cache."""
     return hasattr(config, "num_key_value_heads") and getattr(config, "model_type", "") != "eurobert"
 
 
@@ -149,7 +149,7 @@ def _load(folder: Path, config: PreTrainedConfig, precision: torch.dtype, device
     more: dict[str, Any] = {}
     if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
         more["add_pooling_layer"] = False
-    # A decoder that was made to look both ways has no mask where nothing is padded; sdpa takes none for "causal".
+    # A decoder with bidirectional attention gets no mask if nothing is padded, and sdpa treats that as causal.
     both_ways = getattr(config, "is_causal", True) is False
     try:
         model, told = kind.from_pretrained(
@@ -181,7 +181,7 @@ def _precision(options: EngineOptions, config: PreTrainedConfig, device: torch.d
 
 
 def _linear(weights: Path, activation: str, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A layer after pooling, in float32."""
+    """Returns a layer after pooling, in float32."""
     try:
         tensors = load_file(weights, device=str(device))
         weight, bias = tensors["linear.weight"].float(), tensors.get("linear.bias")
@@ -196,10 +196,10 @@ def _linear(weights: Path, activation: str, device: torch.device) -> Callable[[t
 
 
 def _limit(model: Any, recipe: Recipe, tokenizer: Any) -> int:
-    """The most tokens of an input, by all that say something."""
+    """Returns the maximum tokens of an input: the minimum of all limits that the model names."""
     said = [getattr(model.config, name, None) for name in _PLACES]
     places = next((value for value in said if isinstance(value, int)), 0)
-    # Descendants of RoBERTa count places from that after the padding token's, so fewer tokens fit.
+    # RoBERTa and its descendants number positions from `padding_idx + 1`, so fewer tokens fit.
     padding = getattr(getattr(model, "embeddings", None), "padding_idx", None)
     if places and padding is not None:
         places -= padding + 1

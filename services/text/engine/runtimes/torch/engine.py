@@ -1,7 +1,7 @@
-"""The `torch` runtime: safetensors models, by transformers' definitions, over a paged key-value cache of our own.
+"""The `torch` runtime: safetensors models by transformers' definitions, with our own paged key-value cache.
 
-A step packs the tokens of all its spans, decoding ones and chunks of prompts, into one row and runs the definition
-once. Sequences that begin alike share pages. docs/torch-runtime.md says why it is built like this.
+A step packs the tokens of all its spans (decoding tokens and chunks of prompts) into one row and runs the definition
+once. Sequences with a common prefix share pages. docs/torch-runtime.md gives the reasons for this design.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from services.text.engine.sampling import SamplingParams
 from services.worker.messages import EngineError
 
 PREFIX_ENTRIES = 64  # sequence ids for the prefix cache
-GPU_CACHE_SHARE = 0.85  # of the memory that the weights leave free: what `kv_tokens=0` takes on a GPU
+GPU_CACHE_SHARE = 0.85  # share of the memory left by the weights to use with `kv_tokens=0` on a GPU
 
 
 class SafetensorsEngine(VocabularySpeaker):
-    """A safetensors model. Not thread-safe but for `tokenize` and `constraint`."""
+    """A safetensors model. Only `tokenize` and `constraint` are thread-safe."""
 
     shares_cells = True
 
@@ -67,12 +67,12 @@ class SafetensorsEngine(VocabularySpeaker):
         self.executor.allocate_states(options.max_sequences, kept)
         cells = self._cells(options, context)
         self.sequence_ids = options.max_sequences + (PREFIX_ENTRIES if self.reuses_prefixes else kept)
-        # Each running sequence has an open page, and so has each state that is kept.
+        # Each running sequence and each kept state has an open page.
         pages = -(-cells // BLOCK) + options.max_sequences + kept + RESERVED_PAGES
         if self._others:
             self._others.allocate(pages, options.max_sequences)
         self.executor.allocate(pages, options.max_sequences)
-        self._lengths = [0] * self.sequence_ids  # tokens of each sequence that are computed
+        self._lengths = [0] * self.sequence_ids  # computed tokens of each sequence
         self._tables = PageTables(pages, self.sequence_ids, -(-context // BLOCK) + 1)
         self._sampler = BatchSampler(self._vocab_size, sorted(self._vocabulary.ends), device)
         self.ready = Ready(
@@ -90,17 +90,17 @@ class SafetensorsEngine(VocabularySpeaker):
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
     ) -> Sampler:
-        """State for sampling one request."""
+        """Returns the sampling state of one request."""
         check_bias(params, self._vocab_size)
         return new_sampler(params, prompt, constraint, logprobs)
 
     def free_sampler(self, sampler: Sampler) -> None:
-        """Frees its row of the penalty tables."""
+        """Frees a sampler's rows of the penalty tables."""
         self._sampler.free(sampler)
 
     @torch.inference_mode()
     def step(self, spans: Sequence[Span]) -> list[Sampled | EngineError | None]:
-        """Computes all spans in one pass through the model and samples where a token is wanted."""
+        """Computes all spans in one pass through the model and samples a token for each span with a sampler."""
         copies = self._tables.extend([(span.sequence, span.start, len(span.tokens)) for span in spans])
         batch, order = make_batch(spans, self._tables.rows, copies)
         if self._others:
@@ -115,9 +115,9 @@ class SafetensorsEngine(VocabularySpeaker):
         return outcomes
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Lets `target` hold the pages of the first `tokens` of `source` too, and a copy of its state.
+        """Shares the pages of the first `tokens` of `source` with `target`, and copies its recurrent state.
 
-        ValueError where there is a state, but not after just so many tokens.
+        Raises ValueError if the model is recurrent and the state is not exactly `tokens` long.
         """
         if self.executor.is_recurrent:
             if tokens != self._lengths[source]:
@@ -127,21 +127,21 @@ class SafetensorsEngine(VocabularySpeaker):
         self._lengths[target] = tokens
 
     def drop(self, sequence: int, start: int = 0) -> None:
-        """Gives up the pages from position `start` on. ValueError where a state would have to be cut."""
+        """Frees the pages from position `start` on. Raises ValueError if that would cut a recurrent state."""
         if start and self.executor.is_recurrent:
             raise ValueError("a recurrent state cannot be cut")
         self._tables.cut(sequence, start)
         self._lengths[sequence] = min(start, self._lengths[sequence])
 
     def close(self) -> None:
-        """Ends the other ranks of a divided model. A worker that simply ends takes them along too."""
+        """Stops the other ranks of a divided model. They also stop when the worker process ends."""
         if self._others:
             self._others.close()
 
     # --- a step
 
     def _choose(self, logits: Tensor, samplers: list[Sampler]) -> list[Sampled | EngineError]:
-        """The next tokens by logits [rows, vocabulary]; grammars' masks are made while a GPU still computes."""
+        """Samples the next tokens from logits [rows, vocabulary]. A GPU still computes while masks are filled."""
         if not samplers:
             return []
         constrained = [sampler.constraint for sampler in samplers if sampler.constraint is not None]
@@ -169,14 +169,14 @@ class SafetensorsEngine(VocabularySpeaker):
     # --- loading
 
     def _cells(self, options: EngineOptions, context: int) -> int:
-        """Cells of the cache, for all requests together."""
+        """Returns the cells of the cache for all requests together."""
         derived = 0
         if not options.kv_tokens and self.executor.device.type == "cuda":
             derived = int(self.executor.free_bytes() * GPU_CACHE_SHARE) // max(1, self.executor.cell_bytes)
         return cache_cells(options, context, derived)
 
     def _warm_up(self) -> None:
-        """A prompt and a token through the whole model, so that the first request pays for no page fault."""
+        """Computes a prompt and a token, so that the first request does not pay for page faults."""
         sampler = new_sampler(SamplingParams(temperature=0), [], None, None)
         self.step([Span(0, 0, [0] * BLOCK, None)])
         self.step([Span(0, BLOCK, [0], sampler)])

@@ -1,4 +1,4 @@
-"""A model with its cache, which computes batches: what the engine drives, on each rank of a divided model alike."""
+"""The executor: a model with its cache, which computes batches. Each rank of a divided model has one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from services.worker.messages import EngineError
 
 
 class Executor:
-    """A loaded model. `device` is where it computes; `ranks` says which share of it is here."""
+    """A loaded model on `device`, or the share of it that belongs to this process by `ranks`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Executor:
         ranks: Ranks,
         progress: Callable[[float], None],
     ) -> None:
-        """Loads the model; the cache follows by `allocate`.
+        """Loads the model. `allocate` creates the cache.
 
         Raises:
             EngineError: MODEL_INVALID, UNSUPPORTED or OUT_OF_MEMORY, with the cause named.
@@ -59,21 +59,21 @@ class Executor:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether layers remember what belongs to a whole sequence and to no part of it."""
+        """Whether the model has layers with a recurrent state."""
         return bool(self._recurrent)
 
     @property
     def cell_bytes(self) -> int:
-        """Bytes of a token's keys and values, here."""
+        """Bytes of a token's keys and values on this rank."""
         return sum(2 * heads * width for heads, width in self._shapes.values()) * self.dtype.itemsize
 
     def free_bytes(self) -> int:
-        """Free memory of the GPU; of all ranks' the least."""
+        """Returns the free memory of the GPU, the minimum over all ranks."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return smallest(free, self.device) if self._ranks.count > 1 else int(free)
 
     def allocate_states(self, sequences: int, kept: int) -> None:
-        """Makes room for what recurrent layers remember of each running sequence, and of as many `kept` ones.
+        """Allocates the recurrent states of `sequences` running sequences and `kept` cached ones.
 
         Raises EngineError OUT_OF_MEMORY.
         """
@@ -89,12 +89,12 @@ class Executor:
             raise EngineError("OUT_OF_MEMORY", message) from error
 
     def copy_state(self, source: int, target: int) -> None:
-        """Has recurrent layers remember of one sequence what they remember of another."""
+        """Copies the recurrent state of one sequence to another."""
         for layer in self._recurrent:
             layer.copy(source, target)
 
     def allocate(self, pages: int, sequences: int) -> None:
-        """Makes the cache, and what decodes up to `sequences` at a time. Raises EngineError OUT_OF_MEMORY."""
+        """Allocates the cache, and on a GPU decoding steps of up to `sequences`. Raises EngineError OUT_OF_MEMORY."""
         try:
             self._cache = PagedCache(pages, self._shapes, self.dtype, self.device)
         except (MemoryError, RuntimeError) as error:
@@ -105,12 +105,12 @@ class Executor:
             self.use_fixed_steps(sequences, record=True)
 
     def use_fixed_steps(self, sequences: int, *, record: bool) -> None:
-        """Lets decoding run in steps of fixed shapes."""
+        """Makes decoding run in steps of fixed shapes, recorded as CUDA graphs if `record`."""
         self._steps = DecodeSteps(self.forward, self._windows, sequences, self.device, record=record)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
-        """Logits [wanted rows, vocabulary] of a batch; on other ranks than the first, none."""
+        """Computes the logits [wanted rows, vocabulary] of a batch; only the first rank gets rows."""
         self._cache.copy_pages(batch.copies)
         if self._steps is not None and self._steps.fits(batch):
             logits = self._steps.run(batch)
@@ -118,7 +118,7 @@ class Executor:
         return self.forward(pack(batch, self._windows, self.device))
 
     def forward(self, packed: Packed) -> Tensor:
-        """Logits [wanted rows, vocabulary] of a packed step."""
+        """Computes the logits [wanted rows, vocabulary] of a packed step."""
         self._cache.plan = packed.plan
         logits: Tensor = self._model(
             input_ids=packed.tokens,
@@ -132,7 +132,7 @@ class Executor:
 
     @torch.inference_mode()
     def _probe(self) -> dict[int, tuple[int, int]]:
-        """(key heads, width) of each layer that has keys, as the definition itself hands its keys to a cache."""
+        """Returns (key heads, width) of each layer with keys, as the definition itself passes them to a cache."""
         probe = CacheProbe()
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         try:

@@ -1,10 +1,10 @@
 """Decoding in steps of fixed shapes, which a GPU replays as one recorded graph instead of launching each kernel.
 
-A step in which every sequence decodes one token is filled up to the next size that there is: sequences and pages in
-powers of two. What fills it up are sequences at position 0 of the page that takes everything (`TRASH_PAGE`). The first
-step of a size is recorded; where that fails, the model is run step by step as ever.
+A step in which every sequence decodes one token is padded to the next size: sequences and pages in powers of two. The
+padding consists of sequences at position 0 of the trash page (`TRASH_PAGE`). The first step of a size is recorded; if
+that fails, the model runs without graphs.
 
-Without a GPU the same padded steps can be run unrecorded, which is how the tests hold them against the usual ones.
+Without a GPU the same padded steps can run unrecorded, so that tests can compare them with ordinary steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SMALLEST_PAGES = 8
 
 @dataclass(slots=True)
 class _Step:
-    """Buffers of one size, and what was recorded on them."""
+    """The buffers of one size, and the graph recorded on them."""
 
     tokens: Tensor  # [sequences]
     positions: Tensor  # [sequences]
@@ -40,7 +40,7 @@ class _Step:
 
 
 class DecodeSteps:
-    """Runs decoding steps of a model. `record`: as CUDA graphs."""
+    """The fixed decoding steps of a model. `record`: as CUDA graphs."""
 
     def __init__(
         self, forward: Forward, windows: Sequence[int], most: int, device: torch.device, *, record: bool
@@ -53,11 +53,11 @@ class DecodeSteps:
         self._steps: dict[tuple[int, int], _Step] = {}
 
     def fits(self, batch: Batch) -> bool:
-        """Whether the batch can be run here: every span is a single token, and they are not too many."""
+        """Whether the batch has only spans of a single token, and not too many."""
         return len(batch.tokens) == len(batch.counts) <= self._most
 
     def run(self, batch: Batch) -> Tensor:
-        """Logits [spans, vocabulary] of a batch that fits."""
+        """Computes the logits [spans, vocabulary] of a batch that fits."""
         count, width = batch.pages.shape
         size = min(_power(count), self._most), _power(max(width, _SMALLEST_PAGES))
         step = self._steps.get(size)
@@ -88,20 +88,20 @@ class DecodeSteps:
         step.pages[count:, 0] = TRASH_PAGE
 
     def _compute(self, step: _Step) -> Tensor:
-        """The step as it stands in the buffers: nothing but tensors, so that it can be recorded."""
+        """Computes the step in the buffers, with tensors only, so that it can be recorded."""
         cells = step.pages.gather(1, step.positions[:, None] // BLOCK)[:, 0] * BLOCK + step.positions % BLOCK
         plan = Plan(cells, decode_plan(step.positions, step.pages, self._windows), [])
         rows = torch.arange(len(step.tokens), device=self._device)
         return self._forward(Packed(step.tokens[None], step.positions[None], rows, plan))
 
     def _capture(self, step: _Step) -> None:
-        """Records the step. A definition that looks at its numbers on the host cannot be recorded: none is, then."""
+        """Records the step. If the definition reads its numbers on the host, this fails and turns recording off."""
         try:
             stream: Any = torch.cuda.Stream
             side = stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self._compute(step)  # libraries set themselves up on the first run
+                self._compute(step)  # libraries initialise on the first run
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -114,5 +114,5 @@ class DecodeSteps:
 
 
 def _power(number: int) -> int:
-    """The next power of two."""
+    """Rounds up to a power of two."""
     return 1 << max(0, number - 1).bit_length()

@@ -1,8 +1,8 @@
-"""Linear layers whose weights lie as oneDNN wants them, for 16 bits on a CPU.
+"""Linear layers with weights in oneDNN's packed layout, for bfloat16 on a CPU.
 
-torch hands oneDNN plain matrices, which it then reads row by row: one row of activations against the weights of a 135M
-model took 27 ms of one core, from packed weights 17 ms, and eight rows 33 against 18. Each call costs some 30
-microseconds besides, so layers that are given the same rows (query, key and value; gate and up) are computed as one.
+torch passes oneDNN plain matrices, which it reads row by row. On one core, one row of activations took 27 ms with the
+plain weights of a 135M model and 17 ms with packed ones; eight rows took 33 and 18 ms. Each call also costs about 30
+microseconds, so layers with the same input (query, key and value; gate and up) are computed as one.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Names that transformers' definitions give to layers which they call with one and the same tensor, one after the other.
+# Names of layers that transformers' definitions call one after the other with the same tensor.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def computes_bfloat16() -> bool:
-    """Whether this processor has instructions for bfloat16, or at least those that make it worth while."""
+    """Whether this processor has instructions for bfloat16, or others that make it worthwhile."""
     available: Any = torch.backends.mkldnn.is_available
     return bool(available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replaces all linear layers of a model whose tensors are in bfloat16 on a CPU that computes in it."""
+    """Replaces a model's bfloat16 linear layers on the CPU by packed ones, if the CPU computes bfloat16."""
     if not computes_bfloat16():
         return
     for module in list(model.modules()):
@@ -40,7 +40,7 @@ def pack_linears(model: nn.Module) -> None:
 
 
 class PackedLinear(nn.Module):
-    """Stands in for a linear layer and takes its weight over."""
+    """A replacement for a linear layer, with its weight packed."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class PackedLinear(nn.Module):
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[.., features in] to [.., features out]."""
+        """Maps [.., features in] to [.., features out]."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         return out
 
 
 class PartOfLinear(nn.Module):
-    """Stands in for one of several linear layers that are computed together."""
+    """A replacement for one of several linear layers that are computed together."""
 
     def __init__(self, joined: _Joined, number: int) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class PartOfLinear(nn.Module):
         self._number = number
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[.., features in] to [.., features out of this layer]."""
+        """Maps [.., features in] to [.., features out of this layer]."""
         return self._joined.part(rows, self._number)
 
 
 class _Joined:
-    """Several linear layers as one. Not a module: each of its parts is one."""
+    """Several linear layers as one. Not a module itself; its parts are."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         whole = nn.Linear(1, 1, bias=linears[0].bias is not None, device="meta")
@@ -80,7 +80,7 @@ class _Joined:
         self._parts: tuple[Tensor, ...] = ()
 
     def part(self, rows: Tensor, number: int) -> Tensor:
-        """A layer's result. All are computed for the first one that asks, and kept until the last one has."""
+        """Returns one layer's result. The first call computes all results; the last layer's call drops them."""
         if self._rows is not rows:
             self._rows = rows
             self._parts = self._packed(rows).split(self._sizes, -1)

@@ -1,4 +1,4 @@
-"""From spans to one packed row of tokens: what a step computes, as tensors."""
+"""Packing of a step's spans into one row of tokens, as tensors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from services.text.engine.runtimes.torch.attention import Chunk, Decode, Gather,
 
 @dataclass(slots=True)
 class Batch:
-    """What one step computes, in plain numbers: all that another process must know to compute its part of it."""
+    """The work of one step in plain numbers: all that another rank needs to compute its part."""
 
-    starts: list[int]  # of each span, the position of its first token
-    counts: list[int]  # and how many tokens it has
-    wanted: list[bool]  # and whether its last token's logits are wanted
-    sequences: list[int]  # and whose it is
+    starts: list[int]  # per span: position of its first token
+    counts: list[int]  # per span: number of tokens
+    wanted: list[bool]  # per span: whether the logits of its last token are needed
+    sequences: list[int]  # per span: sequence id
     tokens: list[int]  # of all spans
     pages: Tensor  # int64 [spans, pages]: of each span's sequence, filled up with the page of zeros
     copies: list[tuple[int, int]]  # pages to copy first, (from, to) each
 
     def to_bytes(self) -> bytes:
-        """For another process of this machine."""
+        """Serialises the batch for another process on this machine."""
         width = self.pages.shape[1]
         head = [len(self.starts), len(self.tokens), width, len(self.copies)]
         copies = [page for copy in self.copies for page in copy]
@@ -36,7 +36,7 @@ class Batch:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Batch:
-        """The batch that `to_bytes` wrote."""
+        """Reads a batch that `to_bytes` wrote."""
         numbers = array("q", data).tolist()
         spans, tokens, width, copies = numbers[:4]
         parts = _split(numbers[4:], [spans, spans, spans, spans, tokens, spans * width, 2 * copies])
@@ -52,14 +52,14 @@ class Packed:
 
     tokens: Tensor  # [1, tokens]
     positions: Tensor  # [1, tokens]
-    wanted: Tensor  # [rows]: places of the tokens whose logits are wanted
+    wanted: Tensor  # [rows]: indexes of the tokens whose logits are needed
     plan: Plan
 
 
 def make_batch(spans: Sequence[Span], rows: Tensor, copies: list[tuple[int, int]]) -> tuple[Batch, list[int]]:
-    """A batch of spans whose sequences have the page tables `rows`, and for each wanted row of logits, whose it is.
+    """Builds a batch of spans. Returns it, and for each wanted row of logits the index of its span.
 
-    Spans of one token come first.
+    `rows` are the page tables of all sequences. In the batch, spans of one token come first.
     """
     order = sorted(range(len(spans)), key=lambda number: len(spans[number].tokens) > 1)
     sorted_spans = [spans[number] for number in order]
@@ -77,7 +77,7 @@ def make_batch(spans: Sequence[Span], rows: Tensor, copies: list[tuple[int, int]
 
 
 def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:
-    """The tensors of a batch; `windows` are the sliding windows that some layers have."""
+    """Returns the tensors of a batch. `windows` are the sliding windows of some layers."""
     counts = torch.tensor(batch.counts)
     owner = torch.repeat_interleave(torch.arange(len(batch.counts)), counts)
     ends = counts.cumsum(0)
@@ -109,7 +109,7 @@ def pack(batch: Batch, windows: Sequence[int], device: torch.device) -> Packed:
 
 
 def decode_plan(positions: Tensor, pages: Tensor, windows: Sequence[int]) -> Decode:
-    """What decoding tokens at `positions` [sequences] look at, in `pages` [sequences, pages]. Nothing but tensors."""
+    """Plans the attention of tokens at `positions` [sequences] to `pages` [sequences, pages]. Uses only tensors."""
     cells = pages.shape[1] * BLOCK
     return Decode(
         count=len(positions),
@@ -120,7 +120,7 @@ def decode_plan(positions: Tensor, pages: Tensor, windows: Sequence[int]) -> Dec
 
 
 def _windowed(positions: Tensor, pages: Tensor, window: int) -> Gather:
-    """Only the pages that a window reaches into: as many for each sequence, wherever it stands."""
+    """Selects the pages that a sliding window covers: the same number for every sequence."""
     first = (positions + 1 - window).clamp(min=0) // BLOCK
     reach = torch.arange((window + BLOCK - 2) // BLOCK + 1, device=pages.device)
     places = (first[:, None] + reach[None]).clamp(max=pages.shape[1] - 1)

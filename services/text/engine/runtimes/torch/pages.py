@@ -1,9 +1,9 @@
-"""Which pages of the key-value cache each sequence holds.
+"""The page tables of the key-value cache: the pages that each sequence holds.
 
-A page has `BLOCK` cells, each for one token of one sequence in all layers. Sequences that begin alike hold the same
-pages; a page with several holders is copied before anyone writes into it. What the pages hold is elsewhere.
+A page has `BLOCK` cells, each for one token of one sequence in all layers. Sequences with a common prefix hold the same
+pages; a page with several holders is copied before a write. The contents of the pages are in `PagedCache`.
 
-Page 0 is never written: it stays zero and fills up short page tables. Page 1 takes what padding rows write.
+Page 0 is never written: it stays zero and fills up short page tables. Padding rows write to page 1.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ RESERVED_PAGES = 2
 
 
 class PageTables:
-    """The page tables of all sequences, as tensors can use them: `rows` is int64 [sequences, pages of a context]."""
+    """The page tables of all sequences, as a tensor: `rows` is int64 [sequences, pages of a context]."""
 
     def __init__(self, count: int, sequences: int, longest: int) -> None:
-        """`count` is the number of pages, the reserved ones included; a sequence has at most `longest`."""
+        """`count`: number of pages, including the reserved ones; `longest`: maximum pages of a sequence."""
         self.rows: Tensor = torch.full((sequences, longest), ZERO_PAGE)
         self._tables: list[list[int]] = [[] for _ in range(sequences)]
         self._holders = [0] * count
-        self._free = list(range(RESERVED_PAGES, count))  # a heap: low pages first keep neighbours together
+        self._free = list(range(RESERVED_PAGES, count))  # a heap: lowest pages first, so that used pages stay together
 
     @property
     def free(self) -> int:
-        """Pages that no sequence holds."""
+        """Number of unused pages."""
         return len(self._free)
 
     def extend(self, wanted: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """Makes room for (sequence, start, tokens) each; returns the pages to copy first, as (from, to).
+        """Allocates pages for each (sequence, start, tokens). Returns the (from, to) pages to copy before the step.
 
         Raises:
-            OutOfCells: there are not enough free pages; nothing was changed.
+            OutOfCells: too few free pages; nothing was changed.
         """
         if sum(self._missing(*each) for each in wanted) > len(self._free):
             raise OutOfCells
@@ -62,7 +62,7 @@ class PageTables:
         return copies
 
     def share(self, source: int, target: int, tokens: int) -> None:
-        """Lets the sequence `target`, which gives up its own, hold the pages of the first `tokens` of `source`."""
+        """Replaces the pages of `target` by the pages of the first `tokens` of `source`, which both then hold."""
         self.cut(target, 0)
         shared = self._tables[source][: -(-tokens // BLOCK)]
         for page in shared:
@@ -71,7 +71,7 @@ class PageTables:
         self._write(target, 0)
 
     def cut(self, sequence: int, tokens: int) -> None:
-        """Gives up what a sequence holds beyond its first `tokens`."""
+        """Frees the pages of a sequence after its first `tokens`."""
         table = self._tables[sequence]
         keep = -(-tokens // BLOCK)
         for page in table[keep:]:
@@ -82,12 +82,12 @@ class PageTables:
         del table[keep:]
 
     def _write(self, sequence: int, place: int) -> None:
-        """Takes over a table, which changed from `place` on, into `rows`."""
+        """Copies a table, which changed from `place` on, to `rows`."""
         table = self._tables[sequence]
         self.rows[sequence, place : len(table)] = torch.tensor(table[place:])
 
     def _missing(self, sequence: int, start: int, tokens: int) -> int:
-        """Pages that a sequence needs for `tokens` from `start` on."""
+        """Counts the new pages that a sequence needs for `tokens` from `start` on, including a copy."""
         table = self._tables[sequence]
         place = start // BLOCK
         copied = place < len(table) and self._holders[table[place]] > 1

@@ -1,8 +1,8 @@
 """Tensor parallelism: one model on several GPUs of a machine, or in several processes on a CPU.
 
-Each rank holds a share of the weights: heads of attention, columns and rows of the feed-forward layers as the
-definition's own plan says (`base_model_tp_plan`), whole experts. After each attention and each feed-forward layer the
-ranks add up their shares. The output layer is not divided: only the first rank, which samples, needs it.
+Each rank holds a share of the weights: attention heads, columns and rows of the feed-forward layers by the definition's
+own plan (`base_model_tp_plan`), and whole experts. After each attention and each feed-forward layer the ranks sum their
+shares. The output layer is not divided, because only the first rank, which samples, needs it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, distributed, nn
 from services.text.engine.runtimes.torch.recurrence import ARCHITECTURES
 from services.worker.messages import EngineError
 
-STEP_SECONDS = 120  # longest wait for another rank inside a step
-# For definitions whose plan says nothing of attention.
+STEP_SECONDS = 120  # maximum wait for another rank within a step
+# Defaults for definitions whose plan omits attention.
 _ATTENTION = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"} | {
     "layers.*.self_attn.o_proj": "rowwise",
     "layers.*.self_attn.sinks": "colwise",
@@ -32,19 +32,19 @@ _WHOLE = {"replicated_with_grad_allreduce", "colwise_gather_output", "colwise_re
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's place among those that compute a model together."""
+    """This process's rank among those that compute a model together."""
 
     rank: int
     count: int
 
     def share(self, size: int) -> slice:
-        """This rank's part of `size` things, which it divides."""
+        """Returns this rank's part of `size` items; `count` divides `size`."""
         part = size // self.count
         return slice(self.rank * part, (self.rank + 1) * part)
 
 
 def join(ranks: Ranks, meeting: Path, device: torch.device) -> None:
-    """Meets the other ranks, by a file that all of them know."""
+    """Joins the process group of all ranks through a shared file."""
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=distributed.FileStore(str(meeting), ranks.count),  # type: ignore[attr-defined]
@@ -55,23 +55,23 @@ def join(ranks: Ranks, meeting: Path, device: torch.device) -> None:
 
 
 def leave() -> None:
-    """Gives up what `join` made."""
+    """Leaves the process group."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def smallest(number: int, device: torch.device) -> int:
-    """The least of all ranks' numbers."""
+    """Returns the minimum of all ranks' numbers."""
     everyone = torch.tensor([number], device=device)
     distributed.all_reduce(everyone, distributed.ReduceOp.MIN)
     return int(everyone.item())
 
 
 def divide(model: Any, ranks: Ranks) -> None:
-    """Leaves each layer only this rank's share of its weights.
+    """Reduces each layer to this rank's share of its weights.
 
     Raises:
-        EngineError: UNSUPPORTED when the plan has a style that is unknown here.
+        EngineError: UNSUPPORTED if the plan has an unknown style.
     """
     config = model.config.get_text_config()
     plan = _ATTENTION | dict(getattr(config, "base_model_tp_plan", None) or {})
@@ -92,7 +92,7 @@ def divide(model: Any, ranks: Ranks) -> None:
 
 
 class SummedLinear(nn.Module):
-    """A linear layer of which each rank has some of the columns it multiplies: their results are added up."""
+    """A linear layer whose input columns are divided among the ranks; their results are summed."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class SummedLinear(nn.Module):
         self.linear = linear
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[.., this rank's features] to [.., features], the same on all ranks."""
+        """Maps [.., this rank's features] to [.., features], the same on all ranks."""
         out: Tensor = self.linear(rows)
         distributed.all_reduce(out)
         return out if self._bias is None else out + self._bias
 
 
 def _divide_experts(experts: Any, ranks: Ranks) -> None:
-    """Leaves whole experts; what is routed to others counts nothing here, and the ranks' results are added up."""
+    """Keeps this rank's experts. Routing weights of other experts become 0, and the ranks' results are summed."""
     for name in list(experts._parameters):
         _keep(experts, name, 0, ranks)
     mine = ranks.share(int(experts.num_experts))
@@ -126,7 +126,7 @@ def _divide_experts(experts: Any, ranks: Ranks) -> None:
 
 
 def _keep(module: nn.Module, name: str, dimension: int, ranks: Ranks) -> None:
-    """Keeps a parameter's share along a dimension, in memory of its own."""
+    """Replaces a parameter by a copy of this rank's share along a dimension."""
     whole = module._parameters.get(name)
     if whole is not None:
         part = ranks.share(whole.shape[dimension])
@@ -144,7 +144,7 @@ def _style(plan: dict[str, str], name: str) -> str | None:
 
 
 def check_divisible(config: Any, count: int) -> None:
-    """Raises EngineError UNSUPPORTED when heads or experts cannot be divided evenly among `count` ranks."""
+    """Raises EngineError UNSUPPORTED if heads or experts cannot be divided evenly among `count` ranks."""
     if count > 1 and config.model_type in ARCHITECTURES:
         message = f"the architecture {config.model_type!r} cannot be divided among GPUs (ALLM_TENSOR_PARALLEL)"
         raise EngineError("UNSUPPORTED", message)

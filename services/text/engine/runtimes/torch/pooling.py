@@ -1,7 +1,7 @@
-"""From hidden states to one vector for each input.
+"""Pooling of hidden states to one vector per input.
 
-Shapes: hidden is [inputs, tokens, size]; lengths is [inputs], how many of an input's tokens are its own; the rest is
-padding at the end.
+Shapes: hidden is [inputs, tokens, size]; lengths is [inputs], the number of an input's tokens without the padding at
+the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Pool = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # hidden, lengths -
 
 
 def _own(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Which tokens are an input's own: [inputs, tokens, 1], float32."""
+    """Returns the mask of tokens that are not padding: [inputs, tokens, 1], float32."""
     places = torch.arange(hidden.shape[1], device=hidden.device)
     return (places < lengths[:, None]).unsqueeze(-1).float()
 
@@ -28,7 +28,7 @@ def _mean_sqrt_len(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _weightedmean(hidden: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """A token counts as often as its place says, from one."""
+    """Weights each token by its position, counted from one."""
     weights = _own(hidden, lengths) * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[None, :, None]
     return (hidden.float() * weights).sum(1) / weights.sum(1)
 

@@ -1,8 +1,8 @@
-"""A process that holds one share of a divided model. Started by the engine, which is the first rank itself.
+"""A process that holds one share of a divided model. The engine, which is the first rank, starts it.
 
-Orders come through the standard input, length-prefixed: first what to load, as JSON, then how large the cache is, then
-batches. Where it ends, this process ends too, so that none is left over. What is computed goes to the other ranks by
-torch's collectives; nothing is sent back.
+Orders arrive on the standard input, length-prefixed: the model to load as JSON, then the size of the cache, then
+batches. The process ends when its input ends, so that no orphan remains. Ranks exchange results by torch's collectives;
+nothing is sent back.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ log = logging.getLogger("rank")
 
 
 class RankGroup:
-    """The other ranks, seen from the first one. When one of them dies, this process ends: no step could be finished."""
+    """The other ranks, held by the first one. If one of them dies, this process ends: no step could finish."""
 
     def __init__(self, options: EngineOptions, device: torch.device) -> None:
-        """Starts the other processes and meets them."""
+        """Starts the other processes and joins their group."""
         self._folder = tempfile.TemporaryDirectory(prefix="allm-ranks-")
         self._closing = False
         count = options.tensor_parallel
@@ -47,15 +47,15 @@ class RankGroup:
         join(self.ranks, meeting, device)
 
     def allocate(self, pages: int, sequences: int) -> None:
-        """Has them make their caches."""
+        """Makes the other ranks allocate their caches."""
         self._tell(json.dumps([pages, sequences]).encode())
 
     def run(self, batch: Batch) -> None:
-        """Has them compute their part of a batch."""
+        """Makes the other ranks compute their part of a batch."""
         self._tell(batch.to_bytes())
 
     def close(self) -> None:
-        """Ends them."""
+        """Stops the other ranks."""
         self._closing = True
         for process in self._processes:
             if process.stdin:
@@ -91,7 +91,7 @@ class RankGroup:
 
 
 def main() -> None:
-    """Loads this rank's share and computes what it is told to."""
+    """Loads this rank's share of the model and computes the batches that it receives."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     orders = sys.stdin.buffer
     first: dict[str, Any] = json.loads(_receive(orders))
@@ -105,22 +105,22 @@ def main() -> None:
         executor = Executor(folder, read_config(folder), options.dtype, device, ranks, lambda _: None)
     except EngineError as error:
         log.warning("rank %d: %s", ranks.rank, error.message)
-        _receive(orders)  # the first rank most likely fails alike, and says so better
+        _receive(orders)  # the first rank most likely fails too, with a better message
         raise
     if device.type == "cuda" and not options.kv_tokens:
-        executor.free_bytes()  # the first rank asks all of them
+        executor.free_bytes()  # takes part in the first rank's reduction
     executor.allocate(*json.loads(_receive(orders)))
     while True:
         executor.run(Batch.from_bytes(_receive(orders)))
 
 
 def rank_device(options: EngineOptions, rank: int) -> torch.device:
-    """Where a rank computes: a GPU of its own, or all on the CPU."""
+    """Returns the device of a rank: its own GPU, or the CPU for all."""
     return torch.device("cuda", rank) if options.gpu and torch.cuda.is_available() else torch.device("cpu")
 
 
 def _receive(stream: BinaryIO) -> bytes:
-    """The next order; where there are no more, this process ends."""
+    """Returns the next order. Ends the process at the end of the input."""
     header = stream.read(_LENGTH.size)
     size = _LENGTH.unpack(header)[0] if len(header) == _LENGTH.size else -1
     message = stream.read(size) if size >= 0 else b""

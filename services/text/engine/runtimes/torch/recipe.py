@@ -1,8 +1,8 @@
-"""How a folder of safetensors says that its vectors are made, in the files of sentence-transformers.
+"""The embedding recipe of a safetensors folder, from its sentence-transformers files.
 
-`modules.json` lists the steps after the model: pooling, layers (Dense), and whether vectors are normalised. A folder
-without it says nothing: then an encoder's vectors are the mean over its tokens, of length one. Prompts that
-`config_sentence_transformers.json` names are the caller's to put in front; nothing is added here.
+`modules.json` lists the steps after the model: pooling, layers (Dense) and normalisation. For an encoder without this
+file, the vectors are the mean over the tokens, normalised to length one. The caller prepends the prompts that
+`config_sentence_transformers.json` names; nothing is added here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from services.worker.messages import EngineError
 
-# By the names of 1_Pooling/config.json, without `pooling_mode_` in front and `_tokens` or `_token` behind.
+# Named as in 1_Pooling/config.json, without the prefix `pooling_mode_` and the suffix `_tokens` or `_token`.
 POOLINGS = ("mean", "cls", "last", "max", "mean_sqrt_len", "weightedmean")
 _NAMES = {"lasttoken": "last"}
 _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Tanh": "tanh"}
@@ -25,13 +25,13 @@ _MAX_FILE = 1024 * 1024  # bytes
 class Layer:
     """A linear layer after pooling."""
 
-    weights: Path  # a safetensors file with linear.weight [out, in], and linear.bias [out] if there is one
+    weights: Path  # a safetensors file with linear.weight [out, in] and an optional linear.bias [out]
     activation: str  # identity or tanh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """From the model's last hidden states to a vector."""
+    """The steps from the model's last hidden states to a vector."""
 
     pooling: str  # one of POOLINGS
     layers: tuple[Layer, ...] = ()
@@ -41,10 +41,10 @@ class Recipe:
 
 
 def read_recipe(folder: Path, *, decoder: bool) -> Recipe:
-    """Reads what a folder says; `decoder` tells whether its model was made to write.
+    """Reads the recipe of a folder. `decoder`: whether its model is a decoder, which must have a recipe.
 
     Raises:
-        EngineError: UNSUPPORTED for a step that is not known, MODEL_INVALID for files that cannot be read.
+        EngineError: UNSUPPORTED for an unknown step or a missing recipe, MODEL_INVALID for unreadable files.
     """
     if not (folder / "modules.json").exists():
         if decoder:
@@ -77,7 +77,7 @@ def read_recipe(folder: Path, *, decoder: bool) -> Recipe:
 
 
 def _module(module: Any) -> tuple[str, str]:
-    """The class of a step, without its package, and its folder."""
+    """Returns the class of a step, without its package, and its folder."""
     kind = module.get("type") if isinstance(module, dict) else None
     where = module.get("path", "") if isinstance(module, dict) else None
     if not isinstance(kind, str) or not isinstance(where, str) or ".." in where or where.startswith("/"):
@@ -86,7 +86,7 @@ def _module(module: Any) -> tuple[str, str]:
 
 
 def _pooling(config: dict[str, Any]) -> str:
-    """The one way of pooling that a config names, in either of its two forms."""
+    """Returns the one pooling mode of a config, which has two forms."""
     mode = config.get("pooling_mode")
     said = [mode] if isinstance(mode, str) else mode
     if not isinstance(said, list):

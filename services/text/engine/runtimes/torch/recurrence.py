@@ -1,19 +1,19 @@
 """Mamba-2 layers for sequences of any lengths that are packed into one row of tokens.
 
-Such a layer remembers of a sequence what does not grow with it: the last inputs of its convolution, and a matrix for
-each head (the scan's state). Both are held here by sequence id, whatever the sequence is in the key-value cache. There
-is nothing to give up: a span that begins at position 0 begins with nothing remembered. Of a state no part can be
-shared, nor can its end be cut off; as a whole it can be copied to another sequence, which then goes on from there.
+Such a layer has a state of fixed size per sequence: the last inputs of its convolution, and a matrix for each head (the
+scan's state). Both are held here by sequence id, independent of the sequence's cells in the key-value cache. States are
+never freed: a span that begins at position 0 begins with an empty state. A state cannot be shared in part or cut; as a
+whole it can be copied to another sequence, which then continues from it.
 
-What is computed, for each token and head, with dt = softplus(the token's dt + dt_bias) and B, C of the head's group:
-`state = state * exp(-exp(A_log) * dt) + dt * x * B` and `y = state * C + D * x`. Decoding tokens are computed so, all
-sequences at once. Chunks of prompts, one sequence after the other, take pieces of `_PIECE` tokens at a time: inside a
-piece every token looks at those before it by a matrix, as in attention, and the state goes from piece to piece. All of
-it is in float32, so that the state of a long answer does not drift.
+For each token and head, with dt = softplus(the token's dt + dt_bias) and B, C of the head's group, the layer computes
+`state = state * exp(-exp(A_log) * dt) + dt * x * B` and `y = state * C + D * x`. Decoding tokens use these formulas
+directly, for all sequences together. Chunks of prompts are computed one sequence after the other, in pieces of `_PIECE`
+tokens: within a piece, a matrix relates every token to those before it, as in attention, and the state passes from
+piece to piece. All of it is in float32, so that the state of a long answer does not drift.
 
-dt is bounded by the model's `time_step_limit` alone, in prompts as in answers: where a prompt was cut into chunks, and
-what was generated before a request had to start over, must not show. (transformers 5.23 raises the dt of prompts, but
-not of answers, to `time_step_min`, which bounds the initialisation; published implementations do not.)
+Only the model's `time_step_limit` bounds dt, in prompts and answers alike: the result must not depend on how a prompt
+is cut into chunks, nor on a restart of the request. (transformers 5.23 raises the dt of prompts, but not of answers, to
+`time_step_min`, which bounds the initialisation; published implementations do not.)
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from torch.nn.functional import conv1d, silu, softplus
 from services.text.engine.runtimes.torch.attention import CacheProbe, Chunk, Decode, PagedCache
 from services.worker.messages import EngineError
 
-ARCHITECTURES = frozenset({"nemotron_h"})  # whose recurrent layers are those of this module
-_PIECE = 64  # tokens of a prompt that are computed by one matrix
+ARCHITECTURES = frozenset({"nemotron_h"})  # architectures whose recurrent layers this module implements
+_PIECE = 64  # prompt tokens per matrix
 
 
 def take_over(model: Any) -> list[Mamba2]:
-    """Replaces the Mamba-2 mixers of a model of `ARCHITECTURES`; the new ones, which want `allocate`.
+    """Replaces the Mamba-2 mixers of a model of `ARCHITECTURES`. Returns the new ones; `allocate` must follow.
 
     Raises:
-        EngineError: MODEL_INVALID where the numbers of its configuration do not fit each other.
+        EngineError: MODEL_INVALID if the numbers of its configuration are inconsistent.
     """
     config = model.config.get_text_config()
     if config.model_type not in ARCHITECTURES:
@@ -54,40 +54,40 @@ def take_over(model: Any) -> list[Mamba2]:
 
 
 class Mamba2(nn.Module):
-    """Stands in for a definition's mixer, with its weights, and holds what it remembers of each sequence."""
+    """A replacement for a definition's mixer, with its weights and the state of each sequence."""
 
     def __init__(self, mixer: Any, limit: tuple[float, float]) -> None:
-        """`limit` has the least and the greatest dt."""
+        """`limit` is the minimum and maximum dt."""
         super().__init__()
         self._mixer = mixer
         self._limit = limit
         self._heads, self._width = int(mixer.num_heads), int(mixer.head_dim)
         self._groups, self._size = int(mixer.n_groups), int(mixer.ssm_state_size)
         self._features = int(mixer.conv_dim)
-        self._reach = int(mixer.conv_kernel_size) - 1  # earlier inputs that the convolution looks at
+        self._reach = int(mixer.conv_kernel_size) - 1  # earlier inputs that the convolution reads
         self._inputs: Tensor  # [sequences, features, reach], in the model's precision
         self._states: Tensor  # [sequences, heads, width, size]
 
     @property
     def sequence_bytes(self) -> int:
-        """What it remembers of one sequence."""
+        """Bytes of the state of one sequence."""
         inputs = self._features * self._reach * self._mixer.conv1d.weight.dtype.itemsize
         return int(inputs + self._heads * self._width * self._size * torch.float32.itemsize)
 
     def allocate(self, sequences: int) -> None:
-        """Makes room for so many sequences."""
+        """Allocates the states of `sequences` sequences."""
         weight = self._mixer.conv1d.weight
         self._inputs = weight.new_zeros(sequences, self._features, self._reach)
         self._states = weight.new_zeros(sequences, self._heads, self._width, self._size, dtype=torch.float32)
 
     @torch.inference_mode()
     def copy(self, source: int, target: int) -> None:
-        """Remembers of the sequence `target` what it remembers of `source`."""
+        """Copies the state of the sequence `source` to `target`."""
         self._inputs[target] = self._inputs[source]
         self._states[target] = self._states[source]
 
     def forward(self, hidden_states: Tensor, *, pages: PagedCache | CacheProbe | None = None, **_: Any) -> Tensor:
-        """Of packed tokens [1, tokens, hidden], with the plan of `pages`."""
+        """Computes packed tokens [1, tokens, hidden] by the plan of `pages`."""
         if isinstance(pages, CacheProbe):
             return torch.zeros_like(hidden_states)
         if pages is None:
@@ -107,7 +107,7 @@ class Mamba2(nn.Module):
         return contextualised[None]
 
     def _decode(self, inputs: Tensor, dt: Tensor, decode: Decode) -> Tensor:
-        """[sequences, heads * width] of the newest token of each: inputs [sequences, features], dt [.., heads]."""
+        """Computes [sequences, heads * width] for each newest token: inputs [sequences, features], dt [.., heads]."""
         places = decode.sequences
         if places is None:
             raise ValueError("a layer with recurrent state is not told whose tokens it computes")
@@ -124,7 +124,7 @@ class Mamba2(nn.Module):
         return out.flatten(1)
 
     def _chunk(self, inputs: Tensor, dt: Tensor, chunk: Chunk) -> Tensor:
-        """[tokens, heads * width] of successive tokens of a sequence: inputs [tokens, features], dt [tokens, heads]."""
+        """Computes [tokens, heads * width] for one sequence: inputs [tokens, features], dt [tokens, heads]."""
         earlier, state = self._inputs[chunk.sequence], self._states[chunk.sequence]
         if chunk.start == 0:
             earlier, state = torch.zeros_like(earlier), torch.zeros_like(state)
@@ -142,7 +142,7 @@ class Mamba2(nn.Module):
         return out.flatten(1)
 
     def _parts(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [tokens, heads, width], B and C [tokens, heads, size] from what was convolved [tokens, features]."""
+        """Splits convolved inputs [tokens, features] into x [tokens, heads, width], B and C [tokens, heads, size]."""
         if self._mixer.conv1d.bias is not None:
             mixed = mixed + self._mixer.conv1d.bias.float()
         inner, grouped = self._heads * self._width, self._groups * self._size
@@ -153,13 +153,13 @@ class Mamba2(nn.Module):
 
     @property
     def _rates(self) -> Tensor:
-        """By what a state shrinks in a unit of dt, as a logarithm: [heads]."""
+        """Logarithm of the decay of a state per unit of dt: [heads]."""
         rates: Tensor = -torch.exp(self._mixer.A_log.float())
         return rates
 
 
 def _scan(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One piece of a prompt, without D: y [tokens, heads, width] and the state after it.
+    """Computes one piece of a prompt, without D: y [tokens, heads, width] and the state after it.
 
     x [tokens, heads, width], b and c [tokens, heads, size], dt and decay [tokens, heads], state [heads, width, size].
     """
@@ -168,15 +168,15 @@ def _scan(x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, state: Ten
     between = _between(decay.T)
     weights = torch.matmul(c, b.transpose(1, 2)) * between
     y = torch.matmul(weights, x) + torch.matmul(c, state.transpose(1, 2)) * sums.exp()[..., None]
-    left = x * between[:, -1, :, None]  # of each token, what is left at the end
+    left = x * between[:, -1, :, None]  # the part of each token that remains at the end
     state = state * sums[:, -1].exp()[:, None, None] + torch.matmul(left.transpose(1, 2), b)
     return y.transpose(0, 1), state
 
 
 def _between(decay: Tensor) -> Tensor:
-    """What is left of token s at token l [heads, l, s] by decays [heads, tokens]; 0 for tokens after it.
+    """Returns the part of token s that remains at token l [heads, l, s], by decays [heads, tokens]; 0 if s > l.
 
-    Each is summed up for itself: as a difference of two sums, what is small would be lost in what is large.
+    Each sum is computed separately, because a difference of two large sums would lose small values.
     """
     tokens = decay.shape[1]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=decay.device).tril(-1)

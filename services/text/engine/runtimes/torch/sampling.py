@@ -1,11 +1,11 @@
-"""Choosing the next tokens of a whole batch at once, on the device that computed the logits.
+"""Sampling of the next tokens of a whole batch, on the device that computed the logits.
 
-Everything is done for all rows together, in the order that SamplingParams promises, and one transfer brings the result
-to the host. A token is drawn by inverting the cumulative distribution at a uniform number, of which each request has a
-series of its own, made on the host from its seed: what else is in the batch changes nothing.
+All rows are processed together, in the order that SamplingParams defines, and one transfer moves the result to the
+host. A token is drawn by inverting the cumulative distribution at a uniform number. Each request has its own series of
+these numbers, generated on the host from its seed, so the rest of the batch does not affect it.
 
-Shapes: logits are float32 [rows, vocabulary]. Rows that cut their distribution (top_k, top_p) are drawn from their
-likeliest `CANDIDATES` tokens; where these do not reach top_p, which is rare, a second pass takes the whole vocabulary.
+Shapes: logits are float32 [rows, vocabulary]. Rows that cut their distribution (top_k, top_p) draw from their most
+likely `CANDIDATES` tokens; if these do not reach top_p, which is rare, a second pass uses the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from services.text.engine.constraint import Constraint
 from services.text.engine.sampling import SamplingParams
 
 CANDIDATES = 512
-_BLOCK = 256  # tokens whose weights are summed up together
-LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+_BLOCK = 256  # tokens whose weights are summed together
+LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
 
 
 @dataclass(slots=True, eq=False)
@@ -35,18 +35,18 @@ class Sampler:
     prompt: Sequence[int]
     constraint: Constraint | None
     logprobs: int | None
-    draw: random.Random | None  # None where the likeliest token is taken
+    draw: random.Random | None  # None for the most likely token
     slot: int = -1  # row of the penalty tables
 
     @property
     def plain(self) -> bool:
-        """Whether the likeliest token is all that is asked for."""
+        """Whether the row only needs the most likely token."""
         params = self.params
         return params.greedy and self.constraint is None and self.logprobs is None and not params.ignore_eos
 
     @property
     def penalized(self) -> bool:
-        """Whether what was generated before counts."""
+        """Whether penalties apply."""
         params = self.params
         return bool(params.presence_penalty or params.frequency_penalty) or params.repeat_penalty != 1.0
 
@@ -54,7 +54,7 @@ class Sampler:
 def new_sampler(
     params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
 ) -> Sampler:
-    """State for one request."""
+    """Returns the sampling state of one request."""
     seed = secrets.randbits(64) if params.seed is None else params.seed
     draw = random.Random(seed) if params.temperature > 0 else None  # noqa: S311 (no secret depends on it)
     return Sampler(params, prompt, constraint, logprobs, draw)
@@ -62,7 +62,7 @@ def new_sampler(
 
 @dataclass(slots=True)
 class Chosen:
-    """A row's next token, and where asked for its logprob and the likeliest tokens with theirs."""
+    """A row's next token. If requested, also its logprob and the most likely tokens with theirs."""
 
     token: int
     logprob: float = 0.0
@@ -70,7 +70,7 @@ class Chosen:
 
 
 class BatchSampler:
-    """Samples for one model."""
+    """The batch sampler of one model."""
 
     def __init__(self, vocabulary: int, ends: Sequence[int], device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -79,13 +79,13 @@ class BatchSampler:
         self._penalties = PenaltyTables(vocabulary, device)
 
     def free(self, sampler: Sampler) -> None:
-        """Forgets a request."""
+        """Frees a request's rows of the penalty tables."""
         self._penalties.free(sampler)
 
     def sample(self, logits: Tensor, samplers: Sequence[Sampler], masks: Tensor | None = None) -> list[Chosen]:
-        """The next token of each row of `logits` [rows, vocabulary].
+        """Samples the next token of each row of `logits` [rows, vocabulary].
 
-        `masks` are the bits of what the grammars allow, int32 [rows with a constraint, words].
+        `masks` are bits of the tokens that the grammars allow, int32 [rows with a constraint, words].
         """
         if all(sampler.plain for sampler in samplers):
             return [Chosen(token) for token in _likeliest(logits.float()).tolist()]
@@ -104,7 +104,7 @@ class BatchSampler:
         return [_chosen(row, sampler) for row, sampler in zip(read, samplers, strict=True)]
 
     def _adjust(self, scores: Tensor, samplers: Sequence[Sampler], masks: Tensor | None) -> Tensor:
-        """Forbids, biases and penalizes, in place."""
+        """Applies masks, biases and penalties in place."""
         if masks is not None:
             rows = [row for row, sampler in enumerate(samplers) if sampler.constraint is not None]
             bits = (masks[:, :, None] >> self._bits) & 1
@@ -123,7 +123,7 @@ class BatchSampler:
 
 
 class PenaltyTables:
-    """How often each token was generated, and which ones the prompt has, for the requests that are penalized by it."""
+    """Counts of generated tokens and the set of prompt tokens, for the requests with penalties."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._generated = torch.zeros(0, vocabulary, dtype=torch.int32, device=device)
@@ -131,7 +131,7 @@ class PenaltyTables:
         self._free: list[int] = []
 
     def apply(self, scores: Tensor, samplers: Sequence[Sampler]) -> None:
-        """Lowers the scores [rows, vocabulary] of what was there before, in place."""
+        """Applies the penalties to scores [rows, vocabulary] in place."""
         rows = [row for row, sampler in enumerate(samplers) if sampler.penalized]
         if not rows:
             return
@@ -149,13 +149,13 @@ class PenaltyTables:
         scores[rows] = chosen - count * frequency - (count > 0) * presence
 
     def count(self, tokens: Tensor, samplers: Sequence[Sampler]) -> None:
-        """Takes note of the tokens [rows] that were chosen."""
+        """Counts the chosen tokens [rows]."""
         rows = [row for row, sampler in enumerate(samplers) if sampler.slot >= 0]
         if rows:
             self._generated[[samplers[row].slot for row in rows], tokens[rows]] += 1
 
     def free(self, sampler: Sampler) -> None:
-        """Gives up a request's rows."""
+        """Frees a request's rows."""
         if sampler.slot >= 0:
             self._free.append(sampler.slot)
             sampler.slot = -1
@@ -179,8 +179,8 @@ class _Draws:
 
     rows: list[int]
     numbers: Tensor
-    cut: list[int]  # which of them have a top_k or top_p
-    free: list[int]  # and which have none
+    cut: list[int]  # indexes of `rows` with a top_k or top_p
+    free: list[int]  # indexes of `rows` with neither
     widest: int  # largest top_k
 
 
@@ -199,7 +199,7 @@ def _draws(samplers: Sequence[Sampler], device: torch.device) -> _Draws:
 
 
 def _draw(scores: Tensor, draws: _Draws, tokens: Tensor, candidates: int) -> Tensor:
-    """Writes the drawn rows' tokens into `tokens` [rows]; returns, per row, whether the candidates did not suffice."""
+    """Writes the drawn rows' tokens to `tokens` [rows]. Returns, per row, whether there were too few candidates."""
     missed = torch.zeros_like(tokens, dtype=torch.bool)
     for places, pick in ((draws.free, _pick_free), (draws.cut, _pick_cut)):
         if not places:
@@ -212,7 +212,7 @@ def _draw(scores: Tensor, draws: _Draws, tokens: Tensor, candidates: int) -> Ten
 
 
 def _pick_free(scores: Tensor, numbers: Tensor, _: int) -> tuple[Tensor, Tensor]:
-    """Draws from the whole vocabulary, or what min_p leaves of it."""
+    """Draws from the whole vocabulary, or from the part that min_p leaves."""
     weights = torch.softmax(scores, -1)
     weights.masked_fill_(weights < weights.amax(-1, keepdim=True) * numbers[:, 3:4].exp().float(), 0)
     picked = _invert(weights, numbers[:, 4:5])
@@ -220,7 +220,7 @@ def _pick_free(scores: Tensor, numbers: Tensor, _: int) -> tuple[Tensor, Tensor]
 
 
 def _pick_cut(scores: Tensor, numbers: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
-    """Draws from the likeliest tokens: top_k of them, then those that top_p needs, then what min_p leaves."""
+    """Draws from the most likely tokens, cut by top_k, then by top_p, then by min_p."""
     candidates = min(candidates, scores.shape[1])
     values, places = scores.topk(candidates)
     _, top_k, top_p, floor, uniform = (number[:, None] for number in numbers.unbind(1))
@@ -237,9 +237,9 @@ def _pick_cut(scores: Tensor, numbers: Tensor, candidates: int) -> tuple[Tensor,
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Where the cumulative weights [rows, tokens] pass `uniform` [rows, 1] of their sum, never at a weight of zero.
+    """Returns where cumulative weights [rows, tokens] pass `uniform` [rows, 1] of their sum, never at a weight of 0.
 
-    In two steps, which is a fifth of the time: by the sums of blocks of tokens, then within the block.
+    Two steps, by the sums of blocks of tokens and then within a block, take a fifth of the time of one.
     """
     padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _BLOCK))
     blocks = padded.view(len(weights), -1, _BLOCK)
@@ -250,21 +250,21 @@ def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _passes(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The place [rows, 1] at which the cumulative weights pass `target`, and how far beyond the places before it is."""
+    """Returns the index [rows, 1] where cumulative weights pass `target`, and `target` less the weights before."""
     until = weights.cumsum(-1)
-    # Rounding may have put the target at the sum or beyond, or below zero.
+    # Rounding may have moved the target to the sum or beyond, or below zero.
     target = torch.minimum(target, until[:, -1:] * (1 - 2**-50)).clamp(min=0)
     place = torch.searchsorted(until, target, right=True).clamp_(max=weights.shape[1] - 1)
     return place, target - (until - weights).gather(1, place)
 
 
 def _likeliest(scores: Tensor) -> Tensor:
-    """The place of the highest score in each row of float32 [rows, vocabulary]. On a CPU numpy is ten times as fast."""
+    """Returns the index of the highest score per row of float32 [rows, vocabulary]. On a CPU numpy is 10x faster."""
     return torch.from_numpy(scores.numpy().argmax(-1)) if scores.device.type == "cpu" else scores.argmax(-1)
 
 
 def _result(raw: Tensor, tokens: Tensor, missed: Tensor, asked: list[int], count: int) -> Tensor:
-    """What the host wants, float64 [rows, 3 + 2 count]: token, missed, logprob, likeliest tokens, their logprobs."""
+    """Packs the result, float64 [rows, 3 + 2 count]: token, missed, logprob, most likely tokens, their logprobs."""
     result = raw.new_zeros(len(tokens), 3 + 2 * count, dtype=torch.float64)
     result[:, 0], result[:, 1] = tokens, missed
     if asked:

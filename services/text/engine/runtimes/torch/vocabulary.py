@@ -1,7 +1,7 @@
 """A safetensors model's tokenizer: text to token ids, and the bytes of single tokens.
 
-`tokenizer.json` is read by the tokenizers library itself. transformers' own classes build some tokenizers anew from
-their vocabulary and lose what the file says besides.
+The tokenizers library itself reads `tokenizer.json`. transformers' classes rebuild some tokenizers from their
+vocabulary and lose the file's other settings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from services.text.engine.constraint import MARKS, GrammarCompiler, Vocabulary
 from services.worker.messages import EngineError
 
-# Control tokens that end a turn whatever the metadata says: many checkpoints name only one of theirs.
+# Control tokens that end a turn regardless of the metadata: many checkpoints name only one of several.
 _END_NAMES = frozenset(
     {
         "<|im_end|>",
@@ -34,19 +34,19 @@ _END_NAMES = frozenset(
         "<|EOT|>",
     }
 )
-# A name that ends no turn, but only a message, where the other one is there too.
+# Names that end only a message, not a turn, if the vocabulary also has the second name.
 _GOES_ON = {"<|end|>": "<|return|>"}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenVocabulary:
-    """A model's tokens. Any thread may use it."""
+    """A model's tokens. Thread-safe."""
 
     def __init__(self, folder: Path, size: int, model_ends: frozenset[int]) -> None:
-        """Reads the tokenizer in `folder` of a model that knows `size` tokens and ends its turns with `model_ends`.
+        """Reads the tokenizer in `folder` of a model with `size` tokens and end-of-turn tokens `model_ends`.
 
         Raises:
-            EngineError: MODEL_INVALID when there is no tokenizer, one that cannot be read, or one of a larger model.
+            EngineError: MODEL_INVALID if the tokenizer is missing, unreadable or larger than the model.
         """
         self.size = size
         settings = read_json(folder / "tokenizer_config.json", optional=True)
@@ -64,19 +64,19 @@ class TokenVocabulary:
         self._pieces: dict[int, bytes] = {}
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of `text`, spelled-out special tokens as one each, behind the first token if there is one."""
+        """Returns the token ids of `text`, with BOS if the model adds it. Special tokens become one id each."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         beyond = max(ids, default=0)
-        if beyond >= self.size:  # an added token that the embeddings were not resized for
+        if beyond >= self.size:  # an added token beyond the embeddings
             raise EngineError("MODEL_INVALID", f"the prompt has token {beyond}; the model knows 0 to {self.size - 1}")
         return [self.bos_token, *ids] if self.add_bos and self.bos_token is not None else ids
 
     def is_control(self, token: int) -> bool:
-        """Whether the token is markup and no text."""
+        """Whether the token is a control token."""
         return token in self._control
 
     def is_markup(self, token: int) -> bool:
-        """Whether a token is no text, though it may look like it, so that grammars know it only by its name."""
+        """Whether a token is markup and not text. Grammars match markup only by its name."""
         added = self._added.get(token)
         if added is None:
             return False
@@ -86,7 +86,7 @@ class TokenVocabulary:
         return not MARKS.fullmatch(name.encode())
 
     def text_of(self, token: int) -> bytes:
-        """A token's bytes, a control token's name; nothing for ids without a token."""
+        """Returns a token's bytes, or a control token's name; empty for ids without a token."""
         added = self._added.get(token)
         if added is not None:
             return str(added.content).encode()
@@ -94,7 +94,7 @@ class TokenVocabulary:
         return b"" if name is None else self._as_bytes(name)
 
     def piece(self, token: int, special: bool) -> bytes:
-        """The bytes that a token adds to a text; of control tokens only if `special`, of ends never."""
+        """Returns the bytes that a token adds to a text: empty for ends, and for control tokens unless `special`."""
         if token in self.ends or (not special and self.is_control(token)):
             return b""
         found = self._pieces.get(token)
@@ -103,13 +103,13 @@ class TokenVocabulary:
         return found
 
     def grammar_compiler(self) -> GrammarCompiler:
-        """What compiles grammars for these tokens; to make it takes as long as reading all of them."""
+        """Creates the grammar compiler for these tokens, which reads the whole vocabulary."""
         texts = [self.text_of(token) for token in range(self.size)]
         control = [token for token in range(self.size) if self.is_markup(token)]
         return GrammarCompiler(Vocabulary(texts, control, sorted(self.ends), self.tokenize))
 
     def _ends(self, model_ends: frozenset[int]) -> frozenset[int]:
-        """The tokens that end a turn: by the model's metadata, by the tokenizer's, and by their names."""
+        """Collects the tokens that end a turn: by the model's metadata, the tokenizer's, and their names."""
         ends = set(model_ends)
         names = {str(self._added[token].content): token for token in self._control}
         if self.eos in names:
@@ -121,7 +121,7 @@ class TokenVocabulary:
 
 
 def chat_template(folder: Path) -> str:
-    """The model's chat template, empty when it has none; one for tools and one without are put together."""
+    """Returns the model's chat template, or an empty string. Combines separate templates with and without tools."""
     templates = _named_templates(folder)
     plain = templates.get("default", "")
     tools = templates.get("tool_use", "")
@@ -131,7 +131,7 @@ def chat_template(folder: Path) -> str:
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """A JSON object of the model's folder; empty where an optional one is absent. Raises EngineError MODEL_INVALID."""
+    """Reads a JSON object. An absent optional file gives an empty one. Raises EngineError MODEL_INVALID."""
     if optional and not path.is_file():
         return {}
     try:
@@ -144,7 +144,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 
 def end_tokens(settings: Mapping[str, Any]) -> set[int]:
-    """`eos_token_id` of a configuration: a number, a list of them or nothing."""
+    """Returns the `eos_token_id` of a configuration, which is a number, a list or absent, as a set."""
     found = settings.get("eos_token_id")
     return {int(token) for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}
 
@@ -157,7 +157,7 @@ def _read_text(path: Path) -> str:
 
 
 def _named_templates(folder: Path) -> dict[str, str]:
-    """Chat templates by name; a file of their own comes before the tokenizer's configuration."""
+    """Returns the chat templates by name. Separate files take precedence over the tokenizer's configuration."""
     templates: dict[str, str] = {}
     for source in (read_json(folder / name, optional=True) for name in ("tokenizer_config.json", "chat_template.json")):
         found = source.get("chat_template")
@@ -177,11 +177,11 @@ def _read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower type
         raise EngineError("MODEL_INVALID", f"{path} cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Older checkpoints name some of their tokens only in the configuration.
+    # Older checkpoints name some tokens only in the configuration.
     known = tokenizer.get_added_tokens_decoder()
     for token, entry in _added(settings, folder):
         name = str(entry.get("content", ""))
@@ -192,7 +192,7 @@ def _read_tokenizer(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
 
 
 def _added(settings: Mapping[str, Any], folder: Path) -> list[tuple[int, Mapping[str, Any]]]:
-    """The added tokens that the configuration names, in the order of their ids."""
+    """Returns the added tokens that the configuration names, ordered by id."""
     found = settings.get("added_tokens_decoder") or {}
     try:
         entries = sorted(((int(token), entry) for token, entry in found.items()), key=lambda item: item[0])
@@ -204,7 +204,7 @@ def _added(settings: Mapping[str, Any], folder: Path) -> list[tuple[int, Mapping
 
 
 def _check_size(tokenizer: Tokenizer, folder: Path, size: int) -> None:
-    """Added tokens may lie behind the embeddings, since nobody has to use them; the vocabulary proper may not."""
+    """Checks that the vocabulary fits the embeddings. Added tokens may exceed them, because their use is optional."""
     highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
     if highest >= size:
         message = f"{folder.name}: tokenizer.json has tokens up to {highest}, but config.json says vocab_size {size}"
@@ -212,14 +212,14 @@ def _check_size(tokenizer: Tokenizer, folder: Path, size: int) -> None:
 
 
 def _spelled(token: object) -> str:
-    """A special token of the configuration: its text, or an object that holds it."""
+    """Returns the text of a special token, which the configuration gives as a string or an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
 
 
 def _byte_reader(tokenizer: Tokenizer) -> Any:
-    """How a vocabulary's names stand for bytes: by GPT-2's alphabet, or as SentencePiece writes them."""
+    """Returns the function that decodes token names to bytes: GPT-2's alphabet or SentencePiece's."""
     description = json.loads(tokenizer.to_str())
     kinds = {
         kind
@@ -234,7 +234,7 @@ def _byte_reader(tokenizer: Tokenizer) -> Any:
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's: every byte as a printable character, the unprintable ones moved above 255."""
+    """Returns GPT-2's alphabet: each byte is a printable character, with unprintable bytes moved above 255."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     moved = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(moved)}

@@ -1,6 +1,6 @@
 """Loading a safetensors model: transformers' definition of its architecture, filled from memory-mapped files.
 
-Nothing is fetched, nothing is unpickled and no code of the model's is run.
+Nothing is downloaded or unpickled, and the model's own code is never run.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from services.worker.messages import EngineError
 log = logging.getLogger(__name__)
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
-_HYBRID_KINDS = {"full_attention", "linear_attention", "moe", "mlp"}  # of the architectures of `recurrence`
-_NAMED_TENSORS = 5  # that a message names
-_MESSAGE_CHARACTERS = 300  # of a library's own words
+_HYBRID_KINDS = {"full_attention", "linear_attention", "moe", "mlp"}  # for the architectures of `recurrence`
+_NAMED_TENSORS = 5  # maximum in a message
+_MESSAGE_CHARACTERS = 300  # of a library's message
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """The model's configuration.
+    """Reads the model's configuration.
 
     Raises:
-        EngineError: MODEL_INVALID when it cannot be read, UNSUPPORTED when this runtime has no definition for it.
+        EngineError: MODEL_INVALID if it cannot be read, UNSUPPORTED if this runtime has no definition for it.
     """
     silence: Any = transformers_logging.set_verbosity_error
     silence()
     raw = read_json(folder / "config.json")
     kind = raw.get("model_type")
-    if raw.get("auto_map") and kind not in ARCHITECTURES:  # those are in transformers by now, under the same names
+    if raw.get("auto_map") and kind not in ARCHITECTURES:  # transformers now includes those
         message = f"{folder} needs code of its own (auto_map in config.json), which is never run"
         raise EngineError("UNSUPPORTED", message)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise EngineError("UNSUPPORTED", f"the runtime torch does not know the architecture {kind!r} (model_type)")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a definition makes of wrong values
+    except Exception as error:  # wrong values raise various types
         raise EngineError("MODEL_INVALID", f"{folder / 'config.json'}: {_line(error)}") from error
     _check_architecture(config, kind)
     return config
@@ -75,7 +75,7 @@ def _check_architecture(config: PreTrainedConfig, kind: str) -> None:
 
 
 def choose_dtype(wanted: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """The precision to run in. `auto`: 16 bits, the checkpoint's own kind of them where the device computes in it."""
+    """Returns the dtype. `auto`: 16 bits, of the checkpoint's kind on a GPU; float32 on CPUs without bfloat16."""
     if wanted != "auto":
         return _DTYPES[wanted]
     if device.type == "cpu":
@@ -95,10 +95,10 @@ def load_model(
     *,
     whole: bool = True,
 ) -> PreTrainedModel:
-    """The model with its weights, on `device`. What is not to stay `whole` is never kept packed.
+    """Loads the model with its weights on `device`. Packed 4-bit weights are expanded unless the model stays `whole`.
 
     Raises:
-        EngineError: MODEL_INVALID when files or tensors are missing or have the wrong shape, OUT_OF_MEMORY.
+        EngineError: MODEL_INVALID if files or tensors are missing or have the wrong shape, OUT_OF_MEMORY.
     """
     _check_packed_experts(folder)
     mxfp4 = _is_mxfp4(config)
@@ -137,12 +137,12 @@ def _load(
             local_files_only=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in the report then, and refused with their names
+            ignore_mismatched_sizes=True,  # the report then names them, and they are refused
             **options,
         )
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise EngineError("OUT_OF_MEMORY", f"the weights of {folder} do not fit: {_line(error)}") from error
-    except Exception as error:  # the reader's many ways to say that files are missing or broken
+    except Exception as error:  # missing or broken files raise various types
         raise EngineError("MODEL_INVALID", f"the weights of {folder} cannot be read: {_line(error)}") from error
     finally:
         transformers_logging.set_tqdm_hook(previous)
@@ -161,14 +161,14 @@ def _is_mxfp4(config: PreTrainedConfig) -> bool:
 
 
 def _check_packed_experts(folder: Path) -> None:
-    """Experts of 4 bits are two tensors each; transformers does not name the one that lacks."""
+    """Checks that 4-bit experts have both of their tensors, because transformers does not name the missing one."""
     names: set[str] = set()
     for path in sorted(folder.iterdir()):
         if path.name.endswith(".safetensors"):
             try:
                 with safe_open(path, framework="pt") as file:
                     names.update(file.keys())
-            except Exception as error:  # whatever the library makes of a broken file
+            except Exception as error:  # a broken file raises various types
                 raise EngineError("MODEL_INVALID", f"{path} cannot be read: {_line(error)}") from error
     blocks = {name.removesuffix("_blocks") for name in names if name.endswith("_blocks")}
     scales = {name.removesuffix("_scales") for name in names if name.endswith("_scales")}
@@ -178,7 +178,7 @@ def _check_packed_experts(folder: Path) -> None:
 
 
 def _check_report(folder: Path, report: dict[str, Any]) -> None:
-    """transformers fills gaps with random numbers and warns: here that is an error."""
+    """Raises for missing and misshapen tensors, which transformers fills with random numbers after a warning."""
     missing = sorted(report["missing_keys"])
     if missing:
         message = f"{folder} lacks {len(missing)} tensors of its architecture: {_names(missing)}"
@@ -200,7 +200,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 class _Ticks:
-    """Stands in for the progress bar that transformers would draw."""
+    """A replacement for the progress bar of transformers."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class _Ticks:
             self.update()
 
     def update(self, count: float = 1) -> None:
-        """So many more are done."""
+        """Reports that `count` more items are done."""
         self._done += count
         if self._total:
             self._progress(min(1.0, self._done / self._total))

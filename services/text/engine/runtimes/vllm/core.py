@@ -1,8 +1,8 @@
 """vLLM's engine core in this process: requests in, the tokens of one step out.
 
-This is the part of vLLM that schedules and computes, one level below its AsyncLLM, which would put a process and a
-tokenizer of its own between a step and its caller. Steps are taken by our loop: what is told, cancelled or held back
-between two of them holds from the next one on.
+This is the part of vLLM that schedules and computes, one level below AsyncLLM, which would put its own process and
+tokenizer between a step and its caller. Our loop runs the steps: requests that it adds, cancels or holds between two
+steps take effect in the next one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.text.engine.runtimes.vllm.grammar import ConstraintBackend, Constr
 
 @dataclass(slots=True, eq=False)
 class CoreRequest:
-    """What is asked of vLLM, and once it has begun, the request as vLLM has it."""
+    """A request's parameters for vLLM and, once it has begun, vLLM's own request object."""
 
     params: VllmParams
     grammar: ConstraintGrammar | None = None
@@ -34,28 +34,28 @@ class CoreRequest:
 
     @property
     def key(self) -> str:
-        """Its name there; empty before it has begun."""
+        """The request id in vLLM; empty before the request has begun."""
         return "" if self.request is None else str(self.request.request_id)
 
     @property
     def computing(self) -> bool:
-        """Whether it has a place, and not only a turn."""
+        """Whether the request is running in vLLM, not only queued."""
         return self.request is not None and bool(self.request.status == RequestStatus.RUNNING)
 
     @property
     def preempted(self) -> bool:
-        """Whether it had to give up its cells and waits."""
+        """Whether the request lost its cells and waits."""
         return self.request is not None and bool(self.request.status == RequestStatus.PREEMPTED)
 
     @property
     def begun(self) -> bool:
-        """Whether it has a place, or has ended."""
+        """Whether the request is running in vLLM or has ended."""
         return self.computing or (self.request is not None and bool(self.request.is_finished()))
 
 
 @dataclass(frozen=True, slots=True)
 class CoreStep:
-    """What a step gave."""
+    """The result of a step."""
 
     outputs: list[EngineCoreOutput]
     sequences: int
@@ -65,15 +65,15 @@ class CoreStep:
 
 
 def configured(arguments: dict[str, Any]) -> Any:
-    """vLLM's configuration. Raises what vLLM raises, of a model that it does not know, or of arguments."""
+    """Creates vLLM's configuration. Raises vLLM's own errors for unknown models and wrong arguments."""
     return EngineArgs(**arguments).create_engine_config()
 
 
 class Core:
-    """Not thread-safe."""
+    """vLLM's engine core with one model. Not thread-safe."""
 
     def __init__(self, config: Any) -> None:
-        """Loads the model that a configuration of vLLM's is for. Raises what vLLM raises."""
+        """Loads the model of a vLLM configuration. Raises vLLM's own errors."""
         self._core = EngineCore(config, Executor.get_class(config), log_stats=True)
         self._scheduler: Any = self._core.scheduler
         self._pool = self._scheduler.kv_cache_manager.block_pool
@@ -87,7 +87,7 @@ class Core:
 
     @property
     def cells(self) -> int:
-        """Cells of the whole cache; a block is vLLM's own."""
+        """Cells of the whole cache, without the one block that vLLM reserves."""
         return int((self._pool.num_gpu_blocks - 1) * self._block)
 
     @property
@@ -97,40 +97,39 @@ class Core:
 
     @property
     def free_cells(self) -> int:
-        """Cells that a request can have, those included that only the prefix cache holds."""
+        """Cells that a request can take, including those that only the prefix cache holds."""
         return int(self._pool.get_num_free_blocks() * self._block)
 
     @property
     def cached_cells(self) -> int:
-        """About how many only the prefix cache holds: of what requests hold, all but each one's last block is in it."""
+        """Estimate of the cells that only the prefix cache holds; it has all but the last block of each request."""
         shared = self.active_cells - len(self._scheduler.running) * self._block
         return max(0, len(self._pool.cached_block_hash_to_block) * self._block - max(0, shared))
 
     @property
     def running(self) -> int:
-        """Requests that have a place."""
+        """Number of requests running in vLLM."""
         return len(self._scheduler.running)
 
     @property
     def busy(self) -> bool:
-        """Whether a step would compute something, or bring what an earlier one has computed."""
+        """Whether a step would compute something or return the results of an earlier one."""
         return bool(self._scheduler.running or self._scheduler.waiting or self._core.batch_queue)
 
     def limit(self, tokens: int) -> None:
-        """From the next step on, a step has so many tokens at the most. Where several requests want to be computed, one
-        prompt takes half of them at the most, and no more than a chunk.
-        """
+        """Limits the tokens of the next steps; of one prompt, if several requests compute, to half or a chunk."""
         self._scheduler.max_num_scheduled_tokens = most = min(tokens, self._budget)
         self._scheduler.scheduler_config.long_prefill_token_threshold = min(self._chunk, -(-most // 2))
 
     def fits(self, tokens: int) -> bool:
-        """Whether there is room for a prompt of so many tokens beside those that have a turn already."""
+        """Whether a prompt of `tokens` tokens fits in addition to the requests that vLLM already has."""
         waiting = sum(request.num_tokens for request in self._scheduler.waiting)
         return not self._scheduler.requests or waiting + tokens + self._block <= self.free_cells
 
     def begin(self, asked: CoreRequest, prompt: list[int], salt: str | None = None) -> None:
-        """Gives a request its turn: for the first time, or again after `hold`. It shares prefixes with those of the
-        same `salt` only.
+        """Queues a request in vLLM, for the first time or again after `hold`.
+
+        It shares prefixes only with requests of the same `salt`.
         """
         if asked.request is None:
             asked.request = self._new(asked, prompt, salt)
@@ -139,16 +138,16 @@ class Core:
             self._scheduler.waiting.add_request(asked.request)
 
     def hold(self, asked: CoreRequest) -> None:
-        """Takes a request's turn and its cells; the prefix cache keeps what it has computed."""
+        """Takes a request off vLLM's queue and frees its cells. The prefix cache keeps its computed tokens."""
         if asked.computing:
             self._scheduler.running.remove(asked.request)
-            # What a step that still runs will say of it is dropped: it is computed again.
+            # Drops the output of a step that still runs: the request is computed again.
             self._scheduler._preempt_request(asked.request, time.monotonic(), drop_stale_output=True)
             self._scheduler.prev_step_scheduled_req_ids.discard(asked.key)
         self._scheduler.waiting.remove_requests([asked.request])
 
     def end(self, asked: CoreRequest) -> None:
-        """Forgets a request, wherever it is."""
+        """Aborts a request, in any state."""
         if asked.request is not None:
             self._core.abort_requests([asked.key])
 
@@ -157,7 +156,7 @@ class Core:
         self._core.reset_prefix_cache()
 
     def step(self) -> CoreStep | None:
-        """Computes a step; None where it has only been begun, and the next call brings what came of it."""
+        """Computes a step. Returns None if it was only started; a later call returns its result."""
         started = time.monotonic()
         found, computed = self._core.step_fn()
         self._core.post_step(computed)
@@ -178,14 +177,14 @@ class Core:
             cache_salt=salt,
             block_hasher=self._core.request_block_hasher,
         )
-        if asked.grammar is not None:  # compiled already: vLLM shall not wait for it
+        if asked.grammar is not None:  # already compiled, so vLLM must not wait for it
             request.structured_output_request = StructuredOutputRequest(StructuredOutputsParams(grammar="ours"))
             request.structured_output_request.grammar = asked.grammar
         return request
 
 
 def _sizes(every: list[EngineCoreOutputs]) -> tuple[int, int]:
-    """Sequences and tokens of a step."""
+    """Returns the number of sequences and tokens of a step."""
     for details in _details(every):
         sequences = details.num_ctx_requests + details.num_generation_requests
         return sequences, details.num_ctx_tokens + details.num_generation_tokens

@@ -1,4 +1,4 @@
-"""Grammars under vLLM: it asks for masks and tells the tokens; the state is ours, as for every runtime."""
+"""Grammars under vLLM: vLLM requests masks and reports tokens; our constraints hold the state, as in every runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.worker.messages import EngineError
 
 
 class ConstraintGrammar(StructuredOutputGrammar):  # type: ignore[misc]
-    """Where one request's answer is in its grammar."""
+    """The grammar state of one request's answer, in vLLM's interface."""
 
     def __init__(self, constraint: Constraint) -> None:
         self._constraint = constraint
@@ -21,31 +21,31 @@ class ConstraintGrammar(StructuredOutputGrammar):  # type: ignore[misc]
 
     @property
     def fault(self) -> EngineError | None:
-        """Why the answer cannot go on."""
+        """The error that stopped the answer, or None."""
         return no_token() if self._stuck else self._constraint.fault
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is whole and nothing can follow."""
+        """Whether the answer is complete and no token can follow."""
         return self._constraint.complete
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
-        """Moves on by what was sampled. Always true: the loop asks for `fault`, vLLM would log the tokens."""
+        """Advances by sampled tokens. Always returns True: the loop checks `fault`, and vLLM would log the tokens."""
         for token in tokens:
             if not self.is_terminated():
                 self._constraint.consume(token)
         return True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
-        """For tokens that a smaller model has guessed, of which there are none here."""
+        """Not used: only for speculative decoding."""
         raise NotImplementedError
 
     def rollback(self, num_tokens: int) -> None:
-        """For the same."""
+        """Not used: only for speculative decoding."""
         raise NotImplementedError
 
     def fill_bitmask(self, bitmask: Tensor, idx: int) -> None:
-        """Writes what may come next into a row of int32 [rows, words]. A row without any token stands for a fault."""
+        """Writes the mask of allowed tokens to a row of int32 [rows, words]. An empty mask is a fault."""
         row = bitmask[idx]
         self._constraint.fill(row.data_ptr(), row.nbytes)
         if not bool(row.any()):
@@ -53,27 +53,27 @@ class ConstraintGrammar(StructuredOutputGrammar):  # type: ignore[misc]
             row.fill_(-1)
 
     def is_terminated(self) -> bool:
-        """Whether no mask is wanted any more: the loop ends the request before its next token is seen."""
+        """Whether the grammar needs no more masks. The loop then ends the request before its next token is used."""
         return self._stuck or self._constraint.complete or self._constraint.fault is not None
 
     def reset(self) -> None:
-        """A request that starts over keeps its tokens, and so its state."""
+        """Does nothing: a request that starts over keeps its tokens, and so its state."""
 
 
 class ConstraintBackend(StructuredOutputBackend):  # type: ignore[misc]
-    """Stands where vLLM has a library for grammars; requests bring theirs compiled."""
+    """Replacement for vLLM's grammar backends. Requests have compiled grammars already."""
 
     def __init__(self, vocabulary: int) -> None:
-        """Takes the number of tokens that the logits are for."""
+        """Takes the number of tokens in a row of logits."""
         self._words = (vocabulary + 31) // 32
 
     def compile_grammar(self, *_: Any, **__: Any) -> StructuredOutputGrammar:
-        """Never asked."""
+        """Not used: requests have compiled grammars."""
         raise NotImplementedError
 
     def allocate_token_bitmask(self, max_num_seqs: int) -> Tensor:
-        """Masks that allow everything, int32 [rows, words]."""
+        """Returns masks that allow every token, int32 [rows, words]."""
         return torch.full((max_num_seqs, self._words), -1, dtype=torch.int32)
 
     def destroy(self) -> None:
-        """Nothing is to be given up."""
+        """Does nothing: the backend holds no resources."""

@@ -1,7 +1,7 @@
-"""The loop of a model under vLLM, which batches by itself: what is left to do is to say who may run, and to tell.
+"""The request loop of a vLLM worker: it admits requests and sends their output, vLLM builds the batches.
 
-Not more requests are handed over than may run, so that turns are taken by our rule and not by arrival alone; vLLM
-decides which of those that it has are in a step, and with how many tokens.
+vLLM never gets more requests than may run, so that our fairness decides the order and not arrival alone. vLLM decides
+which of its requests are in a step, and with how many tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.worker.pace import Pace
 
 
 class VllmLoop(RequestLoop):
-    """Runs the requests of one model."""
+    """The request loop of one model under vLLM."""
 
     def __init__(
         self, model: VllmModel, limits: BatchLimits, inbox: Inbox, send: Callable[[object], None], pace: Pace
@@ -30,7 +30,7 @@ class VllmLoop(RequestLoop):
         self._model = model
         self._core = model.core
         self._pace = pace
-        self._handed: dict[str, Sequence] = {}  # running requests, by their names in vLLM
+        self._handed: dict[str, Sequence] = {}  # running requests by vLLM's request id
         self._steps = 0
         self._batch = (0, 0)  # sequences and tokens of the last step
         self._preempted = 0
@@ -61,7 +61,7 @@ class VllmLoop(RequestLoop):
             self._handed[asked.key] = sequence
 
     def _hold(self, message: Hold) -> None:
-        """Who does not read gives up his place and his cells, and waits for another turn once he does."""
+        """Removes a held request from vLLM, which frees its cells. It is admitted again once its caller reads."""
         super()._hold(message)
         sequence = next((each for each in self._running if each.held and each.request == message.request), None)
         if sequence is None:
@@ -75,13 +75,13 @@ class VllmLoop(RequestLoop):
     def _give_up(self, sequence: Sequence) -> None:
         self._handed.pop(sequence.sampler.key, None)
 
-    # --- what comes out of a step
+    # --- the results of a step
 
     def _take(self, step: CoreStep) -> None:
         for output in step.outputs:
             sequence = self._handed.get(output.request_id)
             if sequence is None:
-                continue  # ended, or held, while the step ran
+                continue  # ended or held during the step
             if output.prefill_stats is not None:
                 sequence.cached = output.prefill_stats.num_cached_tokens
             for place, token in enumerate(output.new_token_ids):
@@ -111,7 +111,7 @@ class VllmLoop(RequestLoop):
         self._refuse(sequence.request, error)
 
     def _look(self, sequence: Sequence, step: CoreStep) -> None:
-        """Whether a request has got a place in the step, or has lost it."""
+        """Records whether a request was scheduled or preempted in the step."""
         if sequence.phase == "queue":
             if sequence.sampler.begun:
                 self._enter(sequence, "prefill", step.started)

@@ -1,4 +1,4 @@
-"""A safetensors model under vLLM: its tokens by our tokenizer, the rest by vLLM's engine core."""
+"""A safetensors model under vLLM: our tokenizer, vLLM's engine core."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from services.text.engine.token_budget import step_pace
 from services.worker.messages import EngineError, is_out_of_memory
 from services.worker.pace import Pace
 
-GPU_SHARE = 0.85  # of the memory that is free: what `kv_tokens=0` takes on a GPU
-LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
-# What is around the reason in errors of its configuration.
+GPU_SHARE = 0.85  # share of the free GPU memory to use with `kv_tokens=0`
+LOWEST_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
+# The text around the reason in errors of vLLM's configuration.
 _PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (Value error, )?| \[type=.*$")
 _MESSAGE_CHARACTERS = 400  # of vLLM's reason for refusing a model
 
 
 class VllmModel(VocabularySpeaker):
-    """A loaded model. `tokenize` and `constraint` may be called by another thread beside a step."""
+    """A loaded model. Another thread may call `tokenize` and `constraint` during a step."""
 
     def __init__(self, options: EngineOptions, progress: Callable[[float], None]) -> None:
         """Loads the model.
@@ -62,14 +62,14 @@ class VllmModel(VocabularySpeaker):
             add_bos=self._vocabulary.add_bos,
         )
         if not eager(options):
-            # vLLM compiles what it makes logprobs with at their first use, for one request and for several: not while
-            # callers wait.
+            # vLLM compiles its logprob kernels at their first use, separately for one and for several requests. Warming
+            # them up here saves the first callers that wait.
             with _explained(f"vLLM cannot compute {options.model_id}"):
                 for requests in (1, 2):
                     self._compute(1, requests, logprobs=1)
 
     def logprob(self, tokens: Sequence[int], values: Sequence[float], count: int) -> TokenLogprob:
-        """Of a token, the first in both lists, with the `count` likeliest, which come behind it."""
+        """Returns the logprob of the first token of both lists, with the `count` most likely ones that follow it."""
         name = self._vocabulary.text_of
         told = [(name(token), max(value, LOWEST_LOGPROB)) for token, value in zip(tokens, values, strict=True)]
         return TokenLogprob(*told[0], told[1 : count + 1])
@@ -77,7 +77,7 @@ class VllmModel(VocabularySpeaker):
     def sampler(
         self, params: SamplingParams, prompt: Sequence[int], constraint: Constraint | None, logprobs: int | None
     ) -> CoreRequest:
-        """What is to be asked of vLLM."""
+        """Returns the vLLM request for one prompt."""
         check_bias(params, self.core.vocabulary)
         room = self.ready.context_tokens - len(prompt)
         most = min(room, params.max_tokens) if params.max_tokens else room
@@ -85,14 +85,14 @@ class VllmModel(VocabularySpeaker):
         return CoreRequest(vllm_params(params, self._vocabulary.ends, most, logprobs), grammar)
 
     def free_sampler(self, sampler: CoreRequest) -> None:
-        """Ends the request there, if it has not ended."""
+        """Aborts the request in vLLM if it still runs."""
         self.core.end(sampler)
 
     def pace(self, options: EngineOptions) -> Pace:
-        """How many tokens a step may have here. On a GPU nothing is tried.
+        """Measures how many tokens a step may have on this machine. On a GPU nothing is measured.
 
         Raises:
-            EngineError: the model cannot be computed here.
+            EngineError: vLLM cannot compute the model on this machine.
         """
         if options.gpu:
             return Pace(options.batch_tokens, options.batch_tokens)
@@ -109,7 +109,7 @@ class VllmModel(VocabularySpeaker):
 
 
 def _free_share() -> float:
-    """The share of the GPU's memory that weights, work and cache may take together."""
+    """Returns the share of the GPU's memory for weights, activations and cache together."""
     free, total = torch.cuda.mem_get_info()
     return GPU_SHARE * free / total
 
@@ -121,7 +121,7 @@ def _load(arguments: dict[str, object], folder: Path) -> Core:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Makes errors of ours out of vLLM's, which has no kinds of its own but in words."""
+    """Converts vLLM's errors to EngineError. vLLM has no error codes, so the code is guessed from the message."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A request's sampling parameters, as vLLM has them."""
+"""Conversion of a request's sampling parameters to vLLM's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOST_BIASES = 1024  # tokens that vLLM's sampler has room for
 
 
 def vllm_params(params: SamplingParams, ends: Collection[int], most: int, logprobs: int | None) -> VllmParams:
-    """`ends`: tokens that end a turn; `most`: tokens that the answer may have; `logprobs`: as Submit has it.
+    """Converts sampling parameters. `ends`: tokens that end a turn; `most`: maximum tokens; `logprobs`: as in Submit.
 
     Raises:
-        EngineError: INVALID_REQUEST where vLLM cannot do what is asked.
+        EngineError: INVALID_REQUEST if vLLM does not support the parameters.
     """
     if len(params.logit_bias) > MOST_BIASES:
         raise EngineError("INVALID_REQUEST", f"logit_bias has more than {MOST_BIASES} tokens", "logit_bias")
@@ -33,10 +33,10 @@ def vllm_params(params: SamplingParams, ends: Collection[int], most: int, logpro
         "logit_bias": dict(params.logit_bias) or None,
         "max_tokens": most,
         "stop_token_ids": sorted(ends),
-        "min_tokens": most if params.ignore_eos else 0,  # until then no end is sampled
+        "min_tokens": most if params.ignore_eos else 0,  # no end is sampled before
         "logprobs": logprobs,
         "detokenize": False,
-        # Where the cache has a prefix, other sums are rounded: runs with a seed shall be alike.
+        # A cached prefix changes the rounding of sums, but runs with a seed must be equal.
         "skip_reading_prefix_cache": params.seed is not None,
     }
     try:
@@ -46,7 +46,7 @@ def vllm_params(params: SamplingParams, ends: Collection[int], most: int, logpro
 
 
 def _signed(seed: int | None) -> int | None:
-    """vLLM keeps seeds in 64 bits with a sign, and takes -1 for none."""
+    """Converts a seed to vLLM's signed 64 bits. Avoids -1, which vLLM treats as no seed."""
     if seed is None:
         return None
     signed = seed - 2**64 if seed >= 2**63 else seed
