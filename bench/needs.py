@@ -2,11 +2,10 @@
 
     python -m bench.needs [--rounds 3] [MODEL...]
 
-Admission reserves for a model what the formulas of `services/*/need.py` say. Here each demo model is loaded, put under
-a load that fills its batches, and unloaded, some rounds long; of the peaks of its workers the largest counts, because
-gaps of the heap make them differ by a quarter. What a worker holds that has only imported its runtime is measured
-apart. tests/memory holds the two against each other too, but only to a factor: how requests meet in a batch, and so
-the peak, is different on every machine.
+Admission reserves what the formulas of `services/*/memory_estimate.py` compute. The bench loads each demo model, fills
+its batches with a load, and unloads it, for several rounds. It reports the largest peak of the workers, because heap gaps
+make the peaks differ by a quarter. It measures a worker that has only imported its runtime separately. tests/memory
+compares the two as well, but only to a factor: how requests meet in a batch, and so the peak, differs between machines.
 """
 
 from __future__ import annotations

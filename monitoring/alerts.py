@@ -149,7 +149,7 @@ ALERTS = (
         "{{ $labels.model }} takes over 15% more memory than was reserved for it.",
         "Admission reckoned too little: the next model may be let in where there is no room.",
         "Leave more room for now (ALLM_MEMORY_THRESHOLD), and report the model: its need is reckoned in "
-        "services/*/need.py.",
+        "services/*/memory_estimate.py.",
     ),
     Alert(
         "AllmModelsPushEachOtherOut",

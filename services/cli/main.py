@@ -41,7 +41,7 @@ def _version(wanted: bool) -> None:
 
 def _installed_version() -> str:
     try:
-        return metadata.version("allm")
+        return metadata.version("allm-server")
     except metadata.PackageNotFoundError:  # running from a source tree
         return "(not installed)"
 

@@ -45,6 +45,6 @@ VLLM_QUANTIZATIONS = _PUBLISHED | {f"{name}:{method}" for name in _DENSE | _EXPE
 VLLM_CPU_QUANTIZATIONS = frozenset(f"{name}:{method}" for name in _DENSE for method in _CPU_METHODS)
 
 VLLM_MISSING = (
-    "vLLM is not installed here: make an environment that has it (make vllm, or on GPUs pip install 'allm[vllm]'), "
+    "vLLM is not installed here: make an environment with it (make vllm, or on GPUs pip install 'allm-server[vllm]'), "
     "and set ALLM_VLLM_PYTHON to its interpreter"
 )

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from services.settings.setting_reader import SettingError, SettingReader
 
 ENDPOINT = "ALLM_OTLP_ENDPOINT"
-EXTRA = "unset, or the extra installed: pip install 'allm[traces]'"
+EXTRA = "unset, or the extra installed: pip install 'allm-server[traces]'"
 DEFAULT_PORT = 4317
 _HEADER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _HEADER_VALUE = re.compile(r"[\x20-\x24\x26-\x7e]+")  # ASCII without %, which Envoy cannot pass on

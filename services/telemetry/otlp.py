@@ -91,7 +91,11 @@ class OtlpTracer:
         # OpenTelemetry would log every retry; the queue logs when the collector goes away and comes back.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         resource = Resource.create(
-            {"service.name": service, "service.version": packages.version("allm"), "service.instance.id": replica}
+            {
+                "service.name": service,
+                "service.version": packages.version("allm-server"),
+                "service.instance.id": replica,
+            }
         )
         self._queue = SpanQueue(_exporter(settings))
         provider = TracerProvider(

@@ -109,7 +109,7 @@ async def _store(settings: Settings) -> ResponseStore | None:
         from services.text.responses.redis_store import RedisResponseStore  # noqa: PLC0415 (an extra of its own)
     except ModuleNotFoundError as error:
         raise SettingError(
-            "ALLM_REDIS_URL", "...", "unset, or the extra installed: pip install 'allm[redis]'"
+            "ALLM_REDIS_URL", "...", "unset, or the extra installed: pip install 'allm-server[redis]'"
         ) from error
     return RedisResponseStore(kept.redis_url, kept.days)
 

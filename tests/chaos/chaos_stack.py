@@ -18,7 +18,7 @@ from tests.operator_side import Operator
 from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, running_stack
 from tests.whisper_weights import tiny_en_ct2
 
-SHAPES = Path(__file__).parents[2] / "training/shapes_sd" / "weights"
+SHAPES = Path(__file__).parents[2] / "training" / "shapes_sd" / "weights"
 DISK_BYTES = 512 * 1024 * 1024
 STALL_SECONDS = 10
 REQUEST_SECONDS = 200  # below the callers' own LIMIT_SECONDS

@@ -100,7 +100,7 @@ def take(browser: Browser, stack: Stack) -> None:
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)
-    weights = ROOT / "training/shapes_sd" / "weights"
+    weights = ROOT / "training" / "shapes_sd" / "weights"
     registered = f"{MODEL}={demo_model()},{SPEECH_MODEL}={tiny_en_ct2()},{IMAGE_MODEL}={weights}"
     replicas = {"ALLM_AUDIO_REPLICAS": "1", "ALLM_IMAGE_REPLICAS": "1"}
     with (

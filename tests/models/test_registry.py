@@ -239,7 +239,7 @@ def test_what_only_a_missing_runtime_could_run_is_refused_with_how_to_install_it
     model = descriptor(**SAFETENSORS, **changes)
     message = refusal(EngineRegistry("cpu", forced=False), model)
     assert message == f"m: {first}; vllm could run it, but {VLLM.missing}"
-    assert "pip install 'allm[vllm]'" in message
+    assert "pip install 'allm-server[vllm]'" in message
     assert EngineRegistry("cpu", forced=False, runtimes=INSTALLED).resolve(model).name == "vllm"
 
 

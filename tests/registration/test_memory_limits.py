@@ -21,7 +21,7 @@ from tests.stack import IMAGE_MODEL, MODEL, Stack, running_stack
 SECONDS = 120.0
 POLL_SECONDS = 0.1
 ENCODER_BYTES = 80_000_000
-SHAPES = Path(__file__).parents[2] / "training/shapes_sd" / "weights"
+SHAPES = Path(__file__).parents[2] / "training" / "shapes_sd" / "weights"
 BOTH_ALMOST = 900 * 1024 * 1024  # each of the demo models needs two thirds of it and more
 
 pytestmark = pytest.mark.slow

@@ -407,7 +407,7 @@ def test_load_and_unload(operator: Operator, folder: Path, models: Callable[...,
     assert wrong.status == 1
     assert "llama_cpp" in wrong.stderr
     missing = models("load", "m", "--runtime", "vllm")
-    assert (missing.status, "pip install 'allm[vllm]'" in missing.stderr) == (1, True)
+    assert (missing.status, "pip install 'allm-server[vllm]'" in missing.stderr) == (1, True)
     done = models("unload", "m")
     assert (done.status, done.stdout) == (0, "m is to be unloaded\n")
     operator.until_state("m", "ready")

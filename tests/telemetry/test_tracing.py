@@ -138,7 +138,7 @@ def test_without_the_extra_the_start_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 2
     assert "ALLM_OTLP_ENDPOINT" in done.stderr
-    assert "pip install 'allm[traces]'" in done.stderr
+    assert "pip install 'allm-server[traces]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -23,9 +23,10 @@ from services.text.ray_node import HEAD_PORT
 from tests.ports import free_port
 
 SECONDS = 60
-# An address that this machine has and nobody uses, since the port is always the same.
-LEADER = "127.66.0.1"
-NOBODY = "127.66.0.2"
+# The port is always the same, so each run of the tests takes loopback addresses of its own.
+_NUMBER = free_port()
+LEADER = f"127.66.{_NUMBER >> 8}.{_NUMBER & 255}"
+NOBODY = f"127.67.{_NUMBER >> 8}.{_NUMBER & 255}"
 PYTHON = """#!/bin/sh
 echo "$$ $@ NCCL=${{NCCL_SOCKET_IFNAME-unset}}" >>{folder}/started
 case "$2 $3" in

@@ -12,14 +12,10 @@ from services.settings.trace_settings import ENDPOINT, EXTRA
 
 # The packages of the extra `audio`, which the audio service and its processes import.
 AUDIO_PACKAGES = ("av", "faster_whisper", "numpy", "python_multipart")
-NO_AUDIO = (
-    "There is no audio service: pip install 'allm[audio]' brings it (ALLM_AUDIO_REPLICAS=0 says that none is wanted)"
-)
+NO_AUDIO = "The audio service is not installed: pip install 'allm-server[audio]', or set ALLM_AUDIO_REPLICAS=0"
 # The packages of the extra `image`.
 IMAGE_PACKAGES = ("PIL", "diffusers", "peft", "python_multipart", "safetensors", "torch", "transformers")
-NO_IMAGE = (
-    "There is no image service: pip install 'allm[image]' brings it (ALLM_IMAGE_REPLICAS=0 says that none is wanted)"
-)
+NO_IMAGE = "The image service is not installed: pip install 'allm-server[image]', or set ALLM_IMAGE_REPLICAS=0"
 
 
 # The packages of the extra `traces`, which every service needs to make traces.

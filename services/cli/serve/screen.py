@@ -23,7 +23,7 @@ KEYS = (
 )
 CURL_WITH_KEY = 'curl -H "Authorization: Bearer $ALLM_KEY" '
 MIB = 1024 * 1024
-NO_MODELS = "none: register one with `allm models add`, or pip install 'allm[demo]' for a small one"
+NO_MODELS = "none: register one with `allm models add`, or pip install 'allm-server[demo]' for a small one"
 MAX_SHOWN = 20
 RECORDING = "speech.wav"  # a placeholder for any recording
 USABLE = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_LOADED)

@@ -32,7 +32,7 @@ def test_without_its_packages_there_is_no_such_service_and_how_to_get_it_is_said
     replicas = {"audio": settings.audio_replicas, "image": settings.image_replicas}
     assert replicas == {name: int(name != service) for name in OPTIONAL}
     assert said == [SAID[service]]
-    assert f"pip install 'allm[{service}]'" in said[0]
+    assert f"pip install 'allm-server[{service}]'" in said[0]
     assert f"ALLM_{service.upper()}_REPLICAS=0" in said[0]
 
 
@@ -52,6 +52,6 @@ def test_traces_without_their_packages_stop_the_start(monkeypatch: pytest.Monkey
     check_traces(wanted)
     for missing in ("no_such_package", "no_such_package.part", "opentelemetry.no_such_part"):
         monkeypatch.setattr(extras, "TRACES_PACKAGES", (missing,))
-        with pytest.raises(SettingError, match=r"ALLM_OTLP_ENDPOINT.*pip install 'allm\[traces\]'"):
+        with pytest.raises(SettingError, match=r"ALLM_OTLP_ENDPOINT.*pip install 'allm-server\[traces\]'"):
             check_traces(wanted)
         check_traces(load_settings(environ))

@@ -17,7 +17,7 @@ evaluation = late("training.shapes_sd.evaluation")
 export = late("training.shapes_sd.export")
 torch = late("torch")
 
-WEIGHTS = Path(__file__).parents[2] / "training/shapes_sd" / "weights"
+WEIGHTS = Path(__file__).parents[3] / "training" / "shapes_sd" / "weights"
 ASKED = Scene("red", "circle", "blue")
 FEW_STEPS = 4  # they make the colours and shapes of 100 pictures nearly as often right as the default of 20
 
