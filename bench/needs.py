@@ -2,10 +2,11 @@
 
     python -m bench.needs [--rounds 3] [MODEL...]
 
-Admission reserves what the formulas of `services/*/memory_estimate.py` compute. The bench loads each demo model, fills
-its batches with a load and unloads it, several times. It reports the largest peak of the workers, because heap gaps make
-the peaks differ by a quarter. It measures a worker that has only imported its runtime separately. tests/memory compares
-the two as well, but only to a factor: how requests meet in a batch, and so the peak, differs between machines.
+Admission reserves what the formulas of `services/*/memory_estimate.py` compute. The bench loads each demo model,
+fills its batches with a load and unloads it, several times. It reports the largest peak of the workers, because heap
+gaps make the peaks differ by a quarter. It measures a worker that has only imported its runtime separately.
+tests/memory compares the two as well, but only to a factor: how requests meet in a batch, and so the peak, differs
+between machines.
 """
 
 from __future__ import annotations
