@@ -150,7 +150,7 @@ def test_an_unknown_code_is_internal(code: str) -> None:
     assert type(from_code(code, "x")) is Internal
 
 
-def test_every_error_class_is_one_of_the_ten_or_refines_one() -> None:
+def test_every_error_class_is_one_of_the_twelve_or_refines_one() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AllmError)]
     for kind in kinds:
         if kind is not AllmError:

@@ -146,7 +146,7 @@ def test_the_documentation_knows_every_component() -> None:
     text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)`(?: \(with [^)]*\))? \| `", text, re.MULTILINE)
     assert [row for row in rows if row in COMPONENTS] == list(COMPONENTS)
-    example = (CHART.parents[1] / "kubernetes/example/kustomization.yaml").read_text()
+    example = (CHART.parents[1] / "examples/kustomize/kustomization.yaml").read_text()
     assert ", ".join(COMPONENTS) in example.replace("\n#", "")
 
 

@@ -66,7 +66,7 @@ def test_a_default_in_words_begins_with_what_the_code_has() -> None:
     [
         (
             lambda notes: notes | {"ALLM_NEW": Note("ALLM_NEW", "1", "text", False)},
-            "ALLM_NEW: add what it is for to services/settings/setting_table.toml, then run `make gen`",
+            "ALLM_NEW: describe it in services/settings/setting_table.toml, then run `make gen`",
         ),
         (
             lambda notes: {name: note for name, note in notes.items() if name != "ALLM_PORT"},
