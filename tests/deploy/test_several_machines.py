@@ -124,7 +124,7 @@ def test_a_secret_of_ray_is_the_same_for_both() -> None:
 
 
 def test_the_example_of_values_makes_two_replicas_that_the_gateway_knows() -> None:
-    values = yaml.safe_load((CHART.parent / "examples/multi-node.yaml").read_text())
+    values = yaml.safe_load((CHART.parents[1] / "examples/helm/multi-node.yaml").read_text())
     objects = helm_template([values])
     (found,) = [each for each in objects if each["kind"] == "LeaderWorkerSet"]
     assert (found["spec"]["replicas"], found["spec"]["leaderWorkerTemplate"]["size"]) == (2, 2)
