@@ -29,7 +29,8 @@ from services.rpc.deadline import caller_deadline
 from services.settings.settings import AudioSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import AUDIO_SECONDS, OUTPUT_TOKENS
-from services.worker.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.worker.model_in_worker import ModelInWorker
+from services.worker.pending import Pending, RequestLimits
 from services.worker.process import WorkerProcess
 
 SOUND_AHEAD = 600 * SAMPLE_RATE  # samples that the worker may hold of a request; further sound waits
@@ -141,7 +142,7 @@ class LoadedWhisper(ModelInWorker[TranscriptionJob, FromWorker]):
     """A Whisper model in its own worker process."""
 
     # The preparation runs in parallel with the batch loop: it is a sign of life for its own request alone.
-    beside: ClassVar[tuple[type, ...]] = (Consumed,)
+    no_progress: ClassVar[tuple[type, ...]] = (Consumed,)
 
     def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: AudioSettings) -> None:
         """Takes over a worker that has sent Ready."""

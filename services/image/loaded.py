@@ -25,7 +25,8 @@ from services.rpc.deadline import caller_deadline
 from services.settings.settings import ImageSettings
 from services.telemetry import metrics
 from services.telemetry.tracing import IMAGES, INPUT_TOKENS, STEPS
-from services.worker.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.worker.model_in_worker import ModelInWorker
+from services.worker.pending import Pending, RequestLimits
 from services.worker.process import WorkerProcess
 
 TILE = 16  # pixels: the side of an image token
@@ -83,7 +84,7 @@ class LoadedPipeline(ModelInWorker[GenerationJob, FromWorker]):
     """A diffusers pipeline in its own worker process."""
 
     # The worker's reader thread accepts requests even when the batch loop hangs.
-    beside: ClassVar[tuple[type, ...]] = (Accepted,)
+    no_progress: ClassVar[tuple[type, ...]] = (Accepted,)
 
     def __init__(self, model_id: str, worker: WorkerProcess[FromWorker], ready: Ready, settings: ImageSettings) -> None:
         """Takes over a worker that sent Ready."""

@@ -9,7 +9,8 @@ from typing import ClassVar, TypeVar
 from services.settings.settings import TextSettings
 from services.telemetry import metrics
 from services.text.engine.messages import Accepted, Counters, Encoded, FromWorker, Stepped
-from services.worker.model_in_worker import ModelInWorker, Pending, RequestLimits
+from services.worker.model_in_worker import ModelInWorker
+from services.worker.pending import Pending, RequestLimits
 from services.worker.process import WorkerProcess
 
 
@@ -40,7 +41,7 @@ P = TypeVar("P", bound=PendingText)
 class TextModelInWorker(ModelInWorker[P, FromWorker]):
     """The service's side of a worker with a text model; `P` is the type of its requests."""
 
-    beside: ClassVar[tuple[type, ...]] = (Accepted,)
+    no_progress: ClassVar[tuple[type, ...]] = (Accepted,)
 
     def __init__(
         self, model_id: str, worker: WorkerProcess[FromWorker], max_sequences: int, settings: TextSettings

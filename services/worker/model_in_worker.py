@@ -1,4 +1,4 @@
-"""The service's side of a model in a worker process: its requests and the watchdog."""
+"""The service's side of a model in a worker process: its requests, their ends and their errors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from services.errors import AllmError, Internal, ModelNotReady, Overloaded, Timeout, from_code
@@ -20,99 +19,19 @@ from services.telemetry.model_events import EVENTS
 from services.telemetry.model_series import ModelPart
 from services.worker.completion_rate import CompletionRate
 from services.worker.messages import Cancel, Phase, Refused, Stop
+from services.worker.pending import Pending, RequestLimits
 from services.worker.process import WorkerDied, WorkerProcess
+from services.worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-WATCH_INTERVAL = 1.0  # seconds between two checks of the watchdog
 JUST = 1.0  # seconds after its start in which a request may still be unread when the worker dies
+CLOSE_SECONDS = 1.0  # how long `close` waits for the requests of a dead worker to get the reason
 RETRY_SECONDS = 1.0  # retry_after while a new worker starts
 LONGEST_RETRY_SECONDS = 60.0  # clients such as OpenAI's ignore longer ones
 # A request is admitted only if its deadline is this many times the estimated wait: a request that times out shortly
 # before its end has cost as much as an answer.
 MARGIN = 1.5
-CANCELLED = "CANCELLED"
-QUEUE = "queue"  # the phase before the first one that a worker reports
-MOST_PHASES = 64  # kept per request: a request that is preempted repeatedly has any number of phases
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """The limits of a worker's requests, and the environment variables that set them."""
-
-    running: int  # requests that run concurrently
-    queue: int  # requests that may wait
-    queue_variable: str = "ALLM_QUEUE_LIMIT"
-    seconds: float  # a request that takes longer ends with TIMEOUT
-    seconds_variable: str = "ALLM_REQUEST_SECONDS"
-    stall_seconds: float  # a worker that owes an answer and makes no progress for this long is killed
-
-
-class Pending:
-    """The service's state of a request to a worker."""
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.owed: float | None = self.started  # since when the worker owes progress; None: it waits for us
-        self.begun = False  # the worker has sent a message about it
-        self.late: AllmError | None = None  # the error when its time is up
-        self.finished = False
-        self.ended: float | None = None  # when it finished or failed, on the monotonic clock
-        self.phases: list[tuple[str, float]] = [(QUEUE, self.started)]  # name and start time
-        # When it was ready to run, to measure its time in the queue; None: not measured.
-        self.queued_since: float | None = self.started
-        self.operation = metrics.operation.get()  # the caller's operation
-        self._error: AllmError | None = None
-        self._news = asyncio.Event()
-
-    def fail(self, error: AllmError) -> None:
-        """Ends the request with an error, which is raised after the events that are already queued."""
-        if not self.finished:
-            self._error = error
-            self.finish()
-            self._news.set()
-
-    def finish(self) -> None:
-        """Marks the request as finished: no more events follow."""
-        self.finished, self.ended = True, time.monotonic()
-
-    def enter(self, phase: Phase) -> None:
-        """Records the next phase. Only the first MOST_PHASES are kept."""
-        if len(self.phases) < MOST_PHASES:
-            self.phases.append((phase.name, phase.at))
-
-    @property
-    def failed(self) -> bool:
-        """True if an error has ended the request."""
-        return self._error is not None
-
-    @property
-    def problem(self) -> str:
-        """The code of the error that ended it; CANCELLED if the caller left before its end; empty on success."""
-        if self._error:
-            return self._error.code
-        return "" if self.finished else CANCELLED
-
-    @property
-    def counts(self) -> Mapping[str, float]:
-        """The usage so far, for the trace, by OpenTelemetry attribute name."""
-        return {}
-
-    def _tell(self) -> None:
-        """Wakes the waiting caller: the worker has sent a message about the request."""
-        self.begun = True
-        self._news.set()
-
-    async def _wait(self) -> None:
-        """Waits for the next event. Raises the error that ended the request."""
-        self._check()
-        await self._news.wait()
-        self._news.clear()
-
-    def _check(self) -> None:
-        """Raises the error that ended the request, if one did."""
-        if self._error:
-            raise self._error
 
 
 P = TypeVar("P", bound=Pending)
@@ -126,7 +45,7 @@ class ModelInWorker(ABC, Generic[P, M]):
     """
 
     # Messages of a worker thread that keeps running when its loop hangs: they do not count as progress.
-    beside: ClassVar[tuple[type, ...]] = ()
+    no_progress: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self, model_id: str, worker: WorkerProcess[M], limits: RequestLimits) -> None:
         """Takes over a worker that is ready."""
@@ -135,7 +54,6 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._limits = limits
         self._requests: dict[int, P] = {}
         self._ids = itertools.count(1)
-        self._progress = time.monotonic()  # when the worker last made progress
         self._stalled = False
         self._closed = False
         self._rate = CompletionRate(limits.running)
@@ -147,7 +65,8 @@ class ModelInWorker(ABC, Generic[P, M]):
         self.problem: AllmError | None = None  # why it takes no more requests
         # In a new context, so that the tasks' logs do not carry the request that caused the load.
         self._listening = asyncio.create_task(self._listen(), context=Context())
-        self._watching = asyncio.create_task(self._watch(), context=Context())
+        self._watchdog = Watchdog(model_id, limits.stall_seconds, owed=self._owed, stall=self._stall)
+        self._watching = asyncio.create_task(self._watchdog.run(lambda: self.alive), context=Context())
 
     @property
     def alive(self) -> bool:
@@ -169,7 +88,7 @@ class ModelInWorker(ABC, Generic[P, M]):
         self._closed = True
         self._part.close()
         if self._worker.ended or self._stalled:  # its requests must get the reason of its end
-            await asyncio.wait([self._listening], timeout=WATCH_INTERVAL)
+            await asyncio.wait([self._listening], timeout=CLOSE_SECONDS)
         for task in (self._listening, self._watching):
             task.cancel()
         await asyncio.gather(self._listening, self._watching, return_exceptions=True)
@@ -279,7 +198,7 @@ class ModelInWorker(ABC, Generic[P, M]):
 
     def _take(self, message: M) -> None:
         if self._is_progress(message):
-            self._progress = time.monotonic()
+            self._watchdog.progress()
         if not isinstance(message, Refused):
             self._heard(message)
         elif pending := self._requests.pop(message.request, None):
@@ -292,9 +211,13 @@ class ModelInWorker(ABC, Generic[P, M]):
     def _is_progress(self, message: M) -> bool:
         """True if a message proves progress of the batch loop. A refusal does not, because other threads send it,
         too."""
-        return not isinstance(message, (*self.beside, Refused))
+        return not isinstance(message, (*self.no_progress, Refused))
 
     # --- failures
+
+    def _owed(self) -> float | None:
+        """Since when the worker owes progress to a request; None if it owes none."""
+        return min((each.owed for each in self._requests.values() if each.owed is not None), default=None)
 
     def _died(self, how: str) -> None:
         log.error("worker died", extra={"model": self._model_id, "how": how})
@@ -321,30 +244,6 @@ class ModelInWorker(ABC, Generic[P, M]):
                 pending.fail(Internal(how))
             else:
                 pending.fail(ModelNotReady(f"{how}, before it began; ask again", retry_after=RETRY_SECONDS))
-
-    # --- the watchdog: takes no lock, waits for no other task, and survives every error
-
-    async def _watch(self) -> None:
-        """Kills a worker that owes answers and makes no progress: the only sure way out of hung native code."""
-        limit = self._limits.stall_seconds
-        interval = min(WATCH_INTERVAL, limit / 2)
-        looked = time.monotonic()
-        while self.alive:
-            await asyncio.sleep(interval)
-            now = time.monotonic()
-            try:
-                if now - looked > interval + limit / 2:
-                    # This process itself was suspended: messages that arrived meanwhile are still unread.
-                    self._progress = now
-                if self._stalls(now, limit):
-                    self._stall(limit)
-            except Exception:
-                log.exception("the watchdog goes on after a fault", extra={"model": self._model_id})
-            looked = now
-
-    def _stalls(self, now: float, limit: float) -> bool:
-        owed = min((each.owed for each in self._requests.values() if each.owed is not None), default=None)
-        return owed is not None and now - max(self._progress, owed) > limit
 
     def _stall(self, limit: float) -> None:
         """Kills the worker and ends its requests immediately: a process that hangs in the kernel may never exit."""

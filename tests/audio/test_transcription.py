@@ -27,7 +27,7 @@ from services.errors import (
     Timeout,
     Unsupported,
 )
-from services.worker import model_in_worker
+from services.worker import watchdog
 from services.worker.model_in_worker import JUST
 from tests.audio.transcribing import MAY_DIFFER, PATIENCE_SECONDS, Audio, alive, asked, text, transcribing, word_errors
 from tests.speech import librivox
@@ -280,7 +280,7 @@ async def test_a_hung_worker_is_replaced_and_its_request_ends_with_timeout(
     before.suspend()
     since, clock = time.monotonic(), time.monotonic
     fast = SimpleNamespace(monotonic=lambda: since + 20 * (clock() - since))  # a minute is three seconds
-    monkeypatch.setattr(model_in_worker, "time", fast)
+    monkeypatch.setattr(watchdog, "time", fast)
     with pytest.raises(Timeout, match="no progress for 60 seconds"):
         await tight.file(librivox()[0].path)
     monkeypatch.undo()

@@ -21,7 +21,7 @@ from services.image.image_request import Output
 from services.image.images import Done, Finished, Images, Partial, Progress, Started
 from services.image.loaded import TILE, GenerationJob
 from services.settings.settings import load_settings
-from services.worker import model_in_worker
+from services.worker import watchdog
 from services.worker.model_in_worker import JUST
 from tests.case import case
 from tests.image.drawing import PATIENCE_SECONDS, Studio, asked, drawing, opened
@@ -187,7 +187,7 @@ async def test_a_hung_worker_is_replaced_and_its_requests_end_with_timeout(
     os.kill(resident.pid, signal.SIGSTOP)
     since, clock = time.monotonic(), time.monotonic
     fast = SimpleNamespace(monotonic=lambda: since + 5 * (clock() - since))  # half a minute is six seconds
-    monkeypatch.setattr(model_in_worker, "time", fast)
+    monkeypatch.setattr(watchdog, "time", fast)
     with pytest.raises(Timeout, match="no progress for 30 seconds"):
         await studio.drawn()
     monkeypatch.undo()

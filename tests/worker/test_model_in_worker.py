@@ -23,9 +23,8 @@ from services.worker.model_in_worker import (
     MARGIN,
     RETRY_SECONDS,
     ModelInWorker,
-    Pending,
-    RequestLimits,
 )
+from services.worker.pending import Pending, RequestLimits
 from tests.puppet_worker import PuppetWorker
 
 MODEL = "in-its-worker"  # of no other test: what is told of it is told by the one that runs
@@ -70,7 +69,7 @@ class Question(Pending):
 
 
 class Model(ModelInWorker[Question, Any]):
-    beside = (Noted,)
+    no_progress = (Noted,)
     emptied = 0
 
     last = 0  # number of the newest request
