@@ -16,16 +16,16 @@ HEAD = """# Settings
 
 <!-- Generated: change services/settings/setting_table.toml, then run `make gen`. -->
 
-All settings are environment variables, read once when a process starts (`services/settings/settings.py`). A wrong value
-stops the start with the variable's name and what is allowed. An empty value counts as none. Lists are separated by
-commas.
+All settings are environment variables. A process reads them once, when it starts (`services/settings/settings.py`). A
+process with an invalid value does not start; the error names the variable and the allowed values. An empty value counts
+as unset. Lists are separated by commas.
 
-*Read by* names processes: `services` are `catalog`, `authorizer`, `text`, `audio` and `image`; `gateway` is what
-`allm serve` or `allm gateway` runs; `serve` is `allm serve` itself, and `allm` are the other commands. `allm serve`
-hands its own environment on to all that it starts: there everything is set once.
+The column *read by* names processes: `services` are `catalog`, `authorizer`, `text`, `audio` and `image`; `gateway` is
+the gateway that `allm serve` or `allm gateway` runs; `serve` is `allm serve` itself, and `allm` are the other commands.
+`allm serve` passes its environment to all processes that it starts, so each variable is set only once.
 
-Of others' variables count `HF_ENDPOINT` and `HF_TOKEN` ([models.md](models.md#source-and-format)) and
-`CUDA_VISIBLE_DEVICES`, which says which GPUs there are.
+allm also reads some variables of other programs: `HF_ENDPOINT` and `HF_TOKEN`
+([models.md](models.md#source-and-format)), and `CUDA_VISIBLE_DEVICES`, which selects the visible GPUs.
 """
 COLUMNS = "| variable | default | unit | allowed | read by | meaning |\n|---|---|---|---|---|---|"
 
@@ -42,9 +42,9 @@ def page() -> str:
     if missing := sorted(notes.keys() - names):
         raise ValueError(f"{', '.join(missing)}: describe it in services/settings/{PATH.name}, then run `make gen`")
     if unread := sorted(names - notes.keys()):
-        raise ValueError(f"{', '.join(unread)}: nothing reads it; take it out of services/settings/{PATH.name}")
+        raise ValueError(f"{', '.join(unread)}: nothing reads it; remove it from services/settings/{PATH.name}")
     if unmeasured := [row.name for row in rows if notes[row.name].number and row.measure is None]:
-        raise ValueError(f"{', '.join(unmeasured)}: say in which `unit` it is, in services/settings/{PATH.name}")
+        raise ValueError(f"{', '.join(unmeasured)}: add its `unit` in services/settings/{PATH.name}")
     parts = [HEAD]
     for group, members in groupby(rows, key=lambda row: row.group):
         parts.append(f"\n## {group}\n\n{COLUMNS}\n")

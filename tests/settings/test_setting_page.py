@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_page_is_what_the_code_says() -> None:
     current = (ROOT / "docs/settings.md").read_text() == page()
     assert current, (
-        "docs/settings.md is generated: say what a variable is for in services/settings/setting_table.toml, not in the "
+        "docs/settings.md is generated: describe a variable in services/settings/setting_table.toml, not in the "
         "page, and run `make gen` (.venv/bin/python -m services.settings.setting_page > docs/settings.md)"
     )
 
@@ -46,7 +46,7 @@ def test_every_variable_has_a_row_with_all_that_is_promised() -> None:
     assert all(len(cells) == 5 for cells in found.values()), "a | inside of a cell breaks the table"
     assert all(default and allowed and read_by and meaning for default, _, allowed, read_by, meaning in found.values())
     assert found["ALLM_DRAIN_SECONDS"][:4] == ["`30`", "seconds", "0 to 3,600", "gateway, services"]
-    assert found["ALLM_HOST_MEMORY_BYTES"][:2] == ["`0`: all there is, or the container's limit", "bytes"]
+    assert found["ALLM_HOST_MEMORY_BYTES"][:2] == ["`0`: the whole memory, or the container's limit", "bytes"]
     assert found["ALLM_MODELS_FILE"][:4] == ["none", "", "path of a file", "catalog, serve"]
     assert found["ALLM_HOME"][3] == "all"
 
@@ -70,11 +70,11 @@ def test_a_default_in_words_begins_with_what_the_code_has() -> None:
         ),
         (
             lambda notes: {name: note for name, note in notes.items() if name != "ALLM_PORT"},
-            "ALLM_PORT: nothing reads it; take it out of services/settings/setting_table.toml",
+            "ALLM_PORT: nothing reads it; remove it from services/settings/setting_table.toml",
         ),
         (
             lambda notes: notes | {"ALLM_DTYPE": Note("ALLM_DTYPE", "1", "1 to 2", True)},
-            "ALLM_DTYPE: say in which `unit` it is, in services/settings/setting_table.toml",
+            "ALLM_DTYPE: add its `unit` in services/settings/setting_table.toml",
         ),
     ],
 )
