@@ -1,1 +1,1 @@
-"""Monitoring as code: the dashboard, the alerts, and the documentation pages that explain both."""
+"""Monitoring as code: the dashboard, the alerts, and their documentation pages."""

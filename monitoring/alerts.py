@@ -1,4 +1,4 @@
-"""All alerts. Each one is actionable; conditions that heal by themselves get enough time to do so."""
+"""All alerts. Each one needs an action; a condition that usually clears by itself fires only after a delay."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ ALERTS = (
         "2m",
         "critical",
         "{{ $labels.instance }} of {{ $labels.job }} does not answer Prometheus.",
-        "The process is gone, hangs as a whole, or its metrics port is closed to Prometheus.",
-        "Look whether the process runs and what its log ends with; on Kubernetes: kubectl describe pod, and "
-        "the log of the container before. If it serves, the network policy or ALLM_METRICS_HOST is wrong.",
+        "The process has ended or hangs, or Prometheus cannot reach its metrics port.",
+        "Check that the process runs, and read the end of its log. On Kubernetes, run kubectl describe pod and read "
+        "the log of the previous container. If the process serves requests, the network policy or "
+        "ALLM_METRICS_HOST is wrong.",
     ),
     Alert(
         "AllmNoReplica",
@@ -27,11 +28,11 @@ ALERTS = (
         '"envoy_cluster_name", "(text|audio|image).*")) > 0',
         "2m",
         "critical",
-        "Requests come for the {{ $labels.modality }} service, and none has reported to the catalog lately.",
-        "Every request of that kind ends with UNAVAILABLE (503). A service that is scaled to zero, and that nobody "
-        "asks for, is no alert.",
-        "Start the service, or look in its log for why it cannot reach the catalog (ALLM_CATALOG). Where it starts on "
-        "demand, see why it takes so long.",
+        "The {{ $labels.modality }} service receives requests, but no replica reports to the catalog.",
+        "Every request for a service without replicas fails with UNAVAILABLE (503). A service that is scaled to zero "
+        "and receives no requests does not fire this alert.",
+        "Start the service. If it runs, its log shows why it cannot reach the catalog (ALLM_CATALOG). If it starts on "
+        "demand, find out why the start is slow.",
     ),
     Alert(
         "AllmGatewayHasNoBackend",
@@ -40,10 +41,10 @@ ALERTS = (
         "1m",
         "critical",
         "The gateway reaches no replica of {{ $labels.envoy_cluster_name }}.",
-        "Requests of that kind get 503 from the gateway itself. The replicas may run: they may load, drain, "
-        "or be cut off.",
-        "Ask a replica for its health (grpc.health.v1), look at the gateway's log for the upstream's address,"
-        " and check the network between both.",
+        "The gateway answers requests for a service without healthy replicas with 503. The replicas may still run: "
+        "they may be loading, draining, or unreachable.",
+        "Query the health of a replica (grpc.health.v1), find the upstream's address in the gateway's log, and check "
+        "the network between the two.",
     ),
     Alert(
         "AllmGatewayErrors",
@@ -51,10 +52,10 @@ ALERTS = (
         f" / sum(rate(envoy_http_downstream_rq_xx{{{EDGE}}}[5m])) > 0.05",
         "5m",
         "critical",
-        "{{ $value | humanizePercentage }} of the gateway's answers are 5xx.",
-        "REST callers get errors; the gateway counts its own and those of the services.",
-        "If the dashboard's Errors by code shows as many, look at the services; if not, the gateway's access "
-        "log tells `flags` and `details` of each refusal.",
+        "{{ $value | humanizePercentage }} of the gateway's responses are 5xx.",
+        "REST clients get errors. The rate includes errors of the gateway and of the services.",
+        "If the dashboard panel Errors by code shows the same rate, check the services. Otherwise read `flags` and "
+        "`details` of the failed requests in the gateway's access log.",
     ),
     Alert(
         "AllmErrors",
@@ -62,9 +63,9 @@ ALERTS = (
         ' / sum by (model) (rate(allm_requests_total{rpc!~"ModelServicer.*"}[5m])) > 0.05',
         "5m",
         "critical",
-        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} end with a fault of the server.",
-        "Callers get INTERNAL, TIMEOUT, OUT_OF_MEMORY or MODEL_NOT_READY; errors of callers are not counted here.",
-        "See on the dashboard which code it is, and find one in the service's log by its request id.",
+        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} fail with a server error.",
+        "Clients get INTERNAL, TIMEOUT, OUT_OF_MEMORY or MODEL_NOT_READY. Client errors are not counted.",
+        "Find the code on the dashboard, then a failed request in the service's log by its request id.",
     ),
     Alert(
         "AllmOverloaded",
@@ -72,20 +73,19 @@ ALERTS = (
         "(rate(allm_requests_total[5m])) > 0.05",
         "10m",
         "warning",
-        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are turned away.",
-        "More is asked than can be computed: callers get 429 with retry-after.",
-        "Add replicas, move load away, or lower the limits of the key that asks most. A longer queue "
-        "(ALLM_QUEUE_LIMIT) only makes everybody wait.",
+        "{{ $value | humanizePercentage }} of the requests for {{ $labels.model }} are rejected.",
+        "The load exceeds the capacity: clients get 429 with retry-after.",
+        "Add replicas, redirect some of the load, or lower the limits of the API key with the most requests. A "
+        "longer queue (ALLM_QUEUE_LIMIT) only increases the waiting time.",
     ),
     Alert(
         "AllmQueueSlow",
         "histogram_quantile(0.95, sum by (le, model) (rate(allm_request_queue_seconds_bucket[5m]))) > 10",
         "10m",
         "warning",
-        "One in twenty requests for {{ $labels.model }} waits longer than {{ $value | humanizeDuration }} for"
-        " its turn.",
-        "The batch is full all the time.",
-        "Add replicas; on a GPU with memory to spare raise ALLM_MAX_SEQUENCES.",
+        "5% of the requests for {{ $labels.model }} wait in the queue for more than {{ $value | humanizeDuration }}.",
+        "The batch is always full.",
+        "Add replicas. On a GPU with free memory, raise ALLM_MAX_SEQUENCES.",
     ),
     Alert(
         "AllmFirstTokenSlow",
@@ -93,10 +93,10 @@ ALERTS = (
         "(rate(gen_ai_server_time_to_first_token_seconds_bucket[5m]))) > 10",
         "10m",
         "warning",
-        "One in twenty answers of {{ $labels.model }} takes {{ $value | humanizeDuration }} to begin.",
-        "Prompts are long, the queue is, or the machine is busy with something else.",
-        "If the queue is slow too, see AllmQueueSlow. Else look at the tokens of prompts and at the share "
-        "that the prefix cache has; a machine that shares its cores or its GPU is the next suspect.",
+        "The 95th percentile of the time to first token of {{ $labels.model }} is {{ $value | humanizeDuration }}.",
+        "The prompts are long, the queue is long, or other processes use the machine.",
+        "If AllmQueueSlow fires too, follow its steps. Otherwise check the prompt tokens and the share of them in the "
+        "prefix cache. Then check whether other processes use the cores or the GPU.",
     ),
     Alert(
         "AllmStuck",
@@ -104,10 +104,10 @@ ALERTS = (
         "(rate(allm_engine_steps_total[5m])) > 0",
         "10m",
         "critical",
-        "Requests for {{ $labels.model }} wait, and nothing is computed.",
-        "The model does not finish loading, or its worker hangs where the watchdog does not see it.",
-        "Look at the state of the model (`allm models list`) and in the service's log for its load. `allm "
-        "models unload` ends the worker; the next request loads it anew.",
+        "Requests for {{ $labels.model }} wait, but its workers compute no steps.",
+        "The model does not finish loading, or its worker hangs and the watchdog does not detect it.",
+        "Check the model's state (`allm models list`) and its load in the service's log. `allm models unload` stops "
+        "the worker; the next request loads the model again.",
     ),
     Alert(
         "AllmWorkerDies",
@@ -115,11 +115,11 @@ ALERTS = (
         "0m",
         "critical",
         "The worker of {{ $labels.model }} has died {{ $value | humanize }} times within 15 minutes.",
-        "Each time the requests that ran there ended with INTERNAL or TIMEOUT. Native code crashed, memory "
-        "ran out, or the watchdog ended a worker that hung.",
-        "The service's log says how it ended: SIGKILL without `worker stalled` before is the kernel's for "
-        "want of memory, SIGSEGV a fault of the runtime. Lower ALLM_KV_TOKENS or the batch for the first, "
-        "take the model away for the second.",
+        "The requests of a worker that dies fail with INTERNAL or TIMEOUT. Native code crashed, memory ran out, or "
+        "the watchdog killed a stalled worker.",
+        "The service's log shows how the worker ended. SIGKILL without a preceding `worker stalled` means that the "
+        "kernel killed it for lack of memory: lower ALLM_KV_TOKENS or the batch size. SIGSEGV means a crash of the "
+        "runtime: remove the model.",
     ),
     Alert(
         "AllmLoadFails",
@@ -127,9 +127,10 @@ ALERTS = (
         "0m",
         "critical",
         "{{ $labels.model }} cannot be loaded: {{ $labels.code }}.",
-        "Its requests end with that code, and after three failures at once.",
-        "`allm models list` shows the reason. OUT_OF_MEMORY: docs/residency.md; MODEL_INVALID: the files; "
-        "TIMEOUT: the disk, or ALLM_LOAD_SECONDS. `allm models load` tries again at once.",
+        "The model's requests fail with the error code of the load. After three "
+        "consecutive failures they fail immediately, until a pause of up to 60 seconds ends.",
+        "`allm models list` shows the reason. OUT_OF_MEMORY: see docs/residency.md. MODEL_INVALID: check the files. "
+        "TIMEOUT: check the disk and ALLM_LOAD_SECONDS. `allm models load` retries immediately.",
     ),
     Alert(
         "AllmMemoryShort",
@@ -137,37 +138,37 @@ ALERTS = (
         "5m",
         "warning",
         "{{ $labels.place }} of {{ $labels.instance }} has been above the memory threshold for 5 minutes.",
-        "Everything that is loaded is in use, so nothing can be unloaded; no further model is let in.",
-        "See who takes the memory (dashboard, Memory). Unload a model or take its requests elsewhere; if it "
-        "is not allm's, find the other process.",
+        "All loaded models are in use and none can be unloaded. No further model is admitted.",
+        "Find the user of the memory (dashboard row Memory and models). Unload a model or send its requests to "
+        "another replica. If allm does not use the memory, find the other process.",
     ),
     Alert(
         "AllmMemoryOverrun",
         "sum by (model) (increase(allm_memory_overruns_total[1h])) > 0",
         "0m",
         "warning",
-        "{{ $labels.model }} takes over 15% more memory than was reserved for it.",
-        "Admission reckoned too little: the next model may be let in where there is no room.",
-        "Leave more room for now (ALLM_MEMORY_THRESHOLD), and report the model: its need is reckoned in "
-        "services/*/memory_estimate.py.",
+        "{{ $labels.model }} uses over 15% more memory than its reservation.",
+        "The estimate was too low: the next model may be admitted although it does not fit.",
+        "Lower ALLM_MEMORY_THRESHOLD for now, and report the model: services/*/memory_estimate.py estimates its "
+        "memory.",
     ),
     Alert(
         "AllmModelsPushEachOtherOut",
         'sum by (instance) (increase(allm_model_evictions_total{reason!="idle"}[30m])) > 10',
         "10m",
         "warning",
-        "Models of {{ $labels.instance }} were unloaded {{ $value | humanize }} times within 30 minutes to make room.",
-        "More models are asked for than fit: most requests wait for a load.",
-        "Give models to other replicas, pin the important ones (`allm models load`), or add memory.",
+        "{{ $labels.instance }} has evicted models {{ $value | humanize }} times within 30 minutes.",
+        "The requested models do not fit into memory together: most requests wait for a load.",
+        "Move models to other replicas, pin the important ones (`allm models load`), or add memory.",
     ),
     Alert(
         "AllmCacheTooSmall",
         "sum by (model) (rate(allm_requests_preempted_total[10m])) > 0.1",
         "10m",
         "warning",
-        "Requests for {{ $labels.model }} start over {{ $value | humanize }} times a second for want of cells.",
-        "Requests outgrow the key-value cache; they are computed twice, and everybody is slower.",
-        "Raise ALLM_KV_TOKENS if memory allows, else lower ALLM_MAX_SEQUENCES.",
+        "Requests for {{ $labels.model }} restart {{ $value | humanize }} times per second for lack of KV cells.",
+        "Requests outgrow the key-value cache. They are computed again, which slows down all requests.",
+        "Raise ALLM_KV_TOKENS if memory allows; otherwise lower ALLM_MAX_SEQUENCES.",
     ),
     Alert(
         "AllmModelsFileWrong",
@@ -175,17 +176,17 @@ ALERTS = (
         "5m",
         "warning",
         "{{ $value }} entries of the models file are not applied.",
-        "What ALLM_MODELS_FILE declares and what is served differ.",
-        "The catalog's log names each entry and what is wrong with it.",
+        "The served models differ from ALLM_MODELS_FILE.",
+        "The catalog's log names each entry and its problem.",
     ),
     Alert(
         "AllmAuthorizerWithoutCatalog",
         "max by (instance) (allm_authorizer_catalog_up) == 0",
         "5m",
         "warning",
-        "The authorizer {{ $labels.instance }} hears nothing of the catalog.",
-        "Keys that are known go on working; new ones do not, and revoked ones still do.",
-        "Bring the catalog back, or let the authorizer reach it (ALLM_CATALOG).",
+        "The authorizer {{ $labels.instance }} cannot reach the catalog.",
+        "Known API keys still work, also those revoked since. New keys do not work.",
+        "Restart the catalog, or restore the connection from the authorizer to it (ALLM_CATALOG).",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""The dashboard: rows of panels, each of which answers an operator's question."""
+"""The dashboard: rows of panels."""
 
 from __future__ import annotations
 

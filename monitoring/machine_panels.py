@@ -1,4 +1,4 @@
-"""Panels of memory, of loading, and of the gateway."""
+"""Panels for memory, model loading and the gateway."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SERVICES = 'envoy_cluster_name=~"text.*|audio|image|catalog|authorizer"'
 def _memory(metric: str, by: str, needed: bool) -> tuple[Query, ...]:
     kinds = {"used": "used", "total": "total", "threshold": "threshold"}
     if by != "instance":
-        kinds["ours"] = "models of allm"
+        kinds["ours"] = "allm models"
     return tuple(
         Query(f'max by ({by}) ({metric}{{kind="{kind}"}})', f"{word} {{{{{by}}}}}", needed)
         for kind, word in kinds.items()
@@ -24,29 +24,29 @@ MEMORY = (
         "Host memory",
         "bytes",
         _memory("allm_host_memory_bytes", "instance", needed=True),
-        "The dashed line is ALLM_MEMORY_THRESHOLD, 90% by default: above it idle models are unloaded.",
+        "The dashed line is ALLM_MEMORY_THRESHOLD, 90% by default. Above it, idle models are unloaded.",
     ),
     Panel(
         "GPU memory",
         "bytes",
         _memory("allm_device_memory_bytes", "device", needed=False),
-        "Likewise for each GPU.",
+        "The same for each GPU.",
     ),
     Panel(
-        "Short of memory",
+        "Memory pressure",
         "short",
         (Query("max by (place) (allm_memory_pressure)", "{{place}}", must_have_data=False),),
-        "1 while a place is above the threshold.",
+        "1 while the host or a GPU is above the threshold.",
     ),
-    Panel("Workers on the host", "bytes", (total("allm_worker_memory_bytes"),), "Mapped files included."),
+    Panel("Host memory of workers", "bytes", (total("allm_worker_memory_bytes"),), "Including mapped files."),
     Panel(
-        "Workers on GPUs",
+        "GPU memory of workers",
         "bytes",
         (total("allm_worker_device_memory_bytes", "{{model}} {{device}}", "model, device", needed=False),),
-        "What the worker of each model holds.",
+        "GPU memory that each model's worker uses.",
     ),
     Panel(
-        "Models that were unloaded",
+        "Unloaded models",
         "short",
         (
             Query(
@@ -55,11 +55,11 @@ MEMORY = (
                 must_have_data=False,
             ),
         ),
-        "By reason; docs/residency.md explains them.",
+        "By reason; docs/residency.md explains the reasons.",
     ),
-    Panel("Time to load", "s", quantiles("allm_model_load_seconds", needed=False), "Waiting for room included."),
+    Panel("Load time", "s", quantiles("allm_model_load_seconds", needed=False), "Including the wait for free memory."),
     Panel(
-        "Loads that failed",
+        "Failed loads",
         "short",
         (
             Query(
@@ -70,33 +70,33 @@ MEMORY = (
         "By error code.",
     ),
     Panel(
-        "Workers that died, and came back",
+        "Worker deaths and restarts",
         "short",
         (
             Query(f"sum by (model) (increase(allm_worker_deaths_total{{{MODEL}}}[{WINDOW}]))", "{{model}} died"),
             Query(f"sum by (model) (increase(allm_worker_restarts_total{{{MODEL}}}[{WINDOW}]))", "{{model}} restarted"),
         ),
-        "Each death ends the requests that ran there.",
+        "The death of a worker ends its requests.",
     ),
 )
 GATEWAY = (
     Panel(
-        "Answers of the gateway",
+        "Gateway responses",
         "reqps",
         (rate("envoy_http_downstream_rq_xx", "envoy_response_code_class", EDGE, "{{envoy_response_code_class}}xx"),),
-        "By class of the HTTP status. Errors of gRPC callers are 2xx here: see Errors by code.",
+        "By class of the HTTP status. Errors of gRPC calls count as 2xx: see Errors by code.",
     ),
     Panel(
-        "Requests in the gateway",
+        "Open requests and connections",
         "short",
         (
             Query(f"sum(envoy_http_downstream_rq_active{{{EDGE}}})", "requests"),
             Query(f"sum(envoy_http_downstream_cx_active{{{EDGE}}})", "connections"),
         ),
-        "What is open now.",
+        "Requests and client connections that are open in the gateway.",
     ),
     Panel(
-        "Healthy replicas, as the gateway sees them",
+        "Healthy replicas",
         "short",
         (
             Query(
@@ -104,33 +104,33 @@ GATEWAY = (
                 "{{envoy_cluster_name}}",
             ),
         ),
-        "Those that answer its health checks.",
+        "Replicas that pass the gateway's health checks.",
     ),
     Panel(
-        "Tried again",
+        "Retries",
         "ops",
         (rate("envoy_cluster_upstream_rq_retry", "envoy_cluster_name", SERVICES),),
-        "Requests that went to another replica, a second.",
+        "Requests per second that the gateway retried on another replica.",
     ),
     Panel(
-        "Lost connections to services",
+        "Failed connections to services",
         "ops",
         (rate("envoy_cluster_upstream_cx_connect_fail", "envoy_cluster_name", SERVICES),),
-        "Connections that could not be made, a second.",
+        "Failed connection attempts per second.",
     ),
     Panel(
-        "API keys",
+        "API key checks",
         "reqps",
         (rate("allm_authorizer_checks_total", "outcome", "", needed=False),),
-        "What the authorizer said of requests, a second; with ALLM_AUTH=keys.",
+        "Decisions of the authorizer per second, with ALLM_AUTH=keys.",
     ),
     Panel(
-        "Bytes",
+        "Traffic",
         "Bps",
         (
             rate("envoy_http_downstream_cx_rx_bytes_total", "envoy_http_conn_manager_prefix", EDGE, "in"),
             rate("envoy_http_downstream_cx_tx_bytes_total", "envoy_http_conn_manager_prefix", EDGE, "out"),
         ),
-        "Between clients and the gateway.",
+        "Bytes per second between clients and the gateway.",
     ),
 )

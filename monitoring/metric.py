@@ -10,7 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 # The modules that declare metrics, and the processes that export them.
 MODULES = {
-    "services.telemetry.metrics": "text, audio, image; catalog and authorizer export those of every process",
+    "services.telemetry.metrics": "text, audio, image (catalog and authorizer export the ones common to all processes)",
     "services.catalog.metrics": "catalog",
     "services.authorizer.metrics": "authorizer",
 }

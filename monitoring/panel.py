@@ -13,11 +13,11 @@ THRESHOLD = "threshold"  # a query with this legend is drawn as a limit line
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression. `$model` is the viewer's choice, `$__rate_interval` a few scrapes."""
+    """A PromQL expression. `$model` is the dashboard variable, `$__rate_interval` covers a few scrapes."""
 
     expression: str
     legend: str
-    must_have_data: bool = True  # whether a stack that has served text, audio and an image must have data for it
+    must_have_data: bool = True  # whether data must exist after a text, an audio and an image request
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Panel:
     """A dashboard panel."""
 
     title: str
-    unit: str  # Grafana's name of the unit
+    unit: str  # Grafana's name for the unit
     queries: tuple[Query, ...]
-    says: str  # one sentence that explains the panel
+    description: str  # one sentence that explains the panel
     kind: str = "timeseries"
     width: int = 8
     height: int = 8
@@ -39,7 +39,7 @@ class Panel:
             "id": number,
             "type": self.kind,
             "title": self.title,
-            "description": self.says,
+            "description": self.description,
             "datasource": DATASOURCE,
             "gridPos": {"x": x, "y": y, "w": self.width, "h": self.height},
             "fieldConfig": {

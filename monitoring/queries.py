@@ -1,4 +1,4 @@
-"""PromQL expressions that many panels share."""
+"""PromQL expressions shared by several panels."""
 
 from __future__ import annotations
 

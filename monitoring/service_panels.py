@@ -1,4 +1,4 @@
-"""Panels of the services: all of them together, then text, audio and image."""
+"""Panels for all services together, then for text, audio and image."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OVERVIEW = (
         "Requests",
         "reqps",
         (rate("allm_requests_total", "model", 'model=~"$model",rpc!~"ModelServicer.*"'),),
-        "Requests that ended, well or not, a second.",
+        "Finished requests per second, successful or failed.",
     ),
     Panel(
         "Errors by code",
         "reqps",
         (rate("allm_errors_total", "code", 'model=~"$model|"', needed=False),),
-        "Requests that ended with an error, a second; docs/errors.md explains the codes.",
+        "Failed requests per second; docs/errors.md explains the codes.",
     ),
     Panel(
         "Running and waiting",
@@ -29,7 +29,7 @@ OVERVIEW = (
             total("allm_requests_running", "{{model}} running"),
             total("allm_requests_waiting", "{{model}} waiting"),
         ),
-        "Requests that have a place in the batch, and that wait for one or for their model to load.",
+        "Running requests are in the batch. Waiting requests wait for the batch or for their model to load.",
     ),
     Panel(
         "Request duration",
@@ -41,31 +41,31 @@ OVERVIEW = (
         "Time in the queue",
         "s",
         quantiles("allm_request_queue_seconds"),
-        "From when a request could have been computed to its place in the batch.",
+        "From the moment a request is ready for computation to its start in the batch.",
     ),
     Panel(
-        "Models in memory",
+        "Loaded models",
         "short",
         (total("allm_models_loaded"),),
-        "On how many replicas a model is loaded.",
+        "Number of replicas that have loaded the model.",
     ),
     Panel(
         "Replicas",
         "short",
         (Query("max by (modality) (allm_replicas_live)", "{{modality}}"),),
-        "Services that have reported to the catalog lately.",
+        "Replicas that report to the catalog.",
     ),
     Panel(
-        "Processes that answer",
+        "Scraped processes",
         "short",
         (Query('sum by (job) (up{job=~"allm.*"})', "{{job}}"),),
-        "What Prometheus could scrape.",
+        "Processes that Prometheus can scrape.",
     ),
     Panel(
-        "Steps",
+        "Engine steps",
         "ops",
         (rate("allm_engine_steps_total", "model"),),
-        "Steps of the workers, a second. None while requests wait: the worker hangs or loads.",
+        "Steps of the workers per second. If there are none while requests wait, the worker hangs or loads.",
     ),
 )
 TEXT = (
@@ -75,24 +75,24 @@ TEXT = (
         (
             rate("allm_generated_tokens_total", "model", legend="{{model}} generated"),
             rate("allm_prompt_tokens_total", "model", legend="{{model}} prompt"),
-            rate("allm_cached_tokens_total", "model", legend="{{model}} of it cached"),
+            rate("allm_cached_tokens_total", "model", legend="{{model}} prompt, cached"),
         ),
-        "Tokens a second.",
+        "Tokens per second.",
     ),
     Panel(
         "Time to first token",
         "s",
         quantiles("gen_ai_server_time_to_first_token_seconds"),
-        "From when the loaded model was given the request.",
+        "From the moment the loaded model receives the request.",
     ),
     Panel(
         "Time per output token",
         "s",
         quantiles("gen_ai_server_time_per_output_token_seconds"),
-        "Between the tokens of an answer.",
+        "Mean time between the tokens of an answer.",
     ),
     Panel(
-        "Tokens of a request",
+        "Tokens per request",
         "short",
         tuple(
             Query(
@@ -102,16 +102,16 @@ TEXT = (
             )
             for kind in ("input", "output")
         ),
-        "How long prompts and answers are: 95% are shorter.",
+        "95th percentile of the length of prompts and answers.",
     ),
     Panel(
-        "Batch",
+        "Batch size",
         "short",
         (
             Query(mean("allm_batch_sequences").expression, "{{model}} sequences"),
             Query(mean("allm_batch_tokens").expression, "{{model}} tokens"),
         ),
-        "Mean of what a step computed together.",
+        "Mean per step.",
     ),
     Panel(
         "Key-value cache",
@@ -121,10 +121,10 @@ TEXT = (
             total("allm_kv_cells_cached", "{{model}} cached"),
             total("allm_kv_cells_capacity", "threshold {{model}} capacity"),
         ),
-        "Cells that running requests hold, and that only the prefix cache holds.",
+        "Active cells belong to running requests; cached cells belong only to the prefix cache.",
     ),
     Panel(
-        "Prompts found in the cache",
+        "Prefix cache hit rate",
         "percentunit",
         (
             Query(
@@ -133,40 +133,40 @@ TEXT = (
                 "{{model}}",
             ),
         ),
-        "Share of prompt tokens that need not be computed.",
+        "Share of prompt tokens that the prefix cache supplies.",
     ),
     Panel(
-        "Requests that start over",
+        "Preempted requests",
         "ops",
         (rate("allm_requests_preempted_total", "model"),),
-        "Requests that lost their cells to others, a second. Often: the cache is too small (ALLM_KV_TOKENS).",
+        "Requests per second that restart for lack of KV cells. If frequent, the cache is too small (ALLM_KV_TOKENS).",
     ),
     Panel(
         "Requests by operation",
         "reqps",
         (rate("gen_ai_server_request_duration_seconds_count", "gen_ai_operation_name", f"{MODEL},{TEXT_OPERATIONS}"),),
-        "Chats, completions and embeddings, a second.",
+        "Chats, completions and embeddings per second.",
     ),
 )
 AUDIO = (
     Panel(
-        "Seconds of sound a second",
+        "Transcription speed",
         "short",
         (
-            rate("allm_audio_seconds_total", "model", legend="{{model}} sound"),
-            rate("allm_speech_seconds_total", "model", legend="{{model}} of it decoded"),
+            rate("allm_audio_seconds_total", "model", legend="{{model}} audio"),
+            rate("allm_speech_seconds_total", "model", legend="{{model}} decoded"),
         ),
-        "How much faster than real time transcription is, over all requests.",
+        "Seconds of audio transcribed per second, over all requests: the factor of real time.",
     ),
     Panel(
         "Time to first segment",
         "s",
         quantiles("allm_time_to_first_segment_seconds"),
-        "From when the loaded model was given the request.",
+        "From the moment the loaded model receives the request.",
     ),
-    Panel("Windows in a step", "short", (mean("allm_batch_windows"),), "Mean of what a step computed together."),
+    Panel("Windows per step", "short", (mean("allm_batch_windows"),), "Mean per step."),
     Panel(
-        "Duration of transcriptions",
+        "Transcription duration",
         "s",
         quantiles("gen_ai_server_request_duration_seconds", f"{MODEL},{AUDIO_OPERATIONS}"),
         "From arrival to the last byte.",
@@ -174,26 +174,26 @@ AUDIO = (
 )
 IMAGE = (
     Panel(
-        "Pictures",
+        "Images",
         "short",
-        (rate("allm_images_total", "model", legend="{{model}} pictures"),),
-        "Pictures a second, previews not counted.",
+        (rate("allm_images_total", "model", legend="{{model}} images"),),
+        "Images per second, without previews.",
     ),
     Panel(
-        "Steps of pictures",
+        "Image steps",
         "ops",
         (rate("allm_image_steps_total", "model"),),
-        "Steps of single pictures a second: the size of a batch times its steps.",
+        "Denoising steps per second, counted for each image: the batch size times its steps.",
     ),
-    Panel("Pictures in a step", "short", (mean("allm_batch_images"),), "Mean of what a step computed together."),
+    Panel("Images per step", "short", (mean("allm_batch_images"),), "Mean per step."),
     Panel(
-        "Time to first picture",
+        "Time to first image",
         "s",
         quantiles("allm_time_to_first_image_seconds"),
-        "From when the loaded model was given the request.",
+        "From the moment the loaded model receives the request.",
     ),
     Panel(
-        "Duration of requests for pictures",
+        "Image request duration",
         "s",
         quantiles("gen_ai_server_request_duration_seconds", f"{MODEL},{IMAGE_OPERATIONS}"),
         "From arrival to the last byte.",

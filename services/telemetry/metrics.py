@@ -43,98 +43,98 @@ def gen_ai(model: str, of: str) -> tuple[str, str, str, str]:
 
 # --- requests
 
-REQUESTS = Counter("allm_requests", "Requests that ended, well or not.", ("rpc", "model"))
-ERRORS = Counter("allm_errors", "Requests that ended with an error.", ("rpc", "code", "model"))
+REQUESTS = Counter("allm_requests", "Finished requests, successful or failed.", ("rpc", "model"))
+ERRORS = Counter("allm_errors", "Failed requests.", ("rpc", "code", "model"))
 SERVER_DURATION = Histogram(
     "gen_ai_server_request_duration_seconds",
-    "Of a request that infers: from its arrival at the service to its last byte, however it ended.",
+    "Duration of an inference request, from its arrival at the service to its last byte, including failed requests.",
     (*_GEN_AI, "error_type"),
     buckets=_DURATION,
 )
 DURATION = Histogram(
     "allm_request_duration_seconds",
-    "Of any other request, as one that lists models: from its arrival at the service to its last byte.",
+    "Duration of any other request, such as a list of models, from its arrival at the service to its last byte.",
     ("rpc", "model"),
     buckets=_LATENCY,
 )
-RUNNING = Gauge("allm_requests_running", "Requests that have a place in the batch.", _MODEL)
-WAITING = Gauge(
-    "allm_requests_waiting", "Requests that wait for their model to load or for a place in the batch.", _MODEL
-)
+RUNNING = Gauge("allm_requests_running", "Requests in the batch.", _MODEL)
+WAITING = Gauge("allm_requests_waiting", "Requests that wait for their model to load or for the batch.", _MODEL)
 QUEUED = Histogram(
     "allm_request_queue_seconds",
-    "From when a request could have been computed, its prompt or first sound being there, to its place in the batch; "
-    "without live sound, and without those that never got one.",
+    "Time from the moment a request is ready for computation (its prompt or first audio has arrived) to its start in "
+    "the batch. Excludes live audio and requests that never start.",
     _MODEL,
     buckets=_LATENCY,
 )
-PREEMPTED = Counter("allm_requests_preempted", "Times that a request had to start over for want of cells.", _MODEL)
+PREEMPTED = Counter("allm_requests_preempted", "Restarts of requests for lack of KV cells.", _MODEL)
 
 # --- text
 
 FIRST_TOKEN = Histogram(
     "gen_ai_server_time_to_first_token_seconds",
-    "From when a loaded model was given the request to the answer's first token; loading is not in it.",
+    "Time from the moment a loaded model receives the request to the first token; excludes loading.",
     _GEN_AI,
     buckets=_FIRST_TOKEN,
 )
 PER_TOKEN = Histogram(
     "gen_ai_server_time_per_output_token_seconds",
-    "Between the tokens of an answer after its first: their mean, once for each answer of two tokens or more.",
+    "Mean time between the tokens of an answer after its first, once per answer of two tokens or more.",
     _GEN_AI,
     buckets=_PER_TOKEN,
 )
 TOKEN_USAGE = Histogram(
     "gen_ai_client_token_usage",
-    "Tokens of a request that ended well: of its prompt or inputs (input), and of each answer (output).",
+    "Tokens of a successful request: of its prompt or inputs (input), and of each answer (output).",
     (*_GEN_AI, "gen_ai_token_type"),
     buckets=_TOKENS,
 )
 PROMPT_TOKENS = Counter(
     "allm_prompt_tokens",
-    "Tokens of prompts and inputs that were computed or cached, whatever came of it.",
+    "Tokens of prompts and inputs that were computed or cached, whether or not the request succeeds.",
     _MODEL,
 )
-CACHED_TOKENS = Counter("allm_cached_tokens", "Tokens of prompts that the prefix cache had.", _MODEL)
+CACHED_TOKENS = Counter("allm_cached_tokens", "Prompt tokens found in the prefix cache.", _MODEL)
 GENERATED_TOKENS = Counter(
-    "allm_generated_tokens", "Tokens generated, as they come, also of answers that are given up.", _MODEL
+    "allm_generated_tokens",
+    "Generated tokens, counted as they are generated, including those of cancelled answers.",
+    _MODEL,
 )
-ACTIVE_CELLS = Gauge("allm_kv_cells_active", "Key-value cells that running requests hold.", _MODEL)
-CACHED_CELLS = Gauge("allm_kv_cells_cached", "Key-value cells that only the prefix cache holds.", _MODEL)
+ACTIVE_CELLS = Gauge("allm_kv_cells_active", "Key-value cells of running requests.", _MODEL)
+CACHED_CELLS = Gauge("allm_kv_cells_cached", "Key-value cells that belong only to the prefix cache.", _MODEL)
 CELLS = Gauge("allm_kv_cells_capacity", "Key-value cells that all requests of the model share.", _MODEL)
 
 # --- steps of the workers
 
 STEPS = Counter("allm_engine_steps", "Steps that the model's worker computed.", _MODEL)
-BATCH_SEQUENCES = Histogram(
-    "allm_batch_sequences", "Sequences, or inputs of embeddings, that a step computed together.", _MODEL, buckets=_BATCH
-)
-BATCH_TOKENS = Histogram(
-    "allm_batch_tokens", "Tokens that a step computed, of prompts and answers.", _MODEL, buckets=_BATCH_TOKENS
-)
-WINDOWS = Histogram("allm_batch_windows", "Windows of sound that a step computed together.", _MODEL, buckets=_BATCH)
-BATCH_IMAGES = Histogram("allm_batch_images", "Pictures that a step computed together.", _MODEL, buckets=_BATCH)
+BATCH_SEQUENCES = Histogram("allm_batch_sequences", "Sequences, or embedding inputs, per step.", _MODEL, buckets=_BATCH)
+BATCH_TOKENS = Histogram("allm_batch_tokens", "Tokens of prompts and answers per step.", _MODEL, buckets=_BATCH_TOKENS)
+WINDOWS = Histogram("allm_batch_windows", "Audio windows per step.", _MODEL, buckets=_BATCH)
+BATCH_IMAGES = Histogram("allm_batch_images", "Images per step.", _MODEL, buckets=_BATCH)
 
 # --- audio
 
-AUDIO_SECONDS = Counter("allm_audio_seconds", "Seconds of sound that were transcribed whole.", _MODEL)
-SPEECH_SECONDS = Counter("allm_speech_seconds", "Seconds of it that were decoded: the rest was silence.", _MODEL)
+AUDIO_SECONDS = Counter("allm_audio_seconds", "Seconds of audio in finished transcriptions.", _MODEL)
+SPEECH_SECONDS = Counter(
+    "allm_speech_seconds", "Seconds of that audio that were decoded; the rest was silence.", _MODEL
+)
 FIRST_SEGMENT = Histogram(
     "allm_time_to_first_segment_seconds",
-    "From when a loaded model was given the request to its first segment.",
+    "Time from the moment a loaded model receives the request to its first segment.",
     _MODEL,
     buckets=_LATENCY,
 )
 
 # --- images
 
-IMAGES = Counter("allm_images", "Pictures that were drawn, previews not counted.", _MODEL)
+IMAGES = Counter("allm_images", "Generated images, without previews.", _MODEL)
 IMAGE_STEPS = Counter(
-    "allm_image_steps", "Steps of single pictures: a step of a batch is one for each picture in it.", _MODEL
+    "allm_image_steps",
+    "Denoising steps, counted for each image: one step of a batch counts once per image in it.",
+    _MODEL,
 )
 FIRST_IMAGE = Histogram(
     "allm_time_to_first_image_seconds",
-    "From when a loaded model was given the request to its first picture, previews not counted.",
+    "Time from the moment a loaded model receives the request to its first image, without previews.",
     _MODEL,
     buckets=_LATENCY,
 )
@@ -142,48 +142,48 @@ FIRST_IMAGE = Histogram(
 # --- models in memory
 
 LOAD_SECONDS = Histogram(
-    "allm_model_load_seconds", "Time to load a model, waiting for room included.", _MODEL, buckets=_LOADING
+    "allm_model_load_seconds", "Time to load a model, including the wait for free memory.", _MODEL, buckets=_LOADING
 )
-LOAD_FAILURES = Counter("allm_model_load_failures", "Loads that failed, by error code.", ("model", "code"))
-LOADED = Gauge("allm_models_loaded", "1 while the model is in memory and takes requests.", _MODEL)
-WORKER_DEATHS = Counter("allm_worker_deaths", "Worker processes that ended by themselves or were killed.", _MODEL)
-WORKER_RESTARTS = Counter("allm_worker_restarts", "Worker processes that came in place of one that had died.", _MODEL)
+LOAD_FAILURES = Counter("allm_model_load_failures", "Failed loads, by error code.", ("model", "code"))
+LOADED = Gauge("allm_models_loaded", "1 while the model is loaded and accepts requests.", _MODEL)
+WORKER_DEATHS = Counter("allm_worker_deaths", "Worker processes that exited unexpectedly or were killed.", _MODEL)
+WORKER_RESTARTS = Counter("allm_worker_restarts", "Worker processes that replaced a dead one.", _MODEL)
 EVICTIONS = Counter(
     "allm_model_evictions",
-    "Models that were unloaded, by reason: pressure, admission, peer, idle, budget, max_models.",
+    "Unloaded models, by reason: pressure, admission, peer, idle, budget, max_models.",
     ("model", "reason"),
 )
-OVERRUNS = Counter(
-    "allm_memory_overruns", "Loads that came to take over 15% more memory than was reserved for them.", _MODEL
-)
+OVERRUNS = Counter("allm_memory_overruns", "Loads whose memory exceeded their reservation by more than 15%.", _MODEL)
 
 # --- memory
 
 HOST_MEMORY = Gauge(
     "allm_host_memory_bytes",
-    "Of the machine or container: total, used, and the threshold above which idle models are unloaded.",
+    "Memory of the machine or container: total, used, and the threshold above which idle models are unloaded.",
     ("kind",),
 )
 DEVICE_MEMORY = Gauge(
     "allm_device_memory_bytes",
-    "Of a GPU: total, used, used by this service's models (ours), and the threshold as for the host.",
+    "Memory of a GPU: total, used, used by this service's models (ours), and the threshold as for the host.",
     ("device", "kind"),
 )
-MEMORY_PRESSURE = Gauge("allm_memory_pressure", "1 while a place is above ALLM_MEMORY_THRESHOLD.", ("place",))
-WORKER_MEMORY = Gauge(
-    "allm_worker_memory_bytes", "What the model's worker holds on the host, mapped files included.", _MODEL
+MEMORY_PRESSURE = Gauge(
+    "allm_memory_pressure", "1 while the host or the GPU is above ALLM_MEMORY_THRESHOLD.", ("place",)
 )
+WORKER_MEMORY = Gauge("allm_worker_memory_bytes", "Host memory of the model's worker, including mapped files.", _MODEL)
 WORKER_DEVICE_MEMORY = Gauge(
-    "allm_worker_device_memory_bytes", "What the model's worker holds on a GPU.", ("device", "model")
+    "allm_worker_device_memory_bytes", "GPU memory of the model's worker.", ("device", "model")
 )
 
 # --- the process
 
-SPANS_SENT = Counter("allm_trace_spans_sent", "Spans of traces that the collector took.")
+SPANS_SENT = Counter("allm_trace_spans_sent", "Trace spans that the collector accepted.")
 SPANS_DROPPED = Counter(
-    "allm_trace_spans_dropped", "Spans that never reached it, by reason: queue_full, not_sent, shutdown.", ("reason",)
+    "allm_trace_spans_dropped",
+    "Trace spans that did not reach the collector, by reason: queue_full, not_sent, shutdown.",
+    ("reason",),
 )
-TASKS = Gauge("allm_tasks", "Tasks of the event loop; grows without end where something is never ended.")
+TASKS = Gauge("allm_tasks", "Tasks of the event loop. Unlimited growth indicates a task leak.")
 
 
 def serve_metrics(host: str, port: int) -> tuple[int, Callable[[], None]]:
