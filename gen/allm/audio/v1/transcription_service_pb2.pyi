@@ -19,7 +19,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class TranscriptionConfig(_message.Message):
-    """How to transcribe."""
+    """Parameters of a transcription."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -34,34 +34,34 @@ class TranscriptionConfig(_message.Message):
     VAD_FILTER_FIELD_NUMBER: _builtins.int
     VAD_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id or alias of a model, as ListModels shows it. Required."""
+    """Id or alias of a model, as ListModels returns it. Required."""
     language: _builtins.str
-    """Language spoken, as an ISO 639 code such as `en` or by its English name. Default: found by the model."""
+    """Spoken language, as an ISO 639 code such as `en` or by its English name. Default: the model detects it."""
     prompt: _builtins.str
-    """Text to go on from: names and words to expect, or what was said before. The model reads its last 223 tokens. At most
-    65,536 characters. Optional.
+    """Context for the model: expected names and words, or the preceding text. The model reads its last 223 tokens. At
+    most 65,536 characters. Optional.
     """
     temperature: _builtins.float
-    """Temperature to sample at, 0 to 1. Default: 0, and higher only where what came out repeats itself or is improbable."""
+    """Sampling temperature, 0 to 1. Default: 0; it rises only if a result repeats itself or is improbable."""
     beam_size: _builtins.int
-    """Width of the beam search, used at temperature 0. 1 to 10; default: the server's (ALLM_BEAM_SIZE, 5)."""
+    """Beam width at temperature 0. 1 to 10; default: the server's (ALLM_BEAM_SIZE, 5)."""
     words: _builtins.bool
-    """Whether segments shall have their words, with times. It takes a little longer. Default false."""
+    """Whether segments contain their words with times. This takes slightly longer. Default false."""
     logprobs: _builtins.bool
-    """Whether segments shall have the probabilities of their tokens. Default false."""
+    """Whether segments contain the probabilities of their tokens. Default false."""
     vad_filter: _builtins.bool
-    """Whether silence is found and left out. False decodes all of it, which invents text where nobody speaks; StreamTranscribe
-    refuses it. Default true.
+    """Whether silence is detected and skipped. False decodes all audio, and the model then invents text for silence;
+    StreamTranscribe refuses it. Default true.
     """
     @_builtins.property
     def raw(self) -> _transcription_pb2.RawAudio:
-        """What the samples are, where the audio is nothing but samples. Absent: it is a file such as wav, mp3, m4a, ogg, opus,
-        flac or webm; which, is read from its content.
+        """Format of the samples, if the audio has no header. Absent: the audio is a file such as wav, mp3, m4a, ogg, opus,
+        flac or webm; its content determines the format.
         """
 
     @_builtins.property
     def vad(self) -> _transcription_pb2.VadParameters:
-        """How speech is told from silence. Default: the server's values. Refused with `vad_filter` false."""
+        """Parameters of voice activity detection. Default: the server's values. Refused with `vad_filter` false."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ Global___TranscriptionConfig: _TypeAlias = TranscriptionConfig  # noqa: Y015
 
 @_typing.final
 class TranslationConfig(_message.Message):
-    """How to translate; the fields mean what they mean in TranscriptionConfig."""
+    """Parameters of a translation; each field has the same meaning as in TranscriptionConfig."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -111,26 +111,26 @@ class TranslationConfig(_message.Message):
     VAD_FILTER_FIELD_NUMBER: _builtins.int
     VAD_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id or alias of a model that can translate, as ListModels shows it. Required."""
+    """Id or alias of a model that can translate, as ListModels returns it. Required."""
     language: _builtins.str
-    """Language spoken, as an ISO 639 code such as `de` or by its English name. Default: found by the model."""
+    """Spoken language, as an ISO 639 code such as `de` or by its English name. Default: the model detects it."""
     prompt: _builtins.str
-    """Text to go on from, in English. The model reads its last 223 tokens. At most 65,536 characters. Optional."""
+    """Context for the model, in English. The model reads its last 223 tokens. At most 65,536 characters. Optional."""
     temperature: _builtins.float
-    """Temperature to sample at, 0 to 1. Default: 0, and higher only where what came out repeats itself or is improbable."""
+    """Sampling temperature, 0 to 1. Default: 0; it rises only if a result repeats itself or is improbable."""
     beam_size: _builtins.int
-    """Width of the beam search, used at temperature 0. 1 to 10; default: the server's (ALLM_BEAM_SIZE, 5)."""
+    """Beam width at temperature 0. 1 to 10; default: the server's (ALLM_BEAM_SIZE, 5)."""
     vad_filter: _builtins.bool
-    """Whether silence is found and left out. Default true."""
+    """Whether silence is detected and skipped. Default true."""
     @_builtins.property
     def raw(self) -> _transcription_pb2.RawAudio:
-        """What the samples are, where the audio is nothing but samples. Absent: it is a file such as wav, mp3, m4a, ogg, opus,
-        flac or webm; which, is read from its content.
+        """Format of the samples, if the audio has no header. Absent: the audio is a file such as wav, mp3, m4a, ogg, opus,
+        flac or webm; its content determines the format.
         """
 
     @_builtins.property
     def vad(self) -> _transcription_pb2.VadParameters:
-        """How speech is told from silence. Default: the server's values. Refused with `vad_filter` false."""
+        """Parameters of voice activity detection. Default: the server's values. Refused with `vad_filter` false."""
 
     def __init__(
         self,
@@ -165,17 +165,17 @@ Global___TranslationConfig: _TypeAlias = TranslationConfig  # noqa: Y015
 
 @_typing.final
 class TranscribeRequest(_message.Message):
-    """A piece of what is to be transcribed."""
+    """One message of a transcription request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONFIG_FIELD_NUMBER: _builtins.int
     AUDIO_FIELD_NUMBER: _builtins.int
     audio: _builtins.bytes
-    """The next bytes of the audio, cut anywhere."""
+    """The next bytes of the audio, split at any position."""
     @_builtins.property
     def config(self) -> Global___TranscriptionConfig:
-        """How to transcribe. Only in the first message, and always there."""
+        """Parameters of the transcription. Required in the first message, and only allowed in it."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ Global___TranscribeRequest: _TypeAlias = TranscribeRequest  # noqa: Y015
 
 @_typing.final
 class TranscribeResponse(_message.Message):
-    """The whole answer."""
+    """The complete response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -205,7 +205,7 @@ class TranscribeResponse(_message.Message):
     """Id of the model that answered."""
     @_builtins.property
     def transcript(self) -> _transcription_pb2.Transcript:
-        """What is said."""
+        """The transcript."""
 
     def __init__(
         self,
@@ -223,17 +223,17 @@ Global___TranscribeResponse: _TypeAlias = TranscribeResponse  # noqa: Y015
 
 @_typing.final
 class StreamTranscribeRequest(_message.Message):
-    """A piece of what is to be transcribed while it comes."""
+    """One message of a streaming transcription request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONFIG_FIELD_NUMBER: _builtins.int
     AUDIO_FIELD_NUMBER: _builtins.int
     audio: _builtins.bytes
-    """The next bytes of the audio, cut anywhere."""
+    """The next bytes of the audio, split at any position."""
     @_builtins.property
     def config(self) -> Global___TranscriptionConfig:
-        """How to transcribe. Only in the first message, and always there."""
+        """Parameters of the transcription. Required in the first message, and only allowed in it."""
 
     def __init__(
         self,
@@ -264,23 +264,23 @@ class StreamTranscribeResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___TranscriptionStarted:
-        """The model is there and listens. Always first, once."""
+        """The model is loaded and ready for audio. Always the first event, once."""
 
     @_builtins.property
     def language(self) -> Global___LanguageFound:
-        """The language is known. Once, before the first segment; never where nobody speaks."""
+        """The language is known. Once, before the first segment; never if the audio contains no speech."""
 
     @_builtins.property
     def partial(self) -> Global___PartialText:
-        """The text so far of speech that is not over yet; it takes the place of the partial before. Any number."""
+        """Provisional text of the current speech; it replaces the previous partial text. Any number."""
 
     @_builtins.property
     def segment(self) -> _transcription_pb2.Segment:
-        """A phrase that does not change any more; it takes the place of the last partial. Any number, in order."""
+        """A final phrase; it replaces the last partial text. Any number, in order."""
 
     @_builtins.property
     def finished(self) -> Global___TranscriptionFinished:
-        """All that was sent has been transcribed. Last, once; a stream that ends without it ends with an error status."""
+        """All audio is transcribed. The last event, once; a stream without it ends with an error status."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ Global___StreamTranscribeResponse: _TypeAlias = StreamTranscribeResponse  # noqa
 
 @_typing.final
 class TranscriptionStarted(_message.Message):
-    """Opens a stream."""
+    """The first event of a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -325,16 +325,16 @@ Global___TranscriptionStarted: _TypeAlias = TranscriptionStarted  # noqa: Y015
 
 @_typing.final
 class LanguageFound(_message.Message):
-    """Tells the language that is spoken."""
+    """The language of the audio."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LANGUAGE_FIELD_NUMBER: _builtins.int
     PROBABILITY_FIELD_NUMBER: _builtins.int
     language: _builtins.str
-    """Its ISO 639 code such as `en`."""
+    """The ISO 639 code, such as `en`."""
     probability: _builtins.float
-    """How sure the model is, 0 to 1; 1 where the request told it, or the model knows only one."""
+    """The model's confidence, 0 to 1; 1 if the request set the language, or if the model knows only one."""
     def __init__(
         self,
         *,
@@ -359,11 +359,11 @@ class PartialText(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text of what was said since the last segment."""
+    """The text since the last segment."""
     start: _builtins.float
-    """Seconds from the beginning of the audio to where it begins."""
+    """Start, in seconds from the beginning of the audio."""
     end: _builtins.float
-    """Seconds from the beginning of the audio up to which it was heard."""
+    """End of the transcribed audio, in seconds from its beginning."""
     def __init__(
         self,
         *,
@@ -381,7 +381,7 @@ Global___PartialText: _TypeAlias = PartialText  # noqa: Y015
 
 @_typing.final
 class TranscriptionFinished(_message.Message):
-    """Closes a stream."""
+    """The last event of a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -390,13 +390,13 @@ class TranscriptionFinished(_message.Message):
     SPEECH_DURATION_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     language: _builtins.str
-    """Language spoken; empty where nobody spoke and the request did not tell it."""
+    """Spoken language; empty if the audio contained no speech and the request set no language."""
     duration: _builtins.float
     """Length of the audio in seconds."""
     speech_duration: _builtins.float
-    """Seconds of it that were taken for speech."""
+    """Seconds of detected speech."""
     tokens: _builtins.int
-    """Tokens that the model generated for the segments, failed tries not counted."""
+    """Tokens that the model generated for the segments, without rejected attempts."""
     def __init__(
         self,
         *,
@@ -415,17 +415,17 @@ Global___TranscriptionFinished: _TypeAlias = TranscriptionFinished  # noqa: Y015
 
 @_typing.final
 class TranslateRequest(_message.Message):
-    """A piece of what is to be translated."""
+    """One message of a translation request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONFIG_FIELD_NUMBER: _builtins.int
     AUDIO_FIELD_NUMBER: _builtins.int
     audio: _builtins.bytes
-    """The next bytes of the audio, cut anywhere."""
+    """The next bytes of the audio, split at any position."""
     @_builtins.property
     def config(self) -> Global___TranslationConfig:
-        """How to translate. Only in the first message, and always there."""
+        """Parameters of the translation. Required in the first message, and only allowed in it."""
 
     def __init__(
         self,
@@ -445,7 +445,7 @@ Global___TranslateRequest: _TypeAlias = TranslateRequest  # noqa: Y015
 
 @_typing.final
 class TranslateResponse(_message.Message):
-    """The whole answer."""
+    """The complete response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -455,7 +455,7 @@ class TranslateResponse(_message.Message):
     """Id of the model that answered."""
     @_builtins.property
     def transcript(self) -> _transcription_pb2.Transcript:
-        """What is said, in English; `language` is the language spoken."""
+        """The transcript in English; its `language` is the spoken language."""
 
     def __init__(
         self,

@@ -28,10 +28,10 @@ if _version_not_supported:
 class TranscriptionServiceStub:
     """Speech to text.
 
-    Every stream of requests is one message with `config`, then messages with `audio`, at most 1 MiB each (recommended; the
-    gateway takes 32 MiB), then the caller's half-close. A stream without a config first, with a second one, or without
-    audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes
-    longer than the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
+    Every request stream has one message with `config`, then messages with `audio` (at most 1 MiB each is recommended;
+    the gateway accepts 32 MiB), then the caller's half-close. A stream that does not begin with a config, has a second
+    config, or has no audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline
+    or at the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -62,34 +62,34 @@ class TranscriptionServiceStub:
 class TranscriptionServiceServicer:
     """Speech to text.
 
-    Every stream of requests is one message with `config`, then messages with `audio`, at most 1 MiB each (recommended; the
-    gateway takes 32 MiB), then the caller's half-close. A stream without a config first, with a second one, or without
-    audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes
-    longer than the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
+    Every request stream has one message with `config`, then messages with `audio` (at most 1 MiB each is recommended;
+    the gateway accepts 32 MiB), then the caller's half-close. A stream that does not begin with a config, has a second
+    config, or has no audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline
+    or at the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
 
     def Transcribe(self, request_iterator, context):
-        """Writes down what is said, in the language that is spoken; answers with the whole text at once. The audio may have
-        ALLM_MAX_AUDIO_BYTES (default 25 MiB).
+        """Transcribes audio in its spoken language and returns the whole text. The audio may have up to ALLM_MAX_AUDIO_BYTES
+        (default 25 MiB).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamTranscribe(self, request_iterator, context):
-        """Writes down what is said while it is being said: one `started`, then what there is, and one `finished`. The audio may
-        come as it is recorded; its length is limited in time only (ALLM_MAX_AUDIO_SECONDS, default 14,400). An encoded file
-        must be of a kind that can be read from its beginning; an m4a with its index at the end cannot. A caller that sends
-        faster than the model decodes is held back. Cancelling the call stops the model.
+        """Transcribes audio while it is sent: the stream has one `started`, then results, and one `finished`. The audio may
+        be live; only its duration is limited (ALLM_MAX_AUDIO_SECONDS, default 14,400). The format of an encoded file must
+        be readable from its beginning; an m4a file with its index at the end is not. Flow control slows a caller that
+        sends faster than the model decodes. Cancelling the call stops the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Translate(self, request_iterator, context):
-        """Writes down in English what is said in another language; answers with the whole text at once. The audio may have
+        """Translates speech in another language into English text and returns the whole text. The audio may have up to
         ALLM_MAX_AUDIO_BYTES (default 25 MiB).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -125,10 +125,10 @@ def add_TranscriptionServiceServicer_to_server(servicer, server):
 class TranscriptionService:
     """Speech to text.
 
-    Every stream of requests is one message with `config`, then messages with `audio`, at most 1 MiB each (recommended; the
-    gateway takes 32 MiB), then the caller's half-close. A stream without a config first, with a second one, or without
-    audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes
-    longer than the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
+    Every request stream has one message with `config`, then messages with `audio` (at most 1 MiB each is recommended;
+    the gateway accepts 32 MiB), then the caller's half-close. A stream that does not begin with a config, has a second
+    config, or has no audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline
+    or at the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """

@@ -29,10 +29,10 @@ GRPC_VERSION: str
 class TranscriptionServiceStub:
     """Speech to text.
 
-    Every stream of requests is one message with `config`, then messages with `audio`, at most 1 MiB each (recommended; the
-    gateway takes 32 MiB), then the caller's half-close. A stream without a config first, with a second one, or without
-    audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes
-    longer than the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
+    Every request stream has one message with `config`, then messages with `audio` (at most 1 MiB each is recommended;
+    the gateway accepts 32 MiB), then the caller's half-close. A stream that does not begin with a config, has a second
+    config, or has no audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline
+    or at the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -42,17 +42,17 @@ class TranscriptionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TranscriptionServiceAsyncStub: ...
     Transcribe: _grpc.StreamUnaryMultiCallable[_transcription_service_pb2.TranscribeRequest, _transcription_service_pb2.TranscribeResponse]
-    """Writes down what is said, in the language that is spoken; answers with the whole text at once. The audio may have
-    ALLM_MAX_AUDIO_BYTES (default 25 MiB).
+    """Transcribes audio in its spoken language and returns the whole text. The audio may have up to ALLM_MAX_AUDIO_BYTES
+    (default 25 MiB).
     """
     StreamTranscribe: _grpc.StreamStreamMultiCallable[_transcription_service_pb2.StreamTranscribeRequest, _transcription_service_pb2.StreamTranscribeResponse]
-    """Writes down what is said while it is being said: one `started`, then what there is, and one `finished`. The audio may
-    come as it is recorded; its length is limited in time only (ALLM_MAX_AUDIO_SECONDS, default 14,400). An encoded file
-    must be of a kind that can be read from its beginning; an m4a with its index at the end cannot. A caller that sends
-    faster than the model decodes is held back. Cancelling the call stops the model.
+    """Transcribes audio while it is sent: the stream has one `started`, then results, and one `finished`. The audio may
+    be live; only its duration is limited (ALLM_MAX_AUDIO_SECONDS, default 14,400). The format of an encoded file must
+    be readable from its beginning; an m4a file with its index at the end is not. Flow control slows a caller that
+    sends faster than the model decodes. Cancelling the call stops the model.
     """
     Translate: _grpc.StreamUnaryMultiCallable[_transcription_service_pb2.TranslateRequest, _transcription_service_pb2.TranslateResponse]
-    """Writes down in English what is said in another language; answers with the whole text at once. The audio may have
+    """Translates speech in another language into English text and returns the whole text. The audio may have up to
     ALLM_MAX_AUDIO_BYTES (default 25 MiB).
     """
 
@@ -60,37 +60,37 @@ class TranscriptionServiceStub:
 class TranscriptionServiceAsyncStub(TranscriptionServiceStub):
     """Speech to text.
 
-    Every stream of requests is one message with `config`, then messages with `audio`, at most 1 MiB each (recommended; the
-    gateway takes 32 MiB), then the caller's half-close. A stream without a config first, with a second one, or without
-    audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes
-    longer than the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
+    Every request stream has one message with `config`, then messages with `audio` (at most 1 MiB each is recommended;
+    the gateway accepts 32 MiB), then the caller's half-close. A stream that does not begin with a config, has a second
+    config, or has no audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline
+    or at the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Transcribe: _aio.StreamUnaryMultiCallable[_transcription_service_pb2.TranscribeRequest, _transcription_service_pb2.TranscribeResponse]  # type: ignore[assignment]
-    """Writes down what is said, in the language that is spoken; answers with the whole text at once. The audio may have
-    ALLM_MAX_AUDIO_BYTES (default 25 MiB).
+    """Transcribes audio in its spoken language and returns the whole text. The audio may have up to ALLM_MAX_AUDIO_BYTES
+    (default 25 MiB).
     """
     StreamTranscribe: _aio.StreamStreamMultiCallable[_transcription_service_pb2.StreamTranscribeRequest, _transcription_service_pb2.StreamTranscribeResponse]  # type: ignore[assignment]
-    """Writes down what is said while it is being said: one `started`, then what there is, and one `finished`. The audio may
-    come as it is recorded; its length is limited in time only (ALLM_MAX_AUDIO_SECONDS, default 14,400). An encoded file
-    must be of a kind that can be read from its beginning; an m4a with its index at the end cannot. A caller that sends
-    faster than the model decodes is held back. Cancelling the call stops the model.
+    """Transcribes audio while it is sent: the stream has one `started`, then results, and one `finished`. The audio may
+    be live; only its duration is limited (ALLM_MAX_AUDIO_SECONDS, default 14,400). The format of an encoded file must
+    be readable from its beginning; an m4a file with its index at the end is not. Flow control slows a caller that
+    sends faster than the model decodes. Cancelling the call stops the model.
     """
     Translate: _aio.StreamUnaryMultiCallable[_transcription_service_pb2.TranslateRequest, _transcription_service_pb2.TranslateResponse]  # type: ignore[assignment]
-    """Writes down in English what is said in another language; answers with the whole text at once. The audio may have
+    """Translates speech in another language into English text and returns the whole text. The audio may have up to
     ALLM_MAX_AUDIO_BYTES (default 25 MiB).
     """
 
 class TranscriptionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Speech to text.
 
-    Every stream of requests is one message with `config`, then messages with `audio`, at most 1 MiB each (recommended; the
-    gateway takes 32 MiB), then the caller's half-close. A stream without a config first, with a second one, or without
-    audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes
-    longer than the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
+    Every request stream has one message with `config`, then messages with `audio` (at most 1 MiB each is recommended;
+    the gateway accepts 32 MiB), then the caller's half-close. A stream that does not begin with a config, has a second
+    config, or has no audio ends with INVALID_ARGUMENT. A call ends with DEADLINE_EXCEEDED at the caller's own deadline
+    or at the server's limit (ALLM_AUDIO_REQUEST_SECONDS, default 3,600).
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -101,8 +101,8 @@ class TranscriptionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_transcription_service_pb2.TranscribeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_transcription_service_pb2.TranscribeResponse, _abc.Awaitable[_transcription_service_pb2.TranscribeResponse]]:
-        """Writes down what is said, in the language that is spoken; answers with the whole text at once. The audio may have
-        ALLM_MAX_AUDIO_BYTES (default 25 MiB).
+        """Transcribes audio in its spoken language and returns the whole text. The audio may have up to ALLM_MAX_AUDIO_BYTES
+        (default 25 MiB).
         """
 
     @_abc_1.abstractmethod
@@ -111,10 +111,10 @@ class TranscriptionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_transcription_service_pb2.StreamTranscribeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_transcription_service_pb2.StreamTranscribeResponse], _abc.AsyncIterator[_transcription_service_pb2.StreamTranscribeResponse]]:
-        """Writes down what is said while it is being said: one `started`, then what there is, and one `finished`. The audio may
-        come as it is recorded; its length is limited in time only (ALLM_MAX_AUDIO_SECONDS, default 14,400). An encoded file
-        must be of a kind that can be read from its beginning; an m4a with its index at the end cannot. A caller that sends
-        faster than the model decodes is held back. Cancelling the call stops the model.
+        """Transcribes audio while it is sent: the stream has one `started`, then results, and one `finished`. The audio may
+        be live; only its duration is limited (ALLM_MAX_AUDIO_SECONDS, default 14,400). The format of an encoded file must
+        be readable from its beginning; an m4a file with its index at the end is not. Flow control slows a caller that
+        sends faster than the model decodes. Cancelling the call stops the model.
         """
 
     @_abc_1.abstractmethod
@@ -123,7 +123,7 @@ class TranscriptionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_transcription_service_pb2.TranslateRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_transcription_service_pb2.TranslateResponse, _abc.Awaitable[_transcription_service_pb2.TranslateResponse]]:
-        """Writes down in English what is said in another language; answers with the whole text at once. The audio may have
+        """Translates speech in another language into English text and returns the whole text. The audio may have up to
         ALLM_MAX_AUDIO_BYTES (default 25 MiB).
         """
 

@@ -21,17 +21,17 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GenerateImageRequest(_message.Message):
-    """Asks for pictures of what a prompt says."""
+    """A request for images from a prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONFIG_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """What shall be seen. Required; at most 32,000 characters, and what the model's text encoder takes."""
+    """Description of the image. Required; at most 32,000 characters, and at most the tokens of the model's text encoder."""
     @_builtins.property
     def config(self) -> _image_pb2.ImageConfig:
-        """How to draw. Required."""
+        """Parameters of the generation. Required."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ Global___GenerateImageRequest: _TypeAlias = GenerateImageRequest  # noqa: Y015
 
 @_typing.final
 class GenerateImageResponse(_message.Message):
-    """The pictures."""
+    """The generated images."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -58,18 +58,18 @@ class GenerateImageResponse(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model that drew them."""
+    """Id of the model that generated the images."""
     @_builtins.property
     def images(self) -> _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]:
-        """The pictures, in order."""
+        """The images, in order."""
 
     @_builtins.property
     def parameters(self) -> _image_pb2.ImageParameters:
-        """What they were drawn with."""
+        """The effective parameters."""
 
     @_builtins.property
     def usage(self) -> _image_pb2.ImageUsage:
-        """What the request took."""
+        """Usage of the request."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ Global___GenerateImageResponse: _TypeAlias = GenerateImageResponse  # noqa: Y015
 
 @_typing.final
 class StreamGenerateImageRequest(_message.Message):
-    """Asks for pictures of what a prompt says, and for news of them."""
+    """A request for images from a prompt, with events."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -97,12 +97,12 @@ class StreamGenerateImageRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     PARTIAL_IMAGES_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """What shall be seen. Required; at most 32,000 characters, and what the model's text encoder takes."""
+    """Description of the image. Required; at most 32,000 characters, and at most the tokens of the model's text encoder."""
     partial_images: _builtins.int
-    """How many partial images of each picture are wanted. 0 to 3, default 0."""
+    """Number of partial images per image. 0 to 3, default 0."""
     @_builtins.property
     def config(self) -> _image_pb2.ImageConfig:
-        """How to draw. Required."""
+        """Parameters of the generation. Required."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class StreamGenerateImageResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___ImageStarted:
-        """The model has taken the request. Always first, once."""
+        """The model has accepted the request. Always the first event, once."""
 
     @_builtins.property
     def progress(self) -> Global___ImageProgress:
@@ -140,15 +140,15 @@ class StreamGenerateImageResponse(_message.Message):
 
     @_builtins.property
     def partial(self) -> Global___PartialImage:
-        """What a picture looks like so far."""
+        """A preview of an image."""
 
     @_builtins.property
     def image(self) -> _image_pb2.Image:
-        """A picture is done. Once for each."""
+        """An image is complete. Once per image."""
 
     @_builtins.property
     def finished(self) -> Global___ImageFinished:
-        """All pictures are done. Last, once; a stream that ends without it ends with an error status."""
+        """All images are complete. The last event, once; a stream without it ends with an error status."""
 
     def __init__(
         self,
@@ -171,17 +171,17 @@ Global___StreamGenerateImageResponse: _TypeAlias = StreamGenerateImageResponse  
 
 @_typing.final
 class ImageStarted(_message.Message):
-    """Opens a stream."""
+    """The first event of a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model that draws."""
+    """Id of the model that generates the images."""
     @_builtins.property
     def parameters(self) -> _image_pb2.ImageParameters:
-        """What it draws with."""
+        """The effective parameters."""
 
     def __init__(
         self,
@@ -199,16 +199,16 @@ Global___ImageStarted: _TypeAlias = ImageStarted  # noqa: Y015
 
 @_typing.final
 class ImageProgress(_message.Message):
-    """Tells how far it is."""
+    """The progress of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """Steps that are done: the mean of the pictures, which need not be drawn at once. It never falls."""
+    """Completed steps: the mean over the images, which may run one after another. The value never decreases."""
     steps: _builtins.int
-    """Steps that each picture takes: fewer than asked for where `strength` leaves some out."""
+    """Steps of each image; fewer than requested if `strength` skips some."""
     def __init__(
         self,
         *,
@@ -225,17 +225,17 @@ Global___ImageProgress: _TypeAlias = ImageProgress  # noqa: Y015
 
 @_typing.final
 class PartialImage(_message.Message):
-    """A picture that is not done."""
+    """A preview of an image that is not complete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Which of the partial images of this picture it is, from 0."""
+    """Number of the preview for this image, from 0."""
     @_builtins.property
     def image(self) -> _image_pb2.Image:
-        """What it looks like so far; `index` and `seed` are the picture's."""
+        """The preview; `index` and `seed` are those of the image."""
 
     def __init__(
         self,
@@ -253,14 +253,14 @@ Global___PartialImage: _TypeAlias = PartialImage  # noqa: Y015
 
 @_typing.final
 class ImageFinished(_message.Message):
-    """Closes a stream."""
+    """The last event of a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     USAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def usage(self) -> _image_pb2.ImageUsage:
-        """What the request took."""
+        """Usage of the request."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ Global___ImageFinished: _TypeAlias = ImageFinished  # noqa: Y015
 
 @_typing.final
 class EditImageRequest(_message.Message):
-    """Asks for an image to be drawn over."""
+    """A request to redraw an image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -287,20 +287,20 @@ class EditImageRequest(_message.Message):
     MASK_FIELD_NUMBER: _builtins.int
     STRENGTH_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """What shall be seen. Required; at most 32,000 characters, and what the model's text encoder takes."""
+    """Description of the image. Required; at most 32,000 characters, and at most the tokens of the model's text encoder."""
     image: _builtins.bytes
-    """The image: a PNG, JPEG or WebP file. Required."""
+    """The input image: a PNG, JPEG or WebP file. Required."""
     mask: _builtins.bytes
-    """A PNG or WebP file of the same width and height whose transparent areas say where the image is drawn over. Default: the
-    image's own transparent areas; everywhere, if it has none.
+    """A PNG or WebP file of the same width and height; its transparent areas are redrawn. Default: the transparent areas
+    of the input image; if it has none, the whole image.
     """
     strength: _builtins.float
-    """How much of the image may change: the share of the steps that is drawn over it. Above 0, to 1. Default: the model's
-    own, which is another with a mask than without.
+    """How much the image may change: the share of the steps that run on it. Above 0, up to 1. Default: the model's; it
+    differs with and without a mask.
     """
     @_builtins.property
     def config(self) -> _image_pb2.ImageConfig:
-        """How to draw. Required."""
+        """Parameters of the generation. Required."""
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ Global___EditImageRequest: _TypeAlias = EditImageRequest  # noqa: Y015
 
 @_typing.final
 class EditImageResponse(_message.Message):
-    """The pictures."""
+    """The generated images."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -332,18 +332,18 @@ class EditImageResponse(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model that drew them."""
+    """Id of the model that generated the images."""
     @_builtins.property
     def images(self) -> _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]:
-        """The pictures, in order."""
+        """The images, in order."""
 
     @_builtins.property
     def parameters(self) -> _image_pb2.ImageParameters:
-        """What they were drawn with."""
+        """The effective parameters."""
 
     @_builtins.property
     def usage(self) -> _image_pb2.ImageUsage:
-        """What the request took."""
+        """Usage of the request."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ Global___EditImageResponse: _TypeAlias = EditImageResponse  # noqa: Y015
 
 @_typing.final
 class StreamEditImageRequest(_message.Message):
-    """Asks for an image to be drawn over, and for news of it. All fields of EditImageRequest have the same numbers here."""
+    """A request to redraw an image, with events. All fields of EditImageRequest have the same numbers here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -374,22 +374,22 @@ class StreamEditImageRequest(_message.Message):
     STRENGTH_FIELD_NUMBER: _builtins.int
     PARTIAL_IMAGES_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """What shall be seen. Required; at most 32,000 characters, and what the model's text encoder takes."""
+    """Description of the image. Required; at most 32,000 characters, and at most the tokens of the model's text encoder."""
     image: _builtins.bytes
-    """The image: a PNG, JPEG or WebP file. Required."""
+    """The input image: a PNG, JPEG or WebP file. Required."""
     mask: _builtins.bytes
-    """A PNG or WebP file of the same width and height whose transparent areas say where the image is drawn over. Default: the
-    image's own transparent areas; everywhere, if it has none.
+    """A PNG or WebP file of the same width and height; its transparent areas are redrawn. Default: the transparent areas
+    of the input image; if it has none, the whole image.
     """
     strength: _builtins.float
-    """How much of the image may change: the share of the steps that is drawn over it. Above 0, to 1. Default: the model's
-    own, which is another with a mask than without.
+    """How much the image may change: the share of the steps that run on it. Above 0, up to 1. Default: the model's; it
+    differs with and without a mask.
     """
     partial_images: _builtins.int
-    """How many partial images of each picture are wanted. 0 to 3, default 0."""
+    """Number of partial images per image. 0 to 3, default 0."""
     @_builtins.property
     def config(self) -> _image_pb2.ImageConfig:
-        """How to draw. Required."""
+        """Parameters of the generation. Required."""
 
     def __init__(
         self,
@@ -424,7 +424,7 @@ class StreamEditImageResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___ImageStarted:
-        """The model has taken the request. Always first, once."""
+        """The model has accepted the request. Always the first event, once."""
 
     @_builtins.property
     def progress(self) -> Global___ImageProgress:
@@ -432,15 +432,15 @@ class StreamEditImageResponse(_message.Message):
 
     @_builtins.property
     def partial(self) -> Global___PartialImage:
-        """What a picture looks like so far."""
+        """A preview of an image."""
 
     @_builtins.property
     def image(self) -> _image_pb2.Image:
-        """A picture is done. Once for each."""
+        """An image is complete. Once per image."""
 
     @_builtins.property
     def finished(self) -> Global___ImageFinished:
-        """All pictures are done. Last, once; a stream that ends without it ends with an error status."""
+        """All images are complete. The last event, once; a stream without it ends with an error status."""
 
     def __init__(
         self,
@@ -463,7 +463,7 @@ Global___StreamEditImageResponse: _TypeAlias = StreamEditImageResponse  # noqa: 
 
 @_typing.final
 class CreateVariationRequest(_message.Message):
-    """Asks for variations of an image."""
+    """A request for variations of an image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -471,14 +471,12 @@ class CreateVariationRequest(_message.Message):
     IMAGE_FIELD_NUMBER: _builtins.int
     STRENGTH_FIELD_NUMBER: _builtins.int
     image: _builtins.bytes
-    """The image: a PNG, JPEG or WebP file. Required."""
+    """The input image: a PNG, JPEG or WebP file. Required."""
     strength: _builtins.float
-    """How much of the image may change: the share of the steps that is drawn over it. Above 0, to 1. Default: the model's
-    own.
-    """
+    """How much the image may change: the share of the steps that run on it. Above 0, up to 1. Default: the model's."""
     @_builtins.property
     def config(self) -> _image_pb2.ImageConfig:
-        """How to draw. Required."""
+        """Parameters of the generation. Required."""
 
     def __init__(
         self,
@@ -499,7 +497,7 @@ Global___CreateVariationRequest: _TypeAlias = CreateVariationRequest  # noqa: Y0
 
 @_typing.final
 class CreateVariationResponse(_message.Message):
-    """The pictures."""
+    """The generated images."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -508,18 +506,18 @@ class CreateVariationResponse(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model that drew them."""
+    """Id of the model that generated the images."""
     @_builtins.property
     def images(self) -> _containers.RepeatedCompositeFieldContainer[_image_pb2.Image]:
-        """The pictures, in order."""
+        """The images, in order."""
 
     @_builtins.property
     def parameters(self) -> _image_pb2.ImageParameters:
-        """What they were drawn with."""
+        """The effective parameters."""
 
     @_builtins.property
     def usage(self) -> _image_pb2.ImageUsage:
-        """What the request took."""
+        """Usage of the request."""
 
     def __init__(
         self,
@@ -539,7 +537,7 @@ Global___CreateVariationResponse: _TypeAlias = CreateVariationResponse  # noqa: 
 
 @_typing.final
 class StreamCreateVariationRequest(_message.Message):
-    """Asks for variations of an image, and for news of them. All fields of CreateVariationRequest have the same numbers here."""
+    """A request for variations of an image, with events. All fields of CreateVariationRequest have the same numbers here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -548,16 +546,14 @@ class StreamCreateVariationRequest(_message.Message):
     STRENGTH_FIELD_NUMBER: _builtins.int
     PARTIAL_IMAGES_FIELD_NUMBER: _builtins.int
     image: _builtins.bytes
-    """The image: a PNG, JPEG or WebP file. Required."""
+    """The input image: a PNG, JPEG or WebP file. Required."""
     strength: _builtins.float
-    """How much of the image may change: the share of the steps that is drawn over it. Above 0, to 1. Default: the model's
-    own.
-    """
+    """How much the image may change: the share of the steps that run on it. Above 0, up to 1. Default: the model's."""
     partial_images: _builtins.int
-    """How many partial images of each picture are wanted. 0 to 3, default 0."""
+    """Number of partial images per image. 0 to 3, default 0."""
     @_builtins.property
     def config(self) -> _image_pb2.ImageConfig:
-        """How to draw. Required."""
+        """Parameters of the generation. Required."""
 
     def __init__(
         self,
@@ -590,7 +586,7 @@ class StreamCreateVariationResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___ImageStarted:
-        """The model has taken the request. Always first, once."""
+        """The model has accepted the request. Always the first event, once."""
 
     @_builtins.property
     def progress(self) -> Global___ImageProgress:
@@ -598,15 +594,15 @@ class StreamCreateVariationResponse(_message.Message):
 
     @_builtins.property
     def partial(self) -> Global___PartialImage:
-        """What a picture looks like so far."""
+        """A preview of an image."""
 
     @_builtins.property
     def image(self) -> _image_pb2.Image:
-        """A picture is done. Once for each."""
+        """An image is complete. Once per image."""
 
     @_builtins.property
     def finished(self) -> Global___ImageFinished:
-        """All pictures are done. Last, once; a stream that ends without it ends with an error status."""
+        """All images are complete. The last event, once; a stream without it ends with an error status."""
 
     def __init__(
         self,

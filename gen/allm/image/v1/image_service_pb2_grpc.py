@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class ImageServiceStub:
-    """Pictures from words and from other pictures.
+    """Images from prompts and from other images.
 
-    An image that is sent is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and
-    ALLM_MAX_IMAGE_PIXELS (default 16,777,216); it is turned upright, scaled, and cut at its edges where its shape is
-    another. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes longer than the server's
-    limit (ALLM_IMAGE_REQUEST_SECONDS, default 600). Cancelling it stops the model within one step.
+    An input image is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and ALLM_MAX_IMAGE_PIXELS
+    (default 16,777,216). It is rotated upright and scaled; if its aspect ratio differs, its edges are cropped. A call
+    ends with DEADLINE_EXCEEDED at the caller's own deadline or at the server's limit (ALLM_IMAGE_REQUEST_SECONDS,
+    default 600). Cancelling a call stops the model within one step.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -75,54 +75,54 @@ class ImageServiceStub:
 
 
 class ImageServiceServicer:
-    """Pictures from words and from other pictures.
+    """Images from prompts and from other images.
 
-    An image that is sent is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and
-    ALLM_MAX_IMAGE_PIXELS (default 16,777,216); it is turned upright, scaled, and cut at its edges where its shape is
-    another. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes longer than the server's
-    limit (ALLM_IMAGE_REQUEST_SECONDS, default 600). Cancelling it stops the model within one step.
+    An input image is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and ALLM_MAX_IMAGE_PIXELS
+    (default 16,777,216). It is rotated upright and scaled; if its aspect ratio differs, its edges are cropped. A call
+    ends with DEADLINE_EXCEEDED at the caller's own deadline or at the server's limit (ALLM_IMAGE_REQUEST_SECONDS,
+    default 600). Cancelling a call stops the model within one step.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
 
     def GenerateImage(self, request, context):
-        """Draws what a prompt says; answers once all pictures are there.
+        """Generates images from a prompt and returns them when all are complete.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerateImage(self, request, context):
-        """Draws what a prompt says, and tells how it goes: one `started`, progress at each step, partial images if they are
-        asked for, every picture as soon as it is there, and one `finished`.
+        """Generates images from a prompt and streams events: one `started`, progress at each step, partial images if
+        requested, each image as soon as it is complete, and one `finished`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EditImage(self, request, context):
-        """Draws over an image what a prompt says: everywhere, or with a mask only where that is transparent.
+        """Redraws an image according to a prompt: all of it, or with a mask only the transparent areas of the mask.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamEditImage(self, request, context):
-        """The same, and tells how it goes as StreamGenerateImage does.
+        """Does the same as EditImage, with events as in StreamGenerateImage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateVariation(self, request, context):
-        """Draws an image anew, a little different, without a prompt.
+        """Generates a slightly different version of an image, without a prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamCreateVariation(self, request, context):
-        """The same, and tells how it goes as StreamGenerateImage does.
+        """Does the same as CreateVariation, with events as in StreamGenerateImage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,12 +170,12 @@ def add_ImageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ImageService:
-    """Pictures from words and from other pictures.
+    """Images from prompts and from other images.
 
-    An image that is sent is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and
-    ALLM_MAX_IMAGE_PIXELS (default 16,777,216); it is turned upright, scaled, and cut at its edges where its shape is
-    another. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes longer than the server's
-    limit (ALLM_IMAGE_REQUEST_SECONDS, default 600). Cancelling it stops the model within one step.
+    An input image is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and ALLM_MAX_IMAGE_PIXELS
+    (default 16,777,216). It is rotated upright and scaled; if its aspect ratio differs, its edges are cropped. A call
+    ends with DEADLINE_EXCEEDED at the caller's own deadline or at the server's limit (ALLM_IMAGE_REQUEST_SECONDS,
+    default 600). Cancelling a call stops the model within one step.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """

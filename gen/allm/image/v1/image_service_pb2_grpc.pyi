@@ -27,12 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ImageServiceStub:
-    """Pictures from words and from other pictures.
+    """Images from prompts and from other images.
 
-    An image that is sent is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and
-    ALLM_MAX_IMAGE_PIXELS (default 16,777,216); it is turned upright, scaled, and cut at its edges where its shape is
-    another. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes longer than the server's
-    limit (ALLM_IMAGE_REQUEST_SECONDS, default 600). Cancelling it stops the model within one step.
+    An input image is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and ALLM_MAX_IMAGE_PIXELS
+    (default 16,777,216). It is rotated upright and scaled; if its aspect ratio differs, its edges are cropped. A call
+    ends with DEADLINE_EXCEEDED at the caller's own deadline or at the server's limit (ALLM_IMAGE_REQUEST_SECONDS,
+    default 600). Cancelling a call stops the model within one step.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -42,55 +42,55 @@ class ImageServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ImageServiceAsyncStub: ...
     GenerateImage: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.GenerateImageRequest, _image_service_pb2.GenerateImageResponse]
-    """Draws what a prompt says; answers once all pictures are there."""
+    """Generates images from a prompt and returns them when all are complete."""
     StreamGenerateImage: _grpc.UnaryStreamMultiCallable[_image_service_pb2.StreamGenerateImageRequest, _image_service_pb2.StreamGenerateImageResponse]
-    """Draws what a prompt says, and tells how it goes: one `started`, progress at each step, partial images if they are
-    asked for, every picture as soon as it is there, and one `finished`.
+    """Generates images from a prompt and streams events: one `started`, progress at each step, partial images if
+    requested, each image as soon as it is complete, and one `finished`.
     """
     EditImage: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.EditImageRequest, _image_service_pb2.EditImageResponse]
-    """Draws over an image what a prompt says: everywhere, or with a mask only where that is transparent."""
+    """Redraws an image according to a prompt: all of it, or with a mask only the transparent areas of the mask."""
     StreamEditImage: _grpc.UnaryStreamMultiCallable[_image_service_pb2.StreamEditImageRequest, _image_service_pb2.StreamEditImageResponse]
-    """The same, and tells how it goes as StreamGenerateImage does."""
+    """Does the same as EditImage, with events as in StreamGenerateImage."""
     CreateVariation: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.CreateVariationRequest, _image_service_pb2.CreateVariationResponse]
-    """Draws an image anew, a little different, without a prompt."""
+    """Generates a slightly different version of an image, without a prompt."""
     StreamCreateVariation: _grpc.UnaryStreamMultiCallable[_image_service_pb2.StreamCreateVariationRequest, _image_service_pb2.StreamCreateVariationResponse]
-    """The same, and tells how it goes as StreamGenerateImage does."""
+    """Does the same as CreateVariation, with events as in StreamGenerateImage."""
 
 @_typing.type_check_only
 class ImageServiceAsyncStub(ImageServiceStub):
-    """Pictures from words and from other pictures.
+    """Images from prompts and from other images.
 
-    An image that is sent is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and
-    ALLM_MAX_IMAGE_PIXELS (default 16,777,216); it is turned upright, scaled, and cut at its edges where its shape is
-    another. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes longer than the server's
-    limit (ALLM_IMAGE_REQUEST_SECONDS, default 600). Cancelling it stops the model within one step.
+    An input image is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and ALLM_MAX_IMAGE_PIXELS
+    (default 16,777,216). It is rotated upright and scaled; if its aspect ratio differs, its edges are cropped. A call
+    ends with DEADLINE_EXCEEDED at the caller's own deadline or at the server's limit (ALLM_IMAGE_REQUEST_SECONDS,
+    default 600). Cancelling a call stops the model within one step.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GenerateImage: _aio.UnaryUnaryMultiCallable[_image_service_pb2.GenerateImageRequest, _image_service_pb2.GenerateImageResponse]  # type: ignore[assignment]
-    """Draws what a prompt says; answers once all pictures are there."""
+    """Generates images from a prompt and returns them when all are complete."""
     StreamGenerateImage: _aio.UnaryStreamMultiCallable[_image_service_pb2.StreamGenerateImageRequest, _image_service_pb2.StreamGenerateImageResponse]  # type: ignore[assignment]
-    """Draws what a prompt says, and tells how it goes: one `started`, progress at each step, partial images if they are
-    asked for, every picture as soon as it is there, and one `finished`.
+    """Generates images from a prompt and streams events: one `started`, progress at each step, partial images if
+    requested, each image as soon as it is complete, and one `finished`.
     """
     EditImage: _aio.UnaryUnaryMultiCallable[_image_service_pb2.EditImageRequest, _image_service_pb2.EditImageResponse]  # type: ignore[assignment]
-    """Draws over an image what a prompt says: everywhere, or with a mask only where that is transparent."""
+    """Redraws an image according to a prompt: all of it, or with a mask only the transparent areas of the mask."""
     StreamEditImage: _aio.UnaryStreamMultiCallable[_image_service_pb2.StreamEditImageRequest, _image_service_pb2.StreamEditImageResponse]  # type: ignore[assignment]
-    """The same, and tells how it goes as StreamGenerateImage does."""
+    """Does the same as EditImage, with events as in StreamGenerateImage."""
     CreateVariation: _aio.UnaryUnaryMultiCallable[_image_service_pb2.CreateVariationRequest, _image_service_pb2.CreateVariationResponse]  # type: ignore[assignment]
-    """Draws an image anew, a little different, without a prompt."""
+    """Generates a slightly different version of an image, without a prompt."""
     StreamCreateVariation: _aio.UnaryStreamMultiCallable[_image_service_pb2.StreamCreateVariationRequest, _image_service_pb2.StreamCreateVariationResponse]  # type: ignore[assignment]
-    """The same, and tells how it goes as StreamGenerateImage does."""
+    """Does the same as CreateVariation, with events as in StreamGenerateImage."""
 
 class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Pictures from words and from other pictures.
+    """Images from prompts and from other images.
 
-    An image that is sent is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and
-    ALLM_MAX_IMAGE_PIXELS (default 16,777,216); it is turned upright, scaled, and cut at its edges where its shape is
-    another. A call ends with DEADLINE_EXCEEDED at the caller's own deadline, or when it takes longer than the server's
-    limit (ALLM_IMAGE_REQUEST_SECONDS, default 600). Cancelling it stops the model within one step.
+    An input image is a PNG, JPEG or WebP file of at most ALLM_MAX_IMAGE_BYTES (default 25 MiB) and ALLM_MAX_IMAGE_PIXELS
+    (default 16,777,216). It is rotated upright and scaled; if its aspect ratio differs, its edges are cropped. A call
+    ends with DEADLINE_EXCEEDED at the caller's own deadline or at the server's limit (ALLM_IMAGE_REQUEST_SECONDS,
+    default 600). Cancelling a call stops the model within one step.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -101,7 +101,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.GenerateImageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.GenerateImageResponse, _abc.Awaitable[_image_service_pb2.GenerateImageResponse]]:
-        """Draws what a prompt says; answers once all pictures are there."""
+        """Generates images from a prompt and returns them when all are complete."""
 
     @_abc_1.abstractmethod
     def StreamGenerateImage(
@@ -109,8 +109,8 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.StreamGenerateImageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.StreamGenerateImageResponse], _abc.AsyncIterator[_image_service_pb2.StreamGenerateImageResponse]]:
-        """Draws what a prompt says, and tells how it goes: one `started`, progress at each step, partial images if they are
-        asked for, every picture as soon as it is there, and one `finished`.
+        """Generates images from a prompt and streams events: one `started`, progress at each step, partial images if
+        requested, each image as soon as it is complete, and one `finished`.
         """
 
     @_abc_1.abstractmethod
@@ -119,7 +119,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.EditImageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.EditImageResponse, _abc.Awaitable[_image_service_pb2.EditImageResponse]]:
-        """Draws over an image what a prompt says: everywhere, or with a mask only where that is transparent."""
+        """Redraws an image according to a prompt: all of it, or with a mask only the transparent areas of the mask."""
 
     @_abc_1.abstractmethod
     def StreamEditImage(
@@ -127,7 +127,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.StreamEditImageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.StreamEditImageResponse], _abc.AsyncIterator[_image_service_pb2.StreamEditImageResponse]]:
-        """The same, and tells how it goes as StreamGenerateImage does."""
+        """Does the same as EditImage, with events as in StreamGenerateImage."""
 
     @_abc_1.abstractmethod
     def CreateVariation(
@@ -135,7 +135,7 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.CreateVariationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.CreateVariationResponse, _abc.Awaitable[_image_service_pb2.CreateVariationResponse]]:
-        """Draws an image anew, a little different, without a prompt."""
+        """Generates a slightly different version of an image, without a prompt."""
 
     @_abc_1.abstractmethod
     def StreamCreateVariation(
@@ -143,6 +143,6 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.StreamCreateVariationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_image_service_pb2.StreamCreateVariationResponse], _abc.AsyncIterator[_image_service_pb2.StreamCreateVariationResponse]]:
-        """The same, and tells how it goes as StreamGenerateImage does."""
+        """Does the same as CreateVariation, with events as in StreamGenerateImage."""
 
 def add_ImageServiceServicer_to_server(servicer: ImageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ApiKey(_message.Message):
-    """A key, without what would let anybody use it."""
+    """A key without its secret."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -36,34 +36,34 @@ class ApiKey(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """`key_` and 16 hexadecimal characters. Logs and metrics know callers by it."""
+    """`key_` and 16 hexadecimal characters. Logs and metrics identify callers by it."""
     name: _builtins.str
-    """What an operator called it."""
+    """The name that an operator gave the key."""
     hint: _builtins.str
-    """The first characters of the key, to recognise it by."""
+    """The first characters of the key, for recognition."""
     requests_per_minute: _builtins.int
-    """Requests that it may make in a minute; 0: no limit."""
+    """Allowed requests per minute; 0: no limit."""
     tokens_per_minute: _builtins.int
-    """Tokens, of prompts and answers together, that it may use in a minute; 0: no limit."""
+    """Allowed tokens per minute, in prompts and completions together; 0: no limit."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What it may do: `inference`, `admin`."""
+        """The permissions of the key: `inference`, `admin`."""
 
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Models that it may use: ids or aliases, or beginnings of such with a `*` behind. None: all models."""
+        """Models that the key may use: ids, aliases, or prefixes of them followed by `*`. Empty: all models."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """When the key was created."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """From when on it is refused; absent: never."""
+        """When the key expires; absent: never."""
 
     @_builtins.property
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was revoked; absent: it was not."""
+        """When the key was revoked; absent: it was not."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ Global___ApiKey: _TypeAlias = ApiKey  # noqa: Y015
 
 @_typing.final
 class CreateKeyRequest(_message.Message):
-    """The key to make."""
+    """The key to create."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -100,22 +100,24 @@ class CreateKeyRequest(_message.Message):
     TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What to call it: 1 to 128 characters that can be printed. Several keys may have one name. Required."""
+    """Its name: 1 to 128 printable characters. Several keys may have the same name. Required."""
     requests_per_minute: _builtins.int
-    """Requests in a minute; 0: no limit."""
+    """Allowed requests per minute; 0: no limit."""
     tokens_per_minute: _builtins.int
-    """Tokens in a minute; 0: no limit."""
+    """Allowed tokens per minute; 0: no limit."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """`inference`, `admin` or both; none: `inference`."""
+        """`inference`, `admin` or both; empty: `inference`."""
 
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Models that it may use, as ApiKey has them: at most 64, with 2,000 characters together. None: all models."""
+        """Models that the key may use, as in ApiKey: at most 64 entries, with at most 2,000 characters together. Empty: all
+        models.
+        """
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """From when on it is refused, in the future; absent: never."""
+        """When the key expires, in the future; absent: never."""
 
     def __init__(
         self,
@@ -137,17 +139,17 @@ Global___CreateKeyRequest: _TypeAlias = CreateKeyRequest  # noqa: Y015
 
 @_typing.final
 class CreateKeyResponse(_message.Message):
-    """The key that was made."""
+    """The created key."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The key itself, to be sent as `Authorization: Bearer sk-allm-...`. It cannot be had again."""
+    """The key itself, for the header `Authorization: Bearer sk-allm-...`. It cannot be retrieved again."""
     @_builtins.property
     def key(self) -> Global___ApiKey:
-        """What is known of it from now on."""
+        """The stored properties of the key."""
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ Global___CreateKeyResponse: _TypeAlias = CreateKeyResponse  # noqa: Y015
 
 @_typing.final
 class ListKeysRequest(_message.Message):
-    """Asks for the keys; there is nothing to choose."""
+    """A request for all keys; it has no parameters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -182,14 +184,14 @@ Global___ListKeysRequest: _TypeAlias = ListKeysRequest  # noqa: Y015
 
 @_typing.final
 class ListKeysResponse(_message.Message):
-    """The keys."""
+    """All keys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___ApiKey]:
-        """The oldest first."""
+        """The keys, oldest first."""
 
     def __init__(
         self,
@@ -206,13 +208,13 @@ Global___ListKeysResponse: _TypeAlias = ListKeysResponse  # noqa: Y015
 
 @_typing.final
 class RevokeKeyRequest(_message.Message):
-    """Names a key to revoke."""
+    """The key to revoke."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Its id, not the key itself. Required."""
+    """Id of the key, not the key itself. Required."""
     def __init__(
         self,
         *,
@@ -235,7 +237,7 @@ class RevokeKeyResponse(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def key(self) -> Global___ApiKey:
-        """As it is now."""
+        """Its current state."""
 
     def __init__(
         self,
@@ -252,7 +254,7 @@ Global___RevokeKeyResponse: _TypeAlias = RevokeKeyResponse  # noqa: Y015
 
 @_typing.final
 class WatchKeysRequest(_message.Message):
-    """Watches the keys; there is nothing to choose."""
+    """A request to watch the keys; it has no parameters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -277,14 +279,16 @@ class WatchKeysResponse(_message.Message):
     REMOVED_ID_FIELD_NUMBER: _builtins.int
     SYNCED_FIELD_NUMBER: _builtins.int
     removed_id: _builtins.str
-    """The key of this id is no more: it was revoked."""
+    """Id of a key that was revoked."""
     @_builtins.property
     def added(self) -> Global___HashedKeys:
-        """Keys are there."""
+        """Existing or new keys."""
 
     @_builtins.property
     def synced(self) -> Global___KeysSynced:
-        """Everything that there was when the watch began has been sent: what was not named since is no more."""
+        """All keys that existed at the start of the watch have been sent. A key that was not sent since then no longer
+        exists.
+        """
 
     def __init__(
         self,
@@ -305,14 +309,14 @@ Global___WatchKeysResponse: _TypeAlias = WatchKeysResponse  # noqa: Y015
 
 @_typing.final
 class HashedKeys(_message.Message):
-    """Some keys."""
+    """A batch of keys."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___HashedKey]:
-        """In no order, at most 500."""
+        """The keys, in no particular order, at most 500."""
 
     def __init__(
         self,
@@ -329,7 +333,7 @@ Global___HashedKeys: _TypeAlias = HashedKeys  # noqa: Y015
 
 @_typing.final
 class HashedKey(_message.Message):
-    """A key as an authorizer recognises it."""
+    """A key as the authorizer needs it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -339,7 +343,7 @@ class HashedKey(_message.Message):
     """SHA-256 of the key."""
     @_builtins.property
     def key(self) -> Global___ApiKey:
-        """What it may do."""
+        """The properties of the key."""
 
     def __init__(
         self,
@@ -357,7 +361,7 @@ Global___HashedKey: _TypeAlias = HashedKey  # noqa: Y015
 
 @_typing.final
 class KeysSynced(_message.Message):
-    """A mark in a watch; it holds nothing."""
+    """A marker in a watch, without fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

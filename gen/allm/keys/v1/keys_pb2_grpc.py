@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class KeyServiceStub:
-    """The API keys that callers show to the gateway when ALLM_AUTH is `keys`. The catalog keeps them, hashed.
+    """The API keys that callers send to the gateway when ALLM_AUTH is `keys`. The catalog stores them as hashes.
     """
 
     def __init__(self, channel):
@@ -58,35 +58,35 @@ class KeyServiceStub:
 
 
 class KeyServiceServicer:
-    """The API keys that callers show to the gateway when ALLM_AUTH is `keys`. The catalog keeps them, hashed.
+    """The API keys that callers send to the gateway when ALLM_AUTH is `keys`. The catalog stores them as hashes.
     """
 
     def CreateKey(self, request, context):
-        """Makes a key. The answer holds it, and nothing else ever does: the catalog only keeps its hash. Needs the scope
-        `admin`, as the next two do. INVALID_ARGUMENT if something is wrong with the request: the message names the field.
+        """Creates a key. Only this response contains it: the catalog stores only its hash. Requires the scope `admin`, like
+        ListKeys and RevokeKey. INVALID_ARGUMENT if a field of the request is invalid: the message names the field.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListKeys(self, request, context):
-        """Lists all keys, the oldest first; those that were revoked, or have expired, for 90 days more.
+        """Lists all keys, oldest first. A revoked or expired key stays in the list for another 90 days.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """Ends a key for good, for every call that starts from then on, within 5 seconds. Whoever revokes it again gets the
-        same answer. NOT_FOUND if there is none of that id.
+        """Revokes a key permanently: calls that start later are refused, within 5 seconds. Revoking a key again returns the
+        same response. NOT_FOUND if no key has this id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchKeys(self, request, context):
-        """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends it. For the
-        authorizers beside the gateways: needs the scope `service`, and the gateway does not let it in.
+        """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends the stream. Only for
+        the authorizers of the gateways: it requires the scope `service`, and the gateway blocks it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,7 +124,7 @@ def add_KeyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KeyService:
-    """The API keys that callers show to the gateway when ALLM_AUTH is `keys`. The catalog keeps them, hashed.
+    """The API keys that callers send to the gateway when ALLM_AUTH is `keys`. The catalog stores them as hashes.
     """
 
     @staticmethod

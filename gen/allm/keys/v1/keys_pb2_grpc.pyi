@@ -27,49 +27,49 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class KeyServiceStub:
-    """The API keys that callers show to the gateway when ALLM_AUTH is `keys`. The catalog keeps them, hashed."""
+    """The API keys that callers send to the gateway when ALLM_AUTH is `keys`. The catalog stores them as hashes."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KeyServiceAsyncStub: ...
     CreateKey: _grpc.UnaryUnaryMultiCallable[_keys_pb2.CreateKeyRequest, _keys_pb2.CreateKeyResponse]
-    """Makes a key. The answer holds it, and nothing else ever does: the catalog only keeps its hash. Needs the scope
-    `admin`, as the next two do. INVALID_ARGUMENT if something is wrong with the request: the message names the field.
+    """Creates a key. Only this response contains it: the catalog stores only its hash. Requires the scope `admin`, like
+    ListKeys and RevokeKey. INVALID_ARGUMENT if a field of the request is invalid: the message names the field.
     """
     ListKeys: _grpc.UnaryUnaryMultiCallable[_keys_pb2.ListKeysRequest, _keys_pb2.ListKeysResponse]
-    """Lists all keys, the oldest first; those that were revoked, or have expired, for 90 days more."""
+    """Lists all keys, oldest first. A revoked or expired key stays in the list for another 90 days."""
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_keys_pb2.RevokeKeyRequest, _keys_pb2.RevokeKeyResponse]
-    """Ends a key for good, for every call that starts from then on, within 5 seconds. Whoever revokes it again gets the
-    same answer. NOT_FOUND if there is none of that id.
+    """Revokes a key permanently: calls that start later are refused, within 5 seconds. Revoking a key again returns the
+    same response. NOT_FOUND if no key has this id.
     """
     WatchKeys: _grpc.UnaryStreamMultiCallable[_keys_pb2.WatchKeysRequest, _keys_pb2.WatchKeysResponse]
-    """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends it. For the
-    authorizers beside the gateways: needs the scope `service`, and the gateway does not let it in.
+    """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends the stream. Only for
+    the authorizers of the gateways: it requires the scope `service`, and the gateway blocks it.
     """
 
 @_typing.type_check_only
 class KeyServiceAsyncStub(KeyServiceStub):
-    """The API keys that callers show to the gateway when ALLM_AUTH is `keys`. The catalog keeps them, hashed."""
+    """The API keys that callers send to the gateway when ALLM_AUTH is `keys`. The catalog stores them as hashes."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateKey: _aio.UnaryUnaryMultiCallable[_keys_pb2.CreateKeyRequest, _keys_pb2.CreateKeyResponse]  # type: ignore[assignment]
-    """Makes a key. The answer holds it, and nothing else ever does: the catalog only keeps its hash. Needs the scope
-    `admin`, as the next two do. INVALID_ARGUMENT if something is wrong with the request: the message names the field.
+    """Creates a key. Only this response contains it: the catalog stores only its hash. Requires the scope `admin`, like
+    ListKeys and RevokeKey. INVALID_ARGUMENT if a field of the request is invalid: the message names the field.
     """
     ListKeys: _aio.UnaryUnaryMultiCallable[_keys_pb2.ListKeysRequest, _keys_pb2.ListKeysResponse]  # type: ignore[assignment]
-    """Lists all keys, the oldest first; those that were revoked, or have expired, for 90 days more."""
+    """Lists all keys, oldest first. A revoked or expired key stays in the list for another 90 days."""
     RevokeKey: _aio.UnaryUnaryMultiCallable[_keys_pb2.RevokeKeyRequest, _keys_pb2.RevokeKeyResponse]  # type: ignore[assignment]
-    """Ends a key for good, for every call that starts from then on, within 5 seconds. Whoever revokes it again gets the
-    same answer. NOT_FOUND if there is none of that id.
+    """Revokes a key permanently: calls that start later are refused, within 5 seconds. Revoking a key again returns the
+    same response. NOT_FOUND if no key has this id.
     """
     WatchKeys: _aio.UnaryStreamMultiCallable[_keys_pb2.WatchKeysRequest, _keys_pb2.WatchKeysResponse]  # type: ignore[assignment]
-    """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends it. For the
-    authorizers beside the gateways: needs the scope `service`, and the gateway does not let it in.
+    """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends the stream. Only for
+    the authorizers of the gateways: it requires the scope `service`, and the gateway blocks it.
     """
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The API keys that callers show to the gateway when ALLM_AUTH is `keys`. The catalog keeps them, hashed."""
+    """The API keys that callers send to the gateway when ALLM_AUTH is `keys`. The catalog stores them as hashes."""
 
     @_abc_1.abstractmethod
     def CreateKey(
@@ -77,8 +77,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _keys_pb2.CreateKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_keys_pb2.CreateKeyResponse, _abc.Awaitable[_keys_pb2.CreateKeyResponse]]:
-        """Makes a key. The answer holds it, and nothing else ever does: the catalog only keeps its hash. Needs the scope
-        `admin`, as the next two do. INVALID_ARGUMENT if something is wrong with the request: the message names the field.
+        """Creates a key. Only this response contains it: the catalog stores only its hash. Requires the scope `admin`, like
+        ListKeys and RevokeKey. INVALID_ARGUMENT if a field of the request is invalid: the message names the field.
         """
 
     @_abc_1.abstractmethod
@@ -87,7 +87,7 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _keys_pb2.ListKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_keys_pb2.ListKeysResponse, _abc.Awaitable[_keys_pb2.ListKeysResponse]]:
-        """Lists all keys, the oldest first; those that were revoked, or have expired, for 90 days more."""
+        """Lists all keys, oldest first. A revoked or expired key stays in the list for another 90 days."""
 
     @_abc_1.abstractmethod
     def RevokeKey(
@@ -95,8 +95,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _keys_pb2.RevokeKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_keys_pb2.RevokeKeyResponse, _abc.Awaitable[_keys_pb2.RevokeKeyResponse]]:
-        """Ends a key for good, for every call that starts from then on, within 5 seconds. Whoever revokes it again gets the
-        same answer. NOT_FOUND if there is none of that id.
+        """Revokes a key permanently: calls that start later are refused, within 5 seconds. Revoking a key again returns the
+        same response. NOT_FOUND if no key has this id.
         """
 
     @_abc_1.abstractmethod
@@ -105,8 +105,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _keys_pb2.WatchKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_keys_pb2.WatchKeysResponse], _abc.AsyncIterator[_keys_pb2.WatchKeysResponse]]:
-        """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends it. For the
-        authorizers beside the gateways: needs the scope `service`, and the gateway does not let it in.
+        """Streams all keys that are not revoked, then `synced`, then every change, until the caller ends the stream. Only for
+        the authorizers of the gateways: it requires the scope `service`, and the gateway blocks it.
         """
 
 def add_KeyServiceServicer_to_server(servicer: KeyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

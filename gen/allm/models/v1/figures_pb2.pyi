@@ -30,40 +30,40 @@ class _MachineEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mach
     MACHINE_EVENT_KIND_UNSPECIFIED: _MachineEventKind.ValueType  # 0
     """Not used."""
     MACHINE_EVENT_KIND_LOADED: _MachineEventKind.ValueType  # 1
-    """A model is in memory now."""
+    """A model was loaded."""
     MACHINE_EVENT_KIND_UNLOADED: _MachineEventKind.ValueType  # 2
-    """A model was unloaded because somebody asked for that, removed it, or replaced it by a new generation."""
+    """A model was unloaded by request, or because it was deleted or replaced by a new generation."""
     MACHINE_EVENT_KIND_EVICTED: _MachineEventKind.ValueType  # 3
-    """An idle model was unloaded to make room, or for its age; `reason` says which."""
+    """An idle model was unloaded to free memory, or because it was idle for too long; `reason` has the cause."""
     MACHINE_EVENT_KIND_LOAD_FAILED: _MachineEventKind.ValueType  # 4
-    """A model could not be loaded; `reason` is the error code."""
+    """A model could not be loaded; `reason` has the error code."""
     MACHINE_EVENT_KIND_WORKER_DIED: _MachineEventKind.ValueType  # 5
-    """The worker process of a model ended by itself or was killed."""
+    """The worker process of a model exited or was killed."""
     MACHINE_EVENT_KIND_REPLICA_LOST: _MachineEventKind.ValueType  # 6
-    """A replica has fallen silent without saying goodbye."""
+    """A replica stopped reporting without a shutdown message."""
 
 class MachineEventKind(_MachineEventKind, metaclass=_MachineEventKindEnumTypeWrapper):
-    """What may happen to a model, or to a replica."""
+    """The kinds of events."""
 
 MACHINE_EVENT_KIND_UNSPECIFIED: MachineEventKind.ValueType  # 0
 """Not used."""
 MACHINE_EVENT_KIND_LOADED: MachineEventKind.ValueType  # 1
-"""A model is in memory now."""
+"""A model was loaded."""
 MACHINE_EVENT_KIND_UNLOADED: MachineEventKind.ValueType  # 2
-"""A model was unloaded because somebody asked for that, removed it, or replaced it by a new generation."""
+"""A model was unloaded by request, or because it was deleted or replaced by a new generation."""
 MACHINE_EVENT_KIND_EVICTED: MachineEventKind.ValueType  # 3
-"""An idle model was unloaded to make room, or for its age; `reason` says which."""
+"""An idle model was unloaded to free memory, or because it was idle for too long; `reason` has the cause."""
 MACHINE_EVENT_KIND_LOAD_FAILED: MachineEventKind.ValueType  # 4
-"""A model could not be loaded; `reason` is the error code."""
+"""A model could not be loaded; `reason` has the error code."""
 MACHINE_EVENT_KIND_WORKER_DIED: MachineEventKind.ValueType  # 5
-"""The worker process of a model ended by itself or was killed."""
+"""The worker process of a model exited or was killed."""
 MACHINE_EVENT_KIND_REPLICA_LOST: MachineEventKind.ValueType  # 6
-"""A replica has fallen silent without saying goodbye."""
+"""A replica stopped reporting without a shutdown message."""
 Global___MachineEventKind: _TypeAlias = MachineEventKind  # noqa: Y015
 
 @_typing.final
 class ReplicaFigures(_message.Message):
-    """What a replica has counted since it began, and how it is now: for the catalog, which makes MachineSamples of them."""
+    """A replica's counters since its start and its current values. The catalog makes MachineSamples of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -83,42 +83,42 @@ class ReplicaFigures(_message.Message):
     running: _builtins.int
     """Requests that its models compute now."""
     waiting: _builtins.int
-    """Requests that wait, for their model to load or for a place."""
+    """Requests that wait for their model to load, or for their turn."""
     generated_tokens: _builtins.float
-    """Tokens generated so far; absent where the service generates none."""
+    """Tokens generated so far; absent if the service generates none."""
     prompt_tokens: _builtins.float
-    """Tokens of prompts and inputs so far; absent where there are none."""
+    """Prompt and input tokens so far; absent if the service reads none."""
     audio_seconds: _builtins.float
-    """Seconds of sound transcribed so far; absent where the service transcribes none."""
+    """Seconds of audio transcribed so far; absent if the service transcribes none."""
     images: _builtins.float
-    """Pictures drawn so far; absent where the service draws none."""
+    """Images generated so far; absent if the service generates none."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When its process began: after a restart it counts anew."""
+        """When the process started; a restart resets the counters."""
 
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
-        """How long ago that was, by a clock that no one sets: what lies between two reports."""
+        """Time since the start, by a monotonic clock; it gives the time between two reports."""
 
     @_builtins.property
     def first_output(self) -> Global___Latencies:
-        """Times to the first token, segment or picture."""
+        """Times to the first token, segment or image."""
 
     @_builtins.property
     def output_token(self) -> Global___Latencies:
-        """Mean times between the tokens of an answer after its first."""
+        """Mean times between the tokens of a completion after its first token."""
 
     @_builtins.property
     def request(self) -> Global___Latencies:
-        """Times of whole requests that ended well."""
+        """Durations of successful requests."""
 
     @_builtins.property
     def host(self) -> Global___HostFigures:
-        """The memory that it sees."""
+        """The memory that the replica sees."""
 
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___NumberedEvent]:
-        """What has happened to its models lately, oldest first; what the catalog has already taken may be among it."""
+        """Recent events of its models, oldest first; they may include events that the catalog already has."""
 
     def __init__(
         self,
@@ -170,11 +170,11 @@ class Latencies(_message.Message):
     COUNTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def bounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The upper ends of the buckets in seconds, ascending, without the last, which has none. At most 64."""
+        """Upper bounds of the buckets in seconds, ascending, without the last bucket, which has no bound. At most 64."""
 
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many times lie in each bucket, so far; one more than there are bounds."""
+        """Counts of the buckets so far; one more than `bounds`."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ Global___Latencies: _TypeAlias = Latencies  # noqa: Y015
 
 @_typing.final
 class HostFigures(_message.Message):
-    """Memory as a replica sees it."""
+    """The memory that a replica sees."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -203,18 +203,18 @@ class HostFigures(_message.Message):
     THRESHOLD_SHARE_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Equal for replicas that share this memory: a machine, or a container's limit on it."""
+    """Id of the memory, the same for all replicas that share it: a machine, or a container's memory limit."""
     name: _builtins.str
-    """What the machine or container calls itself."""
+    """Hostname of the machine or container."""
     total_bytes: _builtins.int
-    """Bytes that there are."""
+    """Total bytes."""
     used_bytes: _builtins.int
-    """Bytes in use, without the cache of files."""
+    """Used bytes, without the file cache."""
     threshold_share: _builtins.float
     """ALLM_MEMORY_THRESHOLD: the share of the memory above which idle models are unloaded, 0 to 1."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceFigures]:
-        """The GPUs that it sees. At most 64."""
+        """The GPUs that the replica sees. At most 64."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ Global___HostFigures: _TypeAlias = HostFigures  # noqa: Y015
 
 @_typing.final
 class DeviceFigures(_message.Message):
-    """Memory of one GPU."""
+    """The memory of one GPU."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -245,13 +245,13 @@ class DeviceFigures(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Which GPU it really is, as the driver says: equal wherever it is seen from."""
+    """The driver's id of the GPU, the same for all processes that see it."""
     name: _builtins.str
-    """As workers know it, such as `cuda:0`."""
+    """Name in the workers, such as `cuda:0`."""
     total_bytes: _builtins.int
-    """Its bytes."""
+    """Total bytes."""
     used_bytes: _builtins.int
-    """Bytes in use, by whomever."""
+    """Used bytes, by all processes."""
     def __init__(
         self,
         *,
@@ -270,17 +270,17 @@ Global___DeviceFigures: _TypeAlias = DeviceFigures  # noqa: Y015
 
 @_typing.final
 class NumberedEvent(_message.Message):
-    """An event with its number."""
+    """A numbered event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     EVENT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """One more than that of the event before, since the process began."""
+    """The number of the previous event plus one, counted since the process started."""
     @_builtins.property
     def event(self) -> Global___MachineEvent:
-        """The event; `replica` and `modality` inside it are ignored."""
+        """The event; its `replica` and `modality` are ignored."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ Global___NumberedEvent: _TypeAlias = NumberedEvent  # noqa: Y015
 
 @_typing.final
 class MachineEvent(_message.Message):
-    """Something that has happened to a model, or to a replica."""
+    """An event of a model or of a replica."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -308,18 +308,18 @@ class MachineEvent(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     kind: Global___MachineEventKind.ValueType
-    """What."""
+    """Kind of the event."""
     model_id: _builtins.str
-    """Id of the model; empty where it is about a whole replica."""
+    """Id of the model; empty for an event of a whole replica."""
     replica: _builtins.str
     """Name of the replica, such as `text-1`."""
     reason: _builtins.str
-    """Why. Of an eviction: `pressure`, `admission`, `peer`, `idle`, `budget` or `max_models`. Of a failed load: its error
-    code. Else empty.
+    """Reason. For an eviction: `pressure`, `admission`, `peer`, `idle`, `budget` or `max_models`. For a failed load: its
+    error code. Otherwise empty.
     """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When."""
+        """Time of the event."""
 
     def __init__(
         self,

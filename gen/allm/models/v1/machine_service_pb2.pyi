@@ -24,15 +24,15 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class WatchMachineRequest(_message.Message):
-    """How to watch."""
+    """Parameters of the watch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HISTORY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def history(self) -> _duration_pb2.Duration:
-        """How far back the samples before `synced` go; absent: only the last sample is sent. The catalog keeps 15 minutes at
-        most, in memory: after its restart it has none.
+        """Age limit of the samples before `synced`; absent: only the last sample is sent. The catalog keeps at most 15
+        minutes, in memory: after a restart it has none.
         """
 
     def __init__(
@@ -58,11 +58,11 @@ class WatchMachineResponse(_message.Message):
     SYNCED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sample(self) -> Global___MachineSample:
-        """How everything is, or was."""
+        """One sample, past or current."""
 
     @_builtins.property
     def synced(self) -> Global___MachineSynced:
-        """The past has been sent: what follows is of now."""
+        """All past samples have been sent; the following ones are current."""
 
     def __init__(
         self,
@@ -82,14 +82,14 @@ Global___WatchMachineResponse: _TypeAlias = WatchMachineResponse  # noqa: Y015
 
 @_typing.final
 class MachineSynced(_message.Message):
-    """A mark in a watch."""
+    """A marker in a watch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def interval(self) -> _duration_pb2.Duration:
-        """From one sample to the next."""
+        """The interval between samples."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ Global___MachineSynced: _TypeAlias = MachineSynced  # noqa: Y015
 
 @_typing.final
 class MachineSample(_message.Message):
-    """Everything at one moment. What was not measured is absent, never 0."""
+    """The state at one moment. Values that were not measured are absent, never 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -116,21 +116,19 @@ class MachineSample(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """The moment."""
+        """Time of the sample."""
 
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Host]:
-        """Memories that live replicas see, by name; one that several share is there once."""
+        """The hosts of live replicas, by name; a host that several replicas share appears once."""
 
     @_builtins.property
     def traffic(self) -> _containers.RepeatedCompositeFieldContainer[Global___Traffic]:
-        """What the replicas of each modality do: those of which at least one replica is live, `text` before `audio` before
-        `image`.
-        """
+        """The traffic of each modality that has a live replica, in the order `text`, `audio`, `image`."""
 
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_figures_pb2.MachineEvent]:
-        """What has happened since the sample before, oldest first. At most 256; of more, the latest."""
+        """Events since the previous sample, oldest first. At most the latest 256."""
 
     def __init__(
         self,
@@ -150,7 +148,7 @@ Global___MachineSample: _TypeAlias = MachineSample  # noqa: Y015
 
 @_typing.final
 class Host(_message.Message):
-    """Memory of a machine, or of a container."""
+    """The memory of a machine or of a container."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -161,20 +159,20 @@ class Host(_message.Message):
     THRESHOLD_SHARE_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Tells it from all others; nothing to show to people."""
+    """Unique id; not meant for display."""
     name: _builtins.str
-    """What it calls itself; several may have the same name."""
+    """Hostname; several hosts may have the same one."""
     total_bytes: _builtins.int
-    """Bytes that there are."""
+    """Total bytes."""
     used_bytes: _builtins.int
-    """Bytes in use, without the cache of files."""
+    """Used bytes, without the file cache."""
     threshold_share: _builtins.float
-    """ALLM_MEMORY_THRESHOLD: the share of this memory, and of each device's, above which idle models are unloaded and no
-    more are let in, 0 to 1. Where replicas differ, the lowest.
+    """ALLM_MEMORY_THRESHOLD: the share of this memory, and of each device's memory, above which idle models are unloaded
+    and no more are admitted, 0 to 1. If replicas differ, the lowest.
     """
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Device]:
-        """GPUs that are seen from there, by name; each is there once, even if several hosts see it."""
+        """The GPUs that the host sees, by name; each GPU appears once, even if several hosts see it."""
 
     def __init__(
         self,
@@ -196,7 +194,7 @@ Global___Host: _TypeAlias = Host  # noqa: Y015
 
 @_typing.final
 class Device(_message.Message):
-    """Memory of one GPU."""
+    """The memory of one GPU."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -205,13 +203,13 @@ class Device(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Tells it from all others; nothing to show to people."""
+    """Unique id; not meant for display."""
     name: _builtins.str
-    """As workers know it, such as `cuda:0`; unlike those of the other devices of its host."""
+    """Name in the workers, such as `cuda:0`; unique among the devices of its host."""
     total_bytes: _builtins.int
-    """Its bytes."""
+    """Total bytes."""
     used_bytes: _builtins.int
-    """Bytes in use, by whomever."""
+    """Used bytes, by all processes."""
     def __init__(
         self,
         *,
@@ -230,7 +228,7 @@ Global___Device: _TypeAlias = Device  # noqa: Y015
 
 @_typing.final
 class Traffic(_message.Message):
-    """What the replicas of a modality do, all together."""
+    """The traffic of all replicas of a modality together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -248,30 +246,30 @@ class Traffic(_message.Message):
     modality: _model_pb2.Modality.ValueType
     """The modality."""
     replicas: _builtins.int
-    """Live replicas that tell their figures."""
+    """Live replicas that report figures."""
     running: _builtins.int
-    """Requests that models compute, as of their replicas' last reports."""
+    """Requests that models compute now, from the last reports of the replicas."""
     waiting: _builtins.int
-    """Requests that wait, for their model to load or for a place."""
+    """Requests that wait for their model to load, or for their turn."""
     generated_tokens_per_second: _builtins.float
-    """Tokens generated for each second of about the last four; of transcripts, too."""
+    """Generated tokens per second over about the last four seconds; includes the tokens of transcripts."""
     prompt_tokens_per_second: _builtins.float
-    """Tokens of prompts and inputs for each second of about the last four; those that the prefix cache had count."""
+    """Prompt and input tokens per second over about the last four seconds; includes tokens from the prefix cache."""
     audio_seconds_per_second: _builtins.float
-    """Seconds of sound transcribed for each second of about the last minute."""
+    """Seconds of audio transcribed per second over about the last minute."""
     images_per_second: _builtins.float
-    """Pictures drawn for each second of about the last minute."""
+    """Images generated per second over about the last minute."""
     @_builtins.property
     def first_output(self) -> Global___Percentiles:
-        """Times to the first token, segment or picture."""
+        """Times to the first token, segment or image."""
 
     @_builtins.property
     def output_token(self) -> Global___Percentiles:
-        """Mean times between the tokens of an answer after its first."""
+        """Mean times between the tokens of a completion after its first token."""
 
     @_builtins.property
     def request(self) -> Global___Percentiles:
-        """Times of whole requests that ended well, from their arrival at the service to their last byte."""
+        """Durations of successful requests, from arrival at the service to the last byte."""
 
     def __init__(
         self,
@@ -313,8 +311,8 @@ Global___Traffic: _TypeAlias = Traffic  # noqa: Y015
 
 @_typing.final
 class Percentiles(_message.Message):
-    """Percentiles of what was measured within about the last minute; absent where nothing was. They are interpolated inside
-    the buckets of a histogram, as Prometheus does it: near, not exact.
+    """Percentiles over about the last minute; absent without measurements. They are interpolated within histogram buckets,
+    as in Prometheus, so they are approximate.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -324,13 +322,13 @@ class Percentiles(_message.Message):
     P99_SECONDS_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     p50_seconds: _builtins.float
-    """Half of the times are at most this, in seconds."""
+    """50th percentile in seconds."""
     p95_seconds: _builtins.float
-    """95 of 100 are."""
+    """95th percentile in seconds."""
     p99_seconds: _builtins.float
-    """99 of 100 are."""
+    """99th percentile in seconds."""
     count: _builtins.int
-    """How many times were measured."""
+    """Number of measurements."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class MachineServiceStub:
-    """What all live replicas do, put together by the catalog from their reports.
+    """The state of all live replicas, which the catalog aggregates from their reports.
     """
 
     def __init__(self, channel):
@@ -43,13 +43,13 @@ class MachineServiceStub:
 
 
 class MachineServiceServicer:
-    """What all live replicas do, put together by the catalog from their reports.
+    """The state of all live replicas, which the catalog aggregates from their reports.
     """
 
     def WatchMachine(self, request, context):
-        """Streams the samples of the last minutes, then `synced`, then one sample after the other until the caller ends it:
-        one at each interval, also when nothing has changed. Who hears nothing for three intervals has lost the connection.
-        Who reads too slowly misses samples, the oldest first.
+        """Streams the samples of the last minutes, then `synced`, then one sample per interval until the caller ends the
+        stream, even if nothing changed. A client that receives nothing for three intervals has lost the connection. A slow
+        client misses samples, the oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,7 +72,7 @@ def add_MachineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MachineService:
-    """What all live replicas do, put together by the catalog from their reports.
+    """The state of all live replicas, which the catalog aggregates from their reports.
     """
 
     @staticmethod

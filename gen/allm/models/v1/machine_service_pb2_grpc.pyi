@@ -27,31 +27,31 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MachineServiceStub:
-    """What all live replicas do, put together by the catalog from their reports."""
+    """The state of all live replicas, which the catalog aggregates from their reports."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MachineServiceAsyncStub: ...
     WatchMachine: _grpc.UnaryStreamMultiCallable[_machine_service_pb2.WatchMachineRequest, _machine_service_pb2.WatchMachineResponse]
-    """Streams the samples of the last minutes, then `synced`, then one sample after the other until the caller ends it:
-    one at each interval, also when nothing has changed. Who hears nothing for three intervals has lost the connection.
-    Who reads too slowly misses samples, the oldest first.
+    """Streams the samples of the last minutes, then `synced`, then one sample per interval until the caller ends the
+    stream, even if nothing changed. A client that receives nothing for three intervals has lost the connection. A slow
+    client misses samples, the oldest first.
     """
 
 @_typing.type_check_only
 class MachineServiceAsyncStub(MachineServiceStub):
-    """What all live replicas do, put together by the catalog from their reports."""
+    """The state of all live replicas, which the catalog aggregates from their reports."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     WatchMachine: _aio.UnaryStreamMultiCallable[_machine_service_pb2.WatchMachineRequest, _machine_service_pb2.WatchMachineResponse]  # type: ignore[assignment]
-    """Streams the samples of the last minutes, then `synced`, then one sample after the other until the caller ends it:
-    one at each interval, also when nothing has changed. Who hears nothing for three intervals has lost the connection.
-    Who reads too slowly misses samples, the oldest first.
+    """Streams the samples of the last minutes, then `synced`, then one sample per interval until the caller ends the
+    stream, even if nothing changed. A client that receives nothing for three intervals has lost the connection. A slow
+    client misses samples, the oldest first.
     """
 
 class MachineServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What all live replicas do, put together by the catalog from their reports."""
+    """The state of all live replicas, which the catalog aggregates from their reports."""
 
     @_abc_1.abstractmethod
     def WatchMachine(
@@ -59,9 +59,9 @@ class MachineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _machine_service_pb2.WatchMachineRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_machine_service_pb2.WatchMachineResponse], _abc.AsyncIterator[_machine_service_pb2.WatchMachineResponse]]:
-        """Streams the samples of the last minutes, then `synced`, then one sample after the other until the caller ends it:
-        one at each interval, also when nothing has changed. Who hears nothing for three intervals has lost the connection.
-        Who reads too slowly misses samples, the oldest first.
+        """Streams the samples of the last minutes, then `synced`, then one sample per interval until the caller ends the
+        stream, even if nothing changed. A client that receives nothing for three intervals has lost the connection. A slow
+        client misses samples, the oldest first.
         """
 
 def add_MachineServiceServicer_to_server(servicer: MachineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -27,21 +27,21 @@ class _PartKind:
 class _PartKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PartKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     PART_KIND_UNSPECIFIED: _PartKind.ValueType  # 0
-    """Not known."""
+    """Unknown."""
     PART_KIND_BASE: _PartKind.ValueType  # 1
     """Configuration and tokenizers for an image checkpoint of one file; no weights."""
     PART_KIND_LORA: _PartKind.ValueType  # 2
-    """A LoRA, which is added to the model's weights when it is loaded."""
+    """A LoRA, which is merged into the model's weights when the model is loaded."""
 
 class PartKind(_PartKind, metaclass=_PartKindEnumTypeWrapper):
-    """What files of another source are to a model."""
+    """The purpose of a model's additional files."""
 
 PART_KIND_UNSPECIFIED: PartKind.ValueType  # 0
-"""Not known."""
+"""Unknown."""
 PART_KIND_BASE: PartKind.ValueType  # 1
 """Configuration and tokenizers for an image checkpoint of one file; no weights."""
 PART_KIND_LORA: PartKind.ValueType  # 2
-"""A LoRA, which is added to the model's weights when it is loaded."""
+"""A LoRA, which is merged into the model's weights when the model is loaded."""
 Global___PartKind: _TypeAlias = PartKind  # noqa: Y015
 
 @_typing.final
@@ -54,11 +54,11 @@ class ManifestFile(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Path below the model's folder, with `/` between its parts; never leaves that folder."""
+    """Path relative to the model's folder, with `/` as separator; it never leaves that folder."""
     size_bytes: _builtins.int
-    """Its exact size in bytes."""
+    """Exact size in bytes."""
     sha256: _builtins.str
-    """Its SHA-256 in lower-case hexadecimal, where the source tells it; empty otherwise."""
+    """SHA-256 in lower-case hexadecimal, if the source provides it; empty otherwise."""
     def __init__(
         self,
         *,
@@ -76,7 +76,7 @@ Global___ManifestFile: _TypeAlias = ManifestFile  # noqa: Y015
 
 @_typing.final
 class Manifest(_message.Message):
-    """The exact files of one generation of a model, fixed when it was registered."""
+    """The exact files of one generation of a model, fixed at registration."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -88,14 +88,14 @@ class Manifest(_message.Message):
     repository: _builtins.str
     """The repository on the hub, `org/name`; empty for a local source."""
     revision: _builtins.str
-    """The commit that the files are taken from; empty for a local source."""
+    """The commit of the files; empty for a local source."""
     folder: _builtins.str
-    """The absolute folder of a local source; empty for the hub."""
+    """The absolute path of a local folder; empty for the hub."""
     primary: _builtins.str
-    """The file that a runtime opens, one of the above; empty when it opens the folder."""
+    """The file that a runtime opens, one of `files`; empty if the runtime opens the folder."""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManifestFile]:
-        """Every file, ordered by path."""
+        """All files, ordered by path."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ Global___Manifest: _TypeAlias = Manifest  # noqa: Y015
 
 @_typing.final
 class Artifact(_message.Message):
-    """An execution cache for a model from another repository of an official publisher. The model's own files stay its
-    source of truth; a service uses this one only where device and runtime match.
+    """An optimised copy of a model in another repository of an official publisher. The model's own files remain its source
+    of truth; a service uses the artifact only if device and runtime match.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -130,22 +130,22 @@ class Artifact(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     UNPACKED_BYTES_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
-    """The runtime that reads it, such as `llama_cpp`."""
+    """The runtime that reads the artifact, such as `llama_cpp`."""
     format: _model_pb2.Format.ValueType
     """Format of its files."""
     architecture: _builtins.str
-    """Architecture, from its own metadata."""
+    """Architecture, from the artifact's metadata."""
     quantization: _builtins.str
-    """How its weights are quantised, as in Model."""
+    """Quantisation of the weights, as in Model."""
     unpacked_bytes: _builtins.int
-    """Bytes that its weights take where they cannot be computed with in quantised form, as in Model."""
+    """Bytes of the weights if the device cannot compute with them in quantised form, as in Model."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The devices that it is for: `cuda`, `mps`, `cpu`."""
+        """The devices that the artifact is for: `cuda`, `mps`, `cpu`."""
 
     @_builtins.property
     def manifest(self) -> Global___Manifest:
-        """Its files."""
+        """The files of the artifact."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ Global___Artifact: _TypeAlias = Artifact  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
-    """Files of another source that a model is made of, beside its own."""
+    """Additional files of a model, from another source."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -177,11 +177,11 @@ class Part(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     SCALE_FIELD_NUMBER: _builtins.int
     kind: Global___PartKind.ValueType
-    """What they are to the model."""
+    """Purpose of the files."""
     source: _builtins.str
-    """Where they come from, as registered; empty: what is usual for the model, see `manifest`."""
+    """Source of the files, as registered; empty: the usual one for the model, see `manifest`."""
     scale: _builtins.float
-    """Of a LoRA: how much of it is added."""
+    """Scale of a LoRA."""
     @_builtins.property
     def manifest(self) -> Global___Manifest:
         """The files, pinned like the model's own."""
@@ -204,7 +204,7 @@ Global___Part: _TypeAlias = Part  # noqa: Y015
 
 @_typing.final
 class DesiredModel(_message.Message):
-    """A model as the catalog wants it, with everything that a service needs to prepare it."""
+    """A registered model with all data that a service needs to prepare it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -216,28 +216,28 @@ class DesiredModel(_message.Message):
     READY_REPLICAS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
-    """The runtime that was asked for last, as `asked_runtime` of the model; empty: the registry's choice."""
+    """The runtime requested last, like the model's `asked_runtime`; empty: the registry chooses."""
     unloads: _builtins.int
-    """Counts UnloadModel calls: when it grows, a service gives the model's memory back."""
+    """Number of UnloadModel calls; when it increases, a service frees the model's memory."""
     @_builtins.property
     def model(self) -> _model_pb2.Model:
-        """The model. Its `replicas` are filled only where the watcher asked for them."""
+        """The model. Its `replicas` are set only if the watcher requested them."""
 
     @_builtins.property
     def manifest(self) -> Global___Manifest:
-        """The files of its generation."""
+        """The files of the model's generation."""
 
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Artifact]:
-        """Execution caches that may be used in place of its own weights."""
+        """Artifacts that may replace the model's own weights."""
 
     @_builtins.property
     def ready_replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the live replicas that can answer requests for it."""
+        """Names of the live replicas that can serve the model."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
-        """What it is made of beside its own files: the base first, then LoRAs in their order."""
+        """Additional files of the model: the base first, then the LoRAs in order."""
 
     def __init__(
         self,

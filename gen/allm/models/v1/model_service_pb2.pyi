@@ -24,7 +24,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RegisterModelRequest(_message.Message):
-    """What to register."""
+    """The model to register."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -39,36 +39,34 @@ class RegisterModelRequest(_message.Message):
     RUNTIME_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Its id: what requests will name. 1 to 128 characters of letters, digits and `._-:/@+`; the first is a letter or a
-    digit. Required.
-    """
+    """Its id in requests. 1 to 128 characters: letters, digits and `._-:/@+`; the first is a letter or a digit. Required."""
     source: _builtins.str
     """`hf://org/name[@revision][#file]`, or `file:///path` below one of ALLM_MODEL_ROOTS. Required."""
     format: _builtins.str
-    """`gguf`, `safetensors`, `whisper` or `diffusers`; fixed for good. Required."""
+    """`gguf`, `safetensors`, `whisper` or `diffusers`; it never changes. Required."""
     modality: _builtins.str
-    """`text`, `audio` or `image`; empty: what the format is for. Another than that is refused."""
+    """`text`, `audio` or `image`; empty: the modality of the format. Any other value is refused."""
     base: _builtins.str
-    """For an image checkpoint of one file: a pipeline of diffusers, `hf://org/name[@revision]` or a folder `file:///path`,
-    whose configuration and tokenizers complete it. Empty: the repository that is usual for such a checkpoint.
+    """For a single-file image checkpoint: a diffusers pipeline, `hf://org/name[@revision]` or a folder `file:///path`,
+    that provides its configuration and tokenizers. Empty: the usual repository for such a checkpoint.
     """
     runtime: _builtins.str
-    """The runtime to run it with, such as `vllm`; LoadModel may name another one later. Empty: the registry's choice."""
+    """The runtime to use, such as `vllm`; LoadModel can select another one later. Empty: the registry chooses."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other names that requests may use, at most 32, of the same characters as ids."""
+        """Other names for requests, at most 32, with the same characters as ids."""
 
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Lora]:
-        """Added to the weights of an image model, in this order; at most 16."""
+        """LoRAs that are merged into the weights of an image model, in order; at most 16."""
 
     @_builtins.property
     def image_defaults(self) -> _model_pb2.ImageDefaults:
-        """What an image model is drawn with where a request says nothing; absent: what its pipeline says."""
+        """Defaults of an image model for values that a request does not set; absent: those of its pipeline."""
 
     @_builtins.property
     def engine(self) -> _model_pb2.EngineSettings:
-        """How a text model is run; absent: as the settings of its service say."""
+        """Engine settings of a text model; absent: the settings of its service."""
 
     def __init__(
         self,
@@ -101,7 +99,7 @@ class RegisterModelResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _model_pb2.Model:
-        """As it is now; its `state` and `reason` say whether a live service can run it."""
+        """Its current state; `state` and `reason` show whether a live service can run it."""
 
     def __init__(
         self,
@@ -118,7 +116,7 @@ Global___RegisterModelResponse: _TypeAlias = RegisterModelResponse  # noqa: Y015
 
 @_typing.final
 class UpdateModelRequest(_message.Message):
-    """What to change of a model."""
+    """The changes to a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -133,30 +131,30 @@ class UpdateModelRequest(_message.Message):
     id: _builtins.str
     """Its id or one of its aliases. Required."""
     source: _builtins.str
-    """Its new source, possibly the old one again: `hf://` is pinned to the commit that its revision names now. Empty: the
-    old one again, unless nothing but `aliases`, `image_defaults`, `runtime` or `engine` is given: only they change then.
+    """Its new source, which may equal the old one: `hf://` is pinned to the current commit of its revision. Empty: the
+    old source again. But if only `aliases`, `image_defaults`, `runtime` or `engine` are set, only these change.
     """
     base: _builtins.str
-    """The new base of an image checkpoint of one file; empty: as it is."""
+    """The new base of a single-file image checkpoint; empty: no change."""
     runtime: _builtins.str
-    """The runtime to run it with from now on, also where LoadModel named another one; empty: the registry's choice;
-    absent: as it is.
+    """The runtime to use from now on, also if LoadModel selected another one; empty: the registry chooses; absent: no
+    change.
     """
     @_builtins.property
     def aliases(self) -> Global___AliasList:
-        """Its new aliases; absent: as they are."""
+        """Its new aliases; absent: no change."""
 
     @_builtins.property
     def loras(self) -> Global___LoraList:
-        """Its new LoRAs; absent: as they are, each at what its revision names now."""
+        """Its new LoRAs; absent: the same LoRAs, each at the current commit of its revision."""
 
     @_builtins.property
     def image_defaults(self) -> _model_pb2.ImageDefaults:
-        """Its new defaults, in place of all that there were; absent: as they are."""
+        """Its new defaults, which replace all previous ones; absent: no change."""
 
     @_builtins.property
     def engine(self) -> _model_pb2.EngineSettings:
-        """How a text model is run from now on, in place of all that was said before; absent: as it is."""
+        """Its new engine settings, which replace all previous ones; absent: no change."""
 
     def __init__(
         self,
@@ -182,14 +180,14 @@ Global___UpdateModelRequest: _TypeAlias = UpdateModelRequest  # noqa: Y015
 
 @_typing.final
 class LoraList(_message.Message):
-    """A list of LoRAs that can be told apart from none at all."""
+    """A list of LoRAs; an empty list differs from an absent one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORAS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Lora]:
-        """The LoRAs; none removes all."""
+        """The LoRAs; an empty list removes all."""
 
     def __init__(
         self,
@@ -206,14 +204,14 @@ Global___LoraList: _TypeAlias = LoraList  # noqa: Y015
 
 @_typing.final
 class AliasList(_message.Message):
-    """A list of names that can be told apart from none at all."""
+    """A list of names; an empty list differs from an absent one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names; none removes all."""
+        """The names; an empty list removes all."""
 
     def __init__(
         self,
@@ -237,7 +235,7 @@ class UpdateModelResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _model_pb2.Model:
-        """As it is now."""
+        """Its current state."""
 
     def __init__(
         self,
@@ -254,7 +252,7 @@ Global___UpdateModelResponse: _TypeAlias = UpdateModelResponse  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """Names a model."""
+    """The model to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -289,11 +287,11 @@ class GetModelResponse(_message.Message):
 
     @_builtins.property
     def manifest(self) -> _manifest_pb2.Manifest:
-        """The files of its generation."""
+        """The files of the model's generation."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_manifest_pb2.Part]:
-        """Files of other sources that belong to it."""
+        """The model's files from other sources."""
 
     def __init__(
         self,
@@ -312,7 +310,7 @@ Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """Asks for the list of models; there is nothing to choose."""
+    """A request for all models; it has no parameters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,7 +339,7 @@ class ListModelsResponse(_message.Message):
 
     @_builtins.property
     def models_file(self) -> Global___ModelsFile:
-        """What became of the file of models (ALLM_MODELS_FILE); absent where there is none, and for callers without the scope
+        """The state of the models file (ALLM_MODELS_FILE); absent without such a file, and for callers without the scope
         `admin`.
         """
 
@@ -361,17 +359,17 @@ Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
 class ModelsFile(_message.Message):
-    """The file of models that the catalog applies by itself."""
+    """The models file, which the catalog applies automatically."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     path: _builtins.str
-    """Where it is."""
+    """Path of the file."""
     @_builtins.property
     def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelsFileProblem]:
-        """What of it is not applied, and why; none: all is."""
+        """The entries that are not applied, with reasons; empty: all are applied."""
 
     def __init__(
         self,
@@ -389,7 +387,7 @@ Global___ModelsFile: _TypeAlias = ModelsFile  # noqa: Y015
 
 @_typing.final
 class ModelsFileProblem(_message.Message):
-    """Why an entry of the file of models, or the whole file, is not applied."""
+    """The reason why an entry of the models file, or the whole file, is not applied."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -398,13 +396,13 @@ class ModelsFileProblem(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     line: _builtins.int
-    """The line, from 1; 0: none is meant."""
+    """The line, from 1; 0: no particular line."""
     key: _builtins.str
-    """The key, such as `models[2].source`; empty: the file."""
+    """The key, such as `models[2].source`; empty: the whole file."""
     model: _builtins.str
-    """The id of the entry; empty: it has none, or the file is meant."""
+    """The id of the entry; empty: the entry has none, or the problem concerns the whole file."""
     message: _builtins.str
-    """What is wrong, as a sentence."""
+    """The problem, as a sentence."""
     def __init__(
         self,
         *,
@@ -423,7 +421,7 @@ Global___ModelsFileProblem: _TypeAlias = ModelsFileProblem  # noqa: Y015
 
 @_typing.final
 class DeleteModelRequest(_message.Message):
-    """Names a model."""
+    """The model to delete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -445,7 +443,7 @@ Global___DeleteModelRequest: _TypeAlias = DeleteModelRequest  # noqa: Y015
 
 @_typing.final
 class DeleteModelResponse(_message.Message):
-    """Nothing: the model is gone."""
+    """Empty: the model is deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -462,7 +460,7 @@ Global___DeleteModelResponse: _TypeAlias = DeleteModelResponse  # noqa: Y015
 
 @_typing.final
 class LoadModelRequest(_message.Message):
-    """Names a model to load."""
+    """The model to load."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -471,7 +469,7 @@ class LoadModelRequest(_message.Message):
     id: _builtins.str
     """Its id or one of its aliases. Required."""
     runtime: _builtins.str
-    """The runtime to run it with from now on; empty: the one that it was registered with, or else the registry's choice."""
+    """The runtime to use from now on; empty: the registered one, or else the registry chooses."""
     def __init__(
         self,
         *,
@@ -495,7 +493,7 @@ class LoadModelResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _model_pb2.Model:
-        """As it is now; it may not be loaded yet."""
+        """Its current state; it may not be loaded yet."""
 
     def __init__(
         self,
@@ -512,7 +510,7 @@ Global___LoadModelResponse: _TypeAlias = LoadModelResponse  # noqa: Y015
 
 @_typing.final
 class UnloadModelRequest(_message.Message):
-    """Names a model to unload."""
+    """The model to unload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -541,7 +539,7 @@ class UnloadModelResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> _model_pb2.Model:
-        """As it is now; it may still be loaded."""
+        """Its current state; it may still be loaded."""
 
     def __init__(
         self,
@@ -558,7 +556,7 @@ Global___UnloadModelResponse: _TypeAlias = UnloadModelResponse  # noqa: Y015
 
 @_typing.final
 class WatchModelsRequest(_message.Message):
-    """Which models to watch."""
+    """Selects the models to watch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -567,7 +565,7 @@ class WatchModelsRequest(_message.Message):
     modality: _model_pb2.Modality.ValueType
     """Only models of this modality; unspecified: all."""
     statuses: _builtins.bool
-    """Whether to send a model again when what its replicas report of it changes, with `replicas` filled."""
+    """Whether to send a model, with `replicas`, also when the reports of its replicas change."""
     def __init__(
         self,
         *,
@@ -592,14 +590,16 @@ class WatchModelsResponse(_message.Message):
     REMOVED_ID_FIELD_NUMBER: _builtins.int
     SYNCED_FIELD_NUMBER: _builtins.int
     removed_id: _builtins.str
-    """The model of this id is gone."""
+    """Id of a deleted model."""
     @_builtins.property
     def changed(self) -> _manifest_pb2.DesiredModel:
-        """A model is there, or has changed; whole."""
+        """A new or changed model, complete."""
 
     @_builtins.property
     def synced(self) -> Global___Synced:
-        """Everything that there was when the watch began has been sent: what was not named since is gone."""
+        """All models that existed at the start of the watch have been sent. A model that was not sent since then no longer
+        exists.
+        """
 
     def __init__(
         self,
@@ -620,7 +620,7 @@ Global___WatchModelsResponse: _TypeAlias = WatchModelsResponse  # noqa: Y015
 
 @_typing.final
 class Synced(_message.Message):
-    """A mark in a watch; it holds nothing."""
+    """A marker in a watch, without fields."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -637,8 +637,8 @@ Global___Synced: _TypeAlias = Synced  # noqa: Y015
 
 @_typing.final
 class RuntimeOffer(_message.Message):
-    """A runtime that a replica has, or a part of what it can do: one that knows other architectures for another capability
-    is there once for each, with the same formats and devices.
+    """A runtime of a replica, or a part of it: a runtime that knows different architectures for different capabilities has
+    one offer for each, with the same formats and devices.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -654,20 +654,20 @@ class RuntimeOffer(_message.Message):
     name: _builtins.str
     """Its name, such as `llama_cpp`."""
     missing: _builtins.str
-    """Why it can run nothing on this replica, and what to do about it, where it is not installed there. Empty: it can."""
+    """If the runtime is not installed on this replica: why it can run nothing, and the remedy. Empty: it can run models."""
     pipelines: _builtins.bool
-    """Whether it can divide a model's layers into stages (EngineSettings.pipeline_parallel)."""
+    """Whether it can split a model's layers into pipeline stages (EngineSettings.pipeline_parallel)."""
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_model_pb2.Format.ValueType]:
         """The formats that it reads."""
 
     @_builtins.property
     def architectures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The architectures that it knows, for all of `capabilities`."""
+        """The architectures that it supports, for all of `capabilities`."""
 
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What it can do with them, such as `chat`; in no other offer of this runtime."""
+        """Its capabilities with these architectures, such as `chat`; no other offer of this runtime contains them."""
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -699,7 +699,7 @@ Global___RuntimeOffer: _TypeAlias = RuntimeOffer  # noqa: Y015
 
 @_typing.final
 class ReportModelStatusRequest(_message.Message):
-    """A replica, and what has changed on it."""
+    """A replica and its changes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -713,28 +713,28 @@ class ReportModelStatusRequest(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Name of the replica, such as `text-1`; unique among all. Required."""
+    """Name of the replica, such as `text-1`; unique among all replicas. Required."""
     modality: _model_pb2.Modality.ValueType
-    """What it serves. Required."""
+    """The modality that it serves. Required."""
     complete: _builtins.bool
-    """Whether this report holds everything: the device, all runtimes and all models. Else only changed models."""
+    """Whether this report is complete: the device, all runtimes and all models. Otherwise it has only the changed models."""
     device: _builtins.str
-    """Where it runs models: `cuda`, `mps` or `cpu`. In complete reports."""
+    """The device of its models: `cuda`, `mps` or `cpu`. In complete reports."""
     device_forced: _builtins.bool
-    """Whether an operator chose the device, which lifts the limit of what is run without a GPU. In complete reports."""
+    """Whether an operator chose the device, which lifts the size limit for models without a GPU. In complete reports."""
     leaving: _builtins.bool
-    """Whether it is going away: it stops counting at once."""
+    """Whether it is shutting down; it no longer counts as live from then on."""
     @_builtins.property
     def runtimes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeOffer]:
         """Its runtimes, in the order of its registry. In complete reports."""
 
     @_builtins.property
     def statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]:
-        """Models and their statuses; `replica` inside them is ignored."""
+        """Models and their statuses; their `replica` is ignored."""
 
     @_builtins.property
     def figures(self) -> _figures_pb2.ReplicaFigures:
-        """What it has counted, and the memory that it sees; absent from replicas that do not tell."""
+        """Its counters and the memory that it sees; absent from replicas that do not report them."""
 
     def __init__(
         self,
@@ -759,7 +759,7 @@ Global___ReportModelStatusRequest: _TypeAlias = ReportModelStatusRequest  # noqa
 
 @_typing.final
 class ModelStatus(_message.Message):
-    """What a replica reports of a model."""
+    """A replica's report about a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -769,7 +769,7 @@ class ModelStatus(_message.Message):
     """The model's id."""
     @_builtins.property
     def status(self) -> _model_pb2.ReplicaStatus:
-        """Its status there."""
+        """The status of the model on the replica."""
 
     def __init__(
         self,
@@ -787,17 +787,17 @@ Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
 
 @_typing.final
 class ReportModelStatusResponse(_message.Message):
-    """What the catalog asks of the replica."""
+    """The catalog's instructions to the replica."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEND_COMPLETE_FIELD_NUMBER: _builtins.int
     REPORT_WITHIN_FIELD_NUMBER: _builtins.int
     send_complete: _builtins.bool
-    """Whether the next report must be complete: the catalog has not heard of this replica, or has forgotten it."""
+    """Whether the next report must be complete, because the catalog does not know this replica, or no longer knows it."""
     @_builtins.property
     def report_within(self) -> _duration_pb2.Duration:
-        """How soon the next report must come at the latest; after three times that the replica stops counting."""
+        """Maximum time until the next report; after three times as long without one, the replica no longer counts as live."""
 
     def __init__(
         self,
@@ -815,7 +815,7 @@ Global___ReportModelStatusResponse: _TypeAlias = ReportModelStatusResponse  # no
 
 @_typing.final
 class ExplainModelRequest(_message.Message):
-    """Names a model."""
+    """The model to explain."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -837,7 +837,7 @@ Global___ExplainModelRequest: _TypeAlias = ExplainModelRequest  # noqa: Y015
 
 @_typing.final
 class ExplainModelResponse(_message.Message):
-    """How every live replica of the model's service resolves it."""
+    """The runtime choice of every live replica of the model's service."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -849,7 +849,7 @@ class ExplainModelResponse(_message.Message):
 
     @_builtins.property
     def resolutions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Resolution]:
-        """One entry for each replica, ordered by name; none when no service of its modality is running."""
+        """One entry per replica, ordered by name; empty if no service of the model's modality is running."""
 
     def __init__(
         self,
@@ -867,7 +867,7 @@ Global___ExplainModelResponse: _TypeAlias = ExplainModelResponse  # noqa: Y015
 
 @_typing.final
 class Resolution(_message.Message):
-    """How one replica resolves a model."""
+    """The runtime choice of one replica."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -880,7 +880,7 @@ class Resolution(_message.Message):
     """Its device."""
     @_builtins.property
     def runtimes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeVerdict]:
-        """The runtimes that it considered, best first."""
+        """The runtimes that it evaluated, best first."""
 
     def __init__(
         self,
@@ -899,7 +899,7 @@ Global___Resolution: _TypeAlias = Resolution  # noqa: Y015
 
 @_typing.final
 class RuntimeVerdict(_message.Message):
-    """What is said of one runtime."""
+    """The evaluation of one runtime."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -910,11 +910,11 @@ class RuntimeVerdict(_message.Message):
     runtime: _builtins.str
     """Its name."""
     chosen: _builtins.bool
-    """Whether it is the one that is taken."""
+    """Whether the runtime is chosen."""
     able: _builtins.bool
-    """Whether it could run the model."""
+    """Whether the runtime can run the model."""
     reason: _builtins.str
-    """Why it is taken or not, as a sentence."""
+    """Why the runtime is chosen or not, as a sentence."""
     def __init__(
         self,
         *,
@@ -961,7 +961,7 @@ Global___RecordBenchmarkRequest: _TypeAlias = RecordBenchmarkRequest  # noqa: Y0
 
 @_typing.final
 class RecordBenchmarkResponse(_message.Message):
-    """Nothing: it is recorded."""
+    """Empty: the measurement is recorded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

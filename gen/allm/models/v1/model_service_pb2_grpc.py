@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """The catalog: registers models, tells the services which they are, and everyone where they are ready.
+    """The catalog: registers models, tracks where they are ready, and informs services and clients about both.
     """
 
     def __init__(self, channel):
@@ -93,86 +93,87 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """The catalog: registers models, tells the services which they are, and everyone where they are ready.
+    """The catalog: registers models, tracks where they are ready, and informs services and clients about both.
     """
 
     def RegisterModel(self, request, context):
-        """Registers a model. Its files are listed and checked at once, without downloading weights; services fetch them then.
-        INVALID_ARGUMENT or FAILED_PRECONDITION if something is wrong with the source: the message names the files.
-        ALREADY_EXISTS if the id or an alias is taken: the message says by what.
+        """Registers a model. The catalog lists and checks its files immediately, without downloading weights; services then
+        fetch them. INVALID_ARGUMENT or FAILED_PRECONDITION if the source is invalid: the message names the files.
+        ALREADY_EXISTS if the id or an alias is taken: the message names the model that has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateModel(self, request, context):
-        """Gives a model a new source of the same format, other aliases, or another way of being run. The old generation
-        serves until the new one is fetched and verified, and loaded where the old one was. NOT_FOUND, and the errors of
-        RegisterModel.
+        """Changes a model's source (of the same format), its aliases, or its settings (runtime, engine, image defaults). The
+        old generation serves until the new one is fetched, verified and, if the old one was loaded, loaded. NOT_FOUND, and
+        the errors of RegisterModel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias.
+        """Returns one model in any state. NOT_FOUND if no model has this id or alias.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """Lists all models, whatever their state, by id.
+        """Lists all models in any state, by id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteModel(self, request, context):
-        """Forgets a model; services give up its memory and what they fetched for it. Files of a `file://` source stay.
+        """Deletes a model; services free its memory and remove the files that they fetched for it. Files of a `file://`
+        source stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Wants a model in memory from now on, also after restarts. Returns at once; watch its state to see it loaded.
+        """Keeps a model in memory from now on, also after restarts. Returns immediately; its state shows when it is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Gives a model's memory back once its running requests have ended. The next request loads it again.
+        """Frees a model's memory after its running requests have ended. The next request loads it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchModels(self, request, context):
-        """Streams all models of a modality, then `synced`, then every change, until the caller ends it.
+        """Streams all models of a modality, then `synced`, then every change, until the caller ends the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportModelStatus(self, request, context):
-        """A service replica's heartbeat, with what has changed since its last one. The gateway does not let this one in.
+        """Receives the heartbeat of a service replica, with the changes since its previous one. The gateway blocks this RPC.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainModel(self, request, context):
-        """Tells for every live replica which runtimes could run a model, which it takes, and why not the others.
+        """Lists for every live replica the runtimes that can run a model, the chosen one, and the reasons against the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordBenchmark(self, request, context):
-        """Records a measurement; from then on runtimes with measurements are ranked by them. Replaces an older one of the
-        same runtime and device.
+        """Records a measurement; the registry then ranks measured runtimes by their measurements. The new measurement
+        replaces the previous one of the same runtime and device.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,7 +246,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """The catalog: registers models, tells the services which they are, and everyone where they are ready.
+    """The catalog: registers models, tracks where they are ready, and informs services and clients about both.
     """
 
     @staticmethod

@@ -27,81 +27,85 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """The catalog: registers models, tells the services which they are, and everyone where they are ready."""
+    """The catalog: registers models, tracks where they are ready, and informs services and clients about both."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     RegisterModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.RegisterModelRequest, _model_service_pb2.RegisterModelResponse]
-    """Registers a model. Its files are listed and checked at once, without downloading weights; services fetch them then.
-    INVALID_ARGUMENT or FAILED_PRECONDITION if something is wrong with the source: the message names the files.
-    ALREADY_EXISTS if the id or an alias is taken: the message says by what.
+    """Registers a model. The catalog lists and checks its files immediately, without downloading weights; services then
+    fetch them. INVALID_ARGUMENT or FAILED_PRECONDITION if the source is invalid: the message names the files.
+    ALREADY_EXISTS if the id or an alias is taken: the message names the model that has it.
     """
     UpdateModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]
-    """Gives a model a new source of the same format, other aliases, or another way of being run. The old generation
-    serves until the new one is fetched and verified, and loaded where the old one was. NOT_FOUND, and the errors of
-    RegisterModel.
+    """Changes a model's source (of the same format), its aliases, or its settings (runtime, engine, image defaults). The
+    old generation serves until the new one is fetched, verified and, if the old one was loaded, loaded. NOT_FOUND, and
+    the errors of RegisterModel.
     """
     GetModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]
-    """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias."""
+    """Returns one model in any state. NOT_FOUND if no model has this id or alias."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.ListModelsRequest, _model_service_pb2.ListModelsResponse]
-    """Lists all models, whatever their state, by id."""
+    """Lists all models in any state, by id."""
     DeleteModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.DeleteModelRequest, _model_service_pb2.DeleteModelResponse]
-    """Forgets a model; services give up its memory and what they fetched for it. Files of a `file://` source stay."""
+    """Deletes a model; services free its memory and remove the files that they fetched for it. Files of a `file://`
+    source stay.
+    """
     LoadModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.LoadModelRequest, _model_service_pb2.LoadModelResponse]
-    """Wants a model in memory from now on, also after restarts. Returns at once; watch its state to see it loaded."""
+    """Keeps a model in memory from now on, also after restarts. Returns immediately; its state shows when it is loaded."""
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.UnloadModelRequest, _model_service_pb2.UnloadModelResponse]
-    """Gives a model's memory back once its running requests have ended. The next request loads it again."""
+    """Frees a model's memory after its running requests have ended. The next request loads it again."""
     WatchModels: _grpc.UnaryStreamMultiCallable[_model_service_pb2.WatchModelsRequest, _model_service_pb2.WatchModelsResponse]
-    """Streams all models of a modality, then `synced`, then every change, until the caller ends it."""
+    """Streams all models of a modality, then `synced`, then every change, until the caller ends the stream."""
     ReportModelStatus: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.ReportModelStatusRequest, _model_service_pb2.ReportModelStatusResponse]
-    """A service replica's heartbeat, with what has changed since its last one. The gateway does not let this one in."""
+    """Receives the heartbeat of a service replica, with the changes since its previous one. The gateway blocks this RPC."""
     ExplainModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.ExplainModelRequest, _model_service_pb2.ExplainModelResponse]
-    """Tells for every live replica which runtimes could run a model, which it takes, and why not the others."""
+    """Lists for every live replica the runtimes that can run a model, the chosen one, and the reasons against the others."""
     RecordBenchmark: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.RecordBenchmarkRequest, _model_service_pb2.RecordBenchmarkResponse]
-    """Records a measurement; from then on runtimes with measurements are ranked by them. Replaces an older one of the
-    same runtime and device.
+    """Records a measurement; the registry then ranks measured runtimes by their measurements. The new measurement
+    replaces the previous one of the same runtime and device.
     """
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """The catalog: registers models, tells the services which they are, and everyone where they are ready."""
+    """The catalog: registers models, tracks where they are ready, and informs services and clients about both."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.RegisterModelRequest, _model_service_pb2.RegisterModelResponse]  # type: ignore[assignment]
-    """Registers a model. Its files are listed and checked at once, without downloading weights; services fetch them then.
-    INVALID_ARGUMENT or FAILED_PRECONDITION if something is wrong with the source: the message names the files.
-    ALREADY_EXISTS if the id or an alias is taken: the message says by what.
+    """Registers a model. The catalog lists and checks its files immediately, without downloading weights; services then
+    fetch them. INVALID_ARGUMENT or FAILED_PRECONDITION if the source is invalid: the message names the files.
+    ALREADY_EXISTS if the id or an alias is taken: the message names the model that has it.
     """
     UpdateModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.UpdateModelRequest, _model_service_pb2.UpdateModelResponse]  # type: ignore[assignment]
-    """Gives a model a new source of the same format, other aliases, or another way of being run. The old generation
-    serves until the new one is fetched and verified, and loaded where the old one was. NOT_FOUND, and the errors of
-    RegisterModel.
+    """Changes a model's source (of the same format), its aliases, or its settings (runtime, engine, image defaults). The
+    old generation serves until the new one is fetched, verified and, if the old one was loaded, loaded. NOT_FOUND, and
+    the errors of RegisterModel.
     """
     GetModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.GetModelRequest, _model_service_pb2.GetModelResponse]  # type: ignore[assignment]
-    """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias."""
+    """Returns one model in any state. NOT_FOUND if no model has this id or alias."""
     ListModels: _aio.UnaryUnaryMultiCallable[_model_service_pb2.ListModelsRequest, _model_service_pb2.ListModelsResponse]  # type: ignore[assignment]
-    """Lists all models, whatever their state, by id."""
+    """Lists all models in any state, by id."""
     DeleteModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.DeleteModelRequest, _model_service_pb2.DeleteModelResponse]  # type: ignore[assignment]
-    """Forgets a model; services give up its memory and what they fetched for it. Files of a `file://` source stay."""
+    """Deletes a model; services free its memory and remove the files that they fetched for it. Files of a `file://`
+    source stay.
+    """
     LoadModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.LoadModelRequest, _model_service_pb2.LoadModelResponse]  # type: ignore[assignment]
-    """Wants a model in memory from now on, also after restarts. Returns at once; watch its state to see it loaded."""
+    """Keeps a model in memory from now on, also after restarts. Returns immediately; its state shows when it is loaded."""
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.UnloadModelRequest, _model_service_pb2.UnloadModelResponse]  # type: ignore[assignment]
-    """Gives a model's memory back once its running requests have ended. The next request loads it again."""
+    """Frees a model's memory after its running requests have ended. The next request loads it again."""
     WatchModels: _aio.UnaryStreamMultiCallable[_model_service_pb2.WatchModelsRequest, _model_service_pb2.WatchModelsResponse]  # type: ignore[assignment]
-    """Streams all models of a modality, then `synced`, then every change, until the caller ends it."""
+    """Streams all models of a modality, then `synced`, then every change, until the caller ends the stream."""
     ReportModelStatus: _aio.UnaryUnaryMultiCallable[_model_service_pb2.ReportModelStatusRequest, _model_service_pb2.ReportModelStatusResponse]  # type: ignore[assignment]
-    """A service replica's heartbeat, with what has changed since its last one. The gateway does not let this one in."""
+    """Receives the heartbeat of a service replica, with the changes since its previous one. The gateway blocks this RPC."""
     ExplainModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.ExplainModelRequest, _model_service_pb2.ExplainModelResponse]  # type: ignore[assignment]
-    """Tells for every live replica which runtimes could run a model, which it takes, and why not the others."""
+    """Lists for every live replica the runtimes that can run a model, the chosen one, and the reasons against the others."""
     RecordBenchmark: _aio.UnaryUnaryMultiCallable[_model_service_pb2.RecordBenchmarkRequest, _model_service_pb2.RecordBenchmarkResponse]  # type: ignore[assignment]
-    """Records a measurement; from then on runtimes with measurements are ranked by them. Replaces an older one of the
-    same runtime and device.
+    """Records a measurement; the registry then ranks measured runtimes by their measurements. The new measurement
+    replaces the previous one of the same runtime and device.
     """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The catalog: registers models, tells the services which they are, and everyone where they are ready."""
+    """The catalog: registers models, tracks where they are ready, and informs services and clients about both."""
 
     @_abc_1.abstractmethod
     def RegisterModel(
@@ -109,9 +113,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.RegisterModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.RegisterModelResponse, _abc.Awaitable[_model_service_pb2.RegisterModelResponse]]:
-        """Registers a model. Its files are listed and checked at once, without downloading weights; services fetch them then.
-        INVALID_ARGUMENT or FAILED_PRECONDITION if something is wrong with the source: the message names the files.
-        ALREADY_EXISTS if the id or an alias is taken: the message says by what.
+        """Registers a model. The catalog lists and checks its files immediately, without downloading weights; services then
+        fetch them. INVALID_ARGUMENT or FAILED_PRECONDITION if the source is invalid: the message names the files.
+        ALREADY_EXISTS if the id or an alias is taken: the message names the model that has it.
         """
 
     @_abc_1.abstractmethod
@@ -120,9 +124,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.UpdateModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.UpdateModelResponse, _abc.Awaitable[_model_service_pb2.UpdateModelResponse]]:
-        """Gives a model a new source of the same format, other aliases, or another way of being run. The old generation
-        serves until the new one is fetched and verified, and loaded where the old one was. NOT_FOUND, and the errors of
-        RegisterModel.
+        """Changes a model's source (of the same format), its aliases, or its settings (runtime, engine, image defaults). The
+        old generation serves until the new one is fetched, verified and, if the old one was loaded, loaded. NOT_FOUND, and
+        the errors of RegisterModel.
         """
 
     @_abc_1.abstractmethod
@@ -131,7 +135,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.GetModelResponse, _abc.Awaitable[_model_service_pb2.GetModelResponse]]:
-        """Tells about one model, whatever its state. NOT_FOUND if there is none of that id or alias."""
+        """Returns one model in any state. NOT_FOUND if no model has this id or alias."""
 
     @_abc_1.abstractmethod
     def ListModels(
@@ -139,7 +143,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.ListModelsResponse, _abc.Awaitable[_model_service_pb2.ListModelsResponse]]:
-        """Lists all models, whatever their state, by id."""
+        """Lists all models in any state, by id."""
 
     @_abc_1.abstractmethod
     def DeleteModel(
@@ -147,7 +151,9 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.DeleteModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.DeleteModelResponse, _abc.Awaitable[_model_service_pb2.DeleteModelResponse]]:
-        """Forgets a model; services give up its memory and what they fetched for it. Files of a `file://` source stay."""
+        """Deletes a model; services free its memory and remove the files that they fetched for it. Files of a `file://`
+        source stay.
+        """
 
     @_abc_1.abstractmethod
     def LoadModel(
@@ -155,7 +161,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.LoadModelResponse, _abc.Awaitable[_model_service_pb2.LoadModelResponse]]:
-        """Wants a model in memory from now on, also after restarts. Returns at once; watch its state to see it loaded."""
+        """Keeps a model in memory from now on, also after restarts. Returns immediately; its state shows when it is loaded."""
 
     @_abc_1.abstractmethod
     def UnloadModel(
@@ -163,7 +169,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.UnloadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.UnloadModelResponse, _abc.Awaitable[_model_service_pb2.UnloadModelResponse]]:
-        """Gives a model's memory back once its running requests have ended. The next request loads it again."""
+        """Frees a model's memory after its running requests have ended. The next request loads it again."""
 
     @_abc_1.abstractmethod
     def WatchModels(
@@ -171,7 +177,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.WatchModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_model_service_pb2.WatchModelsResponse], _abc.AsyncIterator[_model_service_pb2.WatchModelsResponse]]:
-        """Streams all models of a modality, then `synced`, then every change, until the caller ends it."""
+        """Streams all models of a modality, then `synced`, then every change, until the caller ends the stream."""
 
     @_abc_1.abstractmethod
     def ReportModelStatus(
@@ -179,7 +185,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.ReportModelStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.ReportModelStatusResponse, _abc.Awaitable[_model_service_pb2.ReportModelStatusResponse]]:
-        """A service replica's heartbeat, with what has changed since its last one. The gateway does not let this one in."""
+        """Receives the heartbeat of a service replica, with the changes since its previous one. The gateway blocks this RPC."""
 
     @_abc_1.abstractmethod
     def ExplainModel(
@@ -187,7 +193,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.ExplainModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.ExplainModelResponse, _abc.Awaitable[_model_service_pb2.ExplainModelResponse]]:
-        """Tells for every live replica which runtimes could run a model, which it takes, and why not the others."""
+        """Lists for every live replica the runtimes that can run a model, the chosen one, and the reasons against the others."""
 
     @_abc_1.abstractmethod
     def RecordBenchmark(
@@ -195,8 +201,8 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.RecordBenchmarkRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.RecordBenchmarkResponse, _abc.Awaitable[_model_service_pb2.RecordBenchmarkResponse]]:
-        """Records a measurement; from then on runtimes with measurements are ranked by them. Replaces an older one of the
-        same runtime and device.
+        """Records a measurement; the registry then ranks measured runtimes by their measurements. The new measurement
+        replaces the previous one of the same runtime and device.
         """
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ReleaseRequest(_message.Message):
-    """Names what to unload."""
+    """The model to unload."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -34,7 +34,7 @@ class ReleaseRequest(_message.Message):
     generation: _builtins.int
     """Its generation. Required."""
     runtime: _builtins.str
-    """The runtime that it is loaded under. Required."""
+    """The runtime that runs it. Required."""
     requester: _builtins.str
     """The replica that needs the memory, such as `image-1`; for the log."""
     def __init__(
@@ -55,7 +55,7 @@ Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
 
 @_typing.final
 class ReleaseResponse(_message.Message):
-    """What came of it."""
+    """The result of the release."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -64,7 +64,7 @@ class ReleaseResponse(_message.Message):
     released: _builtins.bool
     """Whether it was unloaded."""
     bytes: _builtins.int
-    """Bytes that it held, over all places; 0 where it was not unloaded."""
+    """Bytes that it held, on the host and on all GPUs; 0 if it was not unloaded."""
     def __init__(
         self,
         *,
@@ -81,7 +81,7 @@ Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
 
 @_typing.final
 class GetResidencyRequest(_message.Message):
-    """Asks for the residency; there is nothing to choose."""
+    """A request for the residency; it has no parameters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -105,7 +105,7 @@ class GetResidencyResponse(_message.Message):
     RESIDENCY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def residency(self) -> Global___Residency:
-        """As it was last seen, at most a second or two ago."""
+        """The latest measurement, at most one or two seconds old."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ Global___GetResidencyResponse: _TypeAlias = GetResidencyResponse  # noqa: Y015
 
 @_typing.final
 class WatchResidencyRequest(_message.Message):
-    """Watches the residency; there is nothing to choose."""
+    """A request to watch the residency; it has no parameters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -146,7 +146,7 @@ class WatchResidencyResponse(_message.Message):
     RESIDENCY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def residency(self) -> Global___Residency:
-        """All of it, as it is now."""
+        """The complete current residency."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ Global___WatchResidencyResponse: _TypeAlias = WatchResidencyResponse  # noqa: Y0
 
 @_typing.final
 class Residency(_message.Message):
-    """Memory, and the models in it."""
+    """The memory and the models in it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -172,15 +172,15 @@ class Residency(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def host(self) -> Global___HostMemory:
-        """Memory of the machine, or of the container that this process runs in."""
+        """Memory of the machine, or of the container in which this process runs."""
 
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceMemory]:
-        """The GPUs that this process sees, by name."""
+        """The GPUs that this process sees, ordered by name."""
 
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResidentModel]:
-        """Models of this process, in memory or on their way there, the least recently used first."""
+        """Loaded and loading models of this process, least recently used first."""
 
     def __init__(
         self,
@@ -207,11 +207,11 @@ class HostMemory(_message.Message):
     USED_BYTES_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
-    """Bytes that this process and those beside it may use."""
+    """Bytes available to this process and the others on the machine or in the container."""
     used_bytes: _builtins.int
-    """Bytes in use, without the cache of files."""
+    """Used bytes, without the file cache."""
     source: _builtins.str
-    """Where the figures come from: `cgroup v2`, `cgroup v1`, `/proc/meminfo` or `psutil`."""
+    """Source of the values: `cgroup v2`, `cgroup v1`, `/proc/meminfo` or `psutil`."""
     def __init__(
         self,
         *,
@@ -229,7 +229,7 @@ Global___HostMemory: _TypeAlias = HostMemory  # noqa: Y015
 
 @_typing.final
 class DeviceMemory(_message.Message):
-    """Memory of one GPU."""
+    """The memory of one GPU."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -237,11 +237,11 @@ class DeviceMemory(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """As workers know it, such as `cuda:0`."""
+    """Name in the workers, such as `cuda:0`."""
     total_bytes: _builtins.int
-    """Its bytes."""
+    """Total bytes."""
     used_bytes: _builtins.int
-    """Bytes in use, by whomever."""
+    """Used bytes, by all processes."""
     def __init__(
         self,
         *,
@@ -259,7 +259,7 @@ Global___DeviceMemory: _TypeAlias = DeviceMemory  # noqa: Y015
 
 @_typing.final
 class ResidentModel(_message.Message):
-    """One model in memory, or on its way there."""
+    """One loaded or loading model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -276,16 +276,16 @@ class ResidentModel(_message.Message):
     generation: _builtins.int
     """Its generation."""
     runtime: _builtins.str
-    """The runtime that it is loaded under."""
+    """The runtime that runs it."""
     loading: _builtins.bool
     """Whether it is still loading."""
     busy: _builtins.bool
-    """Whether requests run on it, or wait for it."""
+    """Whether requests run on it or wait for it."""
     pinned: _builtins.bool
-    """Whether an operator wants it in memory all the time: it is not unloaded for others."""
+    """Whether an operator pinned it in memory: it is not unloaded for other models."""
     @_builtins.property
     def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlaceMemory]:
-        """The places that it takes memory of."""
+        """Its memory on the host and on each GPU."""
 
     @_builtins.property
     def last_used_time(self) -> _timestamp_pb2.Timestamp:
@@ -313,7 +313,7 @@ Global___ResidentModel: _TypeAlias = ResidentModel  # noqa: Y015
 
 @_typing.final
 class PlaceMemory(_message.Message):
-    """What a model takes of one place."""
+    """A model's memory on the host or on one GPU."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,11 +321,11 @@ class PlaceMemory(_message.Message):
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     MEASURED_BYTES_FIELD_NUMBER: _builtins.int
     place: _builtins.str
-    """`host`, or a device as above."""
+    """`host`, or the name of a GPU in `devices`."""
     reserved_bytes: _builtins.int
-    """Bytes that are set aside for it."""
+    """Bytes that are reserved for it."""
     measured_bytes: _builtins.int
-    """Bytes of them that it was last seen to use for good, without mapped files."""
+    """The part of the reservation in permanent use at the last measurement, without mapped files."""
     def __init__(
         self,
         *,

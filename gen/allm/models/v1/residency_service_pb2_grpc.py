@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ResidencyServiceStub:
-    """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in but to WatchResidency, which it takes to a text replica.
+    """The models in the memory of one service process. Every modality's service answers on its own listener; the gateway
+    routes only WatchResidency, to a text replica.
     """
 
     def __init__(self, channel):
@@ -54,27 +54,28 @@ class ResidencyServiceStub:
 
 
 class ResidencyServiceServicer:
-    """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in but to WatchResidency, which it takes to a text replica.
+    """The models in the memory of one service process. Every modality's service answers on its own listener; the gateway
+    routes only WatchResidency, to a text replica.
     """
 
     def Release(self, request, context):
-        """Unloads a model that nobody uses, so that another service of this host can load one. Returns once its memory is
-        free. What is in use, loading, pinned or not here is left alone: `released` says so.
+        """Unloads an idle model so that another service of the host can load one. Returns after its memory is free. A model
+        that is in use, loading, pinned or absent stays as it is, and `released` is false.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetResidency(self, request, context):
-        """Tells how much memory there is, and what this process holds of it.
+        """Returns the memory and the models of this process.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchResidency(self, request, context):
-        """Streams the same: at once, and after every change, at most once a second, until the caller ends it.
+        """Streams the same data: immediately and after every change, at most once per second, until the caller ends the
+        stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,8 +108,8 @@ def add_ResidencyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ResidencyService:
-    """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in but to WatchResidency, which it takes to a text replica.
+    """The models in the memory of one service process. Every modality's service answers on its own listener; the gateway
+    routes only WatchResidency, to a text replica.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ResidencyServiceStub:
-    """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in but to WatchResidency, which it takes to a text replica.
+    """The models in the memory of one service process. Every modality's service answers on its own listener; the gateway
+    routes only WatchResidency, to a text replica.
     """
 
     @_typing.overload
@@ -36,33 +36,37 @@ class ResidencyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ResidencyServiceAsyncStub: ...
     Release: _grpc.UnaryUnaryMultiCallable[_residency_service_pb2.ReleaseRequest, _residency_service_pb2.ReleaseResponse]
-    """Unloads a model that nobody uses, so that another service of this host can load one. Returns once its memory is
-    free. What is in use, loading, pinned or not here is left alone: `released` says so.
+    """Unloads an idle model so that another service of the host can load one. Returns after its memory is free. A model
+    that is in use, loading, pinned or absent stays as it is, and `released` is false.
     """
     GetResidency: _grpc.UnaryUnaryMultiCallable[_residency_service_pb2.GetResidencyRequest, _residency_service_pb2.GetResidencyResponse]
-    """Tells how much memory there is, and what this process holds of it."""
+    """Returns the memory and the models of this process."""
     WatchResidency: _grpc.UnaryStreamMultiCallable[_residency_service_pb2.WatchResidencyRequest, _residency_service_pb2.WatchResidencyResponse]
-    """Streams the same: at once, and after every change, at most once a second, until the caller ends it."""
+    """Streams the same data: immediately and after every change, at most once per second, until the caller ends the
+    stream.
+    """
 
 @_typing.type_check_only
 class ResidencyServiceAsyncStub(ResidencyServiceStub):
-    """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in but to WatchResidency, which it takes to a text replica.
+    """The models in the memory of one service process. Every modality's service answers on its own listener; the gateway
+    routes only WatchResidency, to a text replica.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Release: _aio.UnaryUnaryMultiCallable[_residency_service_pb2.ReleaseRequest, _residency_service_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Unloads a model that nobody uses, so that another service of this host can load one. Returns once its memory is
-    free. What is in use, loading, pinned or not here is left alone: `released` says so.
+    """Unloads an idle model so that another service of the host can load one. Returns after its memory is free. A model
+    that is in use, loading, pinned or absent stays as it is, and `released` is false.
     """
     GetResidency: _aio.UnaryUnaryMultiCallable[_residency_service_pb2.GetResidencyRequest, _residency_service_pb2.GetResidencyResponse]  # type: ignore[assignment]
-    """Tells how much memory there is, and what this process holds of it."""
+    """Returns the memory and the models of this process."""
     WatchResidency: _aio.UnaryStreamMultiCallable[_residency_service_pb2.WatchResidencyRequest, _residency_service_pb2.WatchResidencyResponse]  # type: ignore[assignment]
-    """Streams the same: at once, and after every change, at most once a second, until the caller ends it."""
+    """Streams the same data: immediately and after every change, at most once per second, until the caller ends the
+    stream.
+    """
 
 class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What one service process keeps in memory. Every service of models answers this on its own listener; the gateway lets
-    nobody in but to WatchResidency, which it takes to a text replica.
+    """The models in the memory of one service process. Every modality's service answers on its own listener; the gateway
+    routes only WatchResidency, to a text replica.
     """
 
     @_abc_1.abstractmethod
@@ -71,8 +75,8 @@ class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _residency_service_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_residency_service_pb2.ReleaseResponse, _abc.Awaitable[_residency_service_pb2.ReleaseResponse]]:
-        """Unloads a model that nobody uses, so that another service of this host can load one. Returns once its memory is
-        free. What is in use, loading, pinned or not here is left alone: `released` says so.
+        """Unloads an idle model so that another service of the host can load one. Returns after its memory is free. A model
+        that is in use, loading, pinned or absent stays as it is, and `released` is false.
         """
 
     @_abc_1.abstractmethod
@@ -81,7 +85,7 @@ class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _residency_service_pb2.GetResidencyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_residency_service_pb2.GetResidencyResponse, _abc.Awaitable[_residency_service_pb2.GetResidencyResponse]]:
-        """Tells how much memory there is, and what this process holds of it."""
+        """Returns the memory and the models of this process."""
 
     @_abc_1.abstractmethod
     def WatchResidency(
@@ -89,6 +93,8 @@ class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _residency_service_pb2.WatchResidencyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_residency_service_pb2.WatchResidencyResponse], _abc.AsyncIterator[_residency_service_pb2.WatchResidencyResponse]]:
-        """Streams the same: at once, and after every change, at most once a second, until the caller ends it."""
+        """Streams the same data: immediately and after every change, at most once per second, until the caller ends the
+        stream.
+        """
 
 def add_ResidencyServiceServicer_to_server(servicer: ResidencyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

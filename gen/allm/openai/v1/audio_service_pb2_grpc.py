@@ -52,15 +52,15 @@ class AudioServiceServicer:
     """
 
     def CreateTranscription(self, request_iterator, context):
-        """POST /v1/audio/transcriptions: a multipart form with the file, passed on as it comes; JSON, text or subtitles, or
-        server-sent events when the form says `stream`.
+        """POST /v1/audio/transcriptions: takes a multipart form with the file and streams it to the service; returns JSON,
+        text or subtitles, or server-sent events if the form sets `stream`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateTranslation(self, request_iterator, context):
-        """POST /v1/audio/translations: the same, for a text in English.
+        """POST /v1/audio/translations: the same, with English text as the result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

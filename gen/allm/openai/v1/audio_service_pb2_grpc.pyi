@@ -34,11 +34,11 @@ class AudioServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AudioServiceAsyncStub: ...
     CreateTranscription: _grpc.StreamStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/audio/transcriptions: a multipart form with the file, passed on as it comes; JSON, text or subtitles, or
-    server-sent events when the form says `stream`.
+    """POST /v1/audio/transcriptions: takes a multipart form with the file and streams it to the service; returns JSON,
+    text or subtitles, or server-sent events if the form sets `stream`.
     """
     CreateTranslation: _grpc.StreamStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/audio/translations: the same, for a text in English."""
+    """POST /v1/audio/translations: the same, with English text as the result."""
 
 @_typing.type_check_only
 class AudioServiceAsyncStub(AudioServiceStub):
@@ -46,11 +46,11 @@ class AudioServiceAsyncStub(AudioServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTranscription: _aio.StreamStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/audio/transcriptions: a multipart form with the file, passed on as it comes; JSON, text or subtitles, or
-    server-sent events when the form says `stream`.
+    """POST /v1/audio/transcriptions: takes a multipart form with the file and streams it to the service; returns JSON,
+    text or subtitles, or server-sent events if the form sets `stream`.
     """
     CreateTranslation: _aio.StreamStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/audio/translations: the same, for a text in English."""
+    """POST /v1/audio/translations: the same, with English text as the result."""
 
 class AudioServiceServicer(metaclass=_abc_1.ABCMeta):
     """OpenAI's audio endpoints, called by the gateway's transcoder. gRPC clients use allm.audio.v1 instead."""
@@ -61,8 +61,8 @@ class AudioServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_httpbody_pb2.HttpBody],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/audio/transcriptions: a multipart form with the file, passed on as it comes; JSON, text or subtitles, or
-        server-sent events when the form says `stream`.
+        """POST /v1/audio/transcriptions: takes a multipart form with the file and streams it to the service; returns JSON,
+        text or subtitles, or server-sent events if the form sets `stream`.
         """
 
     @_abc_1.abstractmethod
@@ -71,6 +71,6 @@ class AudioServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_httpbody_pb2.HttpBody],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/audio/translations: the same, for a text in English."""
+        """POST /v1/audio/translations: the same, with English text as the result."""
 
 def add_AudioServiceServicer_to_server(servicer: AudioServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

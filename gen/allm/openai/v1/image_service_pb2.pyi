@@ -18,13 +18,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetImageFileRequest(_message.Message):
-    """Names a picture."""
+    """The image to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """The last part of its address."""
+    """The last segment of the image's URL."""
     def __init__(
         self,
         *,

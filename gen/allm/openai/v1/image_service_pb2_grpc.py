@@ -63,29 +63,29 @@ class ImagesServiceServicer:
     """
 
     def CreateImage(self, request, context):
-        """POST /v1/images/generations: one JSON body, or server-sent events when the request says `stream`.
+        """POST /v1/images/generations: returns one JSON body, or server-sent events if the request sets `stream`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateImageEdit(self, request_iterator, context):
-        """POST /v1/images/edits: a multipart form with the image and perhaps a mask, passed on as it comes; one JSON body, or
-        server-sent events when the form says `stream`.
+        """POST /v1/images/edits: takes a multipart form with the image and optionally a mask, and streams it to the service;
+        returns one JSON body, or server-sent events if the form sets `stream`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateImageVariation(self, request_iterator, context):
-        """POST /v1/images/variations: a multipart form with the image; one JSON body.
+        """POST /v1/images/variations: takes a multipart form with the image; returns one JSON body.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetImageFile(self, request, context):
-        """GET /v1/images/files/{name}: a picture that an answer named by its `url`, for an hour.
+        """GET /v1/images/files/{name}: returns an image whose `url` was in a response, for one hour.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,15 +35,15 @@ class ImagesServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ImagesServiceAsyncStub: ...
     CreateImage: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/images/generations: one JSON body, or server-sent events when the request says `stream`."""
+    """POST /v1/images/generations: returns one JSON body, or server-sent events if the request sets `stream`."""
     CreateImageEdit: _grpc.StreamStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/images/edits: a multipart form with the image and perhaps a mask, passed on as it comes; one JSON body, or
-    server-sent events when the form says `stream`.
+    """POST /v1/images/edits: takes a multipart form with the image and optionally a mask, and streams it to the service;
+    returns one JSON body, or server-sent events if the form sets `stream`.
     """
     CreateImageVariation: _grpc.StreamStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/images/variations: a multipart form with the image; one JSON body."""
+    """POST /v1/images/variations: takes a multipart form with the image; returns one JSON body."""
     GetImageFile: _grpc.UnaryStreamMultiCallable[_image_service_pb2.GetImageFileRequest, _httpbody_pb2.HttpBody]
-    """GET /v1/images/files/{name}: a picture that an answer named by its `url`, for an hour."""
+    """GET /v1/images/files/{name}: returns an image whose `url` was in a response, for one hour."""
 
 @_typing.type_check_only
 class ImagesServiceAsyncStub(ImagesServiceStub):
@@ -51,15 +51,15 @@ class ImagesServiceAsyncStub(ImagesServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateImage: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/images/generations: one JSON body, or server-sent events when the request says `stream`."""
+    """POST /v1/images/generations: returns one JSON body, or server-sent events if the request sets `stream`."""
     CreateImageEdit: _aio.StreamStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/images/edits: a multipart form with the image and perhaps a mask, passed on as it comes; one JSON body, or
-    server-sent events when the form says `stream`.
+    """POST /v1/images/edits: takes a multipart form with the image and optionally a mask, and streams it to the service;
+    returns one JSON body, or server-sent events if the form sets `stream`.
     """
     CreateImageVariation: _aio.StreamStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/images/variations: a multipart form with the image; one JSON body."""
+    """POST /v1/images/variations: takes a multipart form with the image; returns one JSON body."""
     GetImageFile: _aio.UnaryStreamMultiCallable[_image_service_pb2.GetImageFileRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GET /v1/images/files/{name}: a picture that an answer named by its `url`, for an hour."""
+    """GET /v1/images/files/{name}: returns an image whose `url` was in a response, for one hour."""
 
 class ImagesServiceServicer(metaclass=_abc_1.ABCMeta):
     """OpenAI's image endpoints, called by the gateway's transcoder. gRPC clients use allm.image.v1 instead."""
@@ -70,7 +70,7 @@ class ImagesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _httpbody_pb2.HttpBody,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/images/generations: one JSON body, or server-sent events when the request says `stream`."""
+        """POST /v1/images/generations: returns one JSON body, or server-sent events if the request sets `stream`."""
 
     @_abc_1.abstractmethod
     def CreateImageEdit(
@@ -78,8 +78,8 @@ class ImagesServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_httpbody_pb2.HttpBody],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/images/edits: a multipart form with the image and perhaps a mask, passed on as it comes; one JSON body, or
-        server-sent events when the form says `stream`.
+        """POST /v1/images/edits: takes a multipart form with the image and optionally a mask, and streams it to the service;
+        returns one JSON body, or server-sent events if the form sets `stream`.
         """
 
     @_abc_1.abstractmethod
@@ -88,7 +88,7 @@ class ImagesServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_httpbody_pb2.HttpBody],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/images/variations: a multipart form with the image; one JSON body."""
+        """POST /v1/images/variations: takes a multipart form with the image; returns one JSON body."""
 
     @_abc_1.abstractmethod
     def GetImageFile(
@@ -96,6 +96,6 @@ class ImagesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.GetImageFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """GET /v1/images/files/{name}: a picture that an answer named by its `url`, for an hour."""
+        """GET /v1/images/files/{name}: returns an image whose `url` was in a response, for one hour."""
 
 def add_ImagesServiceServicer_to_server(servicer: ImagesServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -18,13 +18,15 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """Asks for the list of models."""
+    """A request for the list of models."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATE_FIELD_NUMBER: _builtins.int
     state: _builtins.str
-    """`all`: models that are not ready too, with state, replicas, runtime, reason, size and progress. Empty: what is ready."""
+    """`all`: also models that are not ready, with state, replicas, runtime, reason, size and progress. Empty: ready
+    models.
+    """
     def __init__(
         self,
         *,
@@ -40,7 +42,7 @@ Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):
-    """Names a model."""
+    """The model to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -62,7 +64,7 @@ Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
 
 @_typing.final
 class DeleteModelRequest(_message.Message):
-    """Names a model to delete."""
+    """The model to delete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -58,21 +58,21 @@ class ModelsServiceServicer:
     """
 
     def ListModels(self, request, context):
-        """GET /v1/models: the models that are ready, in OpenAI's shape.
+        """GET /v1/models: returns the ready models in OpenAI's format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """GET /v1/models/{id}: one model; the id may contain slashes, escaped or not.
+        """GET /v1/models/{id}: returns one model; the id may contain slashes, escaped or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteModel(self, request, context):
-        """DELETE /v1/models/{id}: forgets a model.
+        """DELETE /v1/models/{id}: deletes a model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,11 +35,11 @@ class ModelsServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelsServiceAsyncStub: ...
     ListModels: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.ListModelsRequest, _httpbody_pb2.HttpBody]
-    """GET /v1/models: the models that are ready, in OpenAI's shape."""
+    """GET /v1/models: returns the ready models in OpenAI's format."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.GetModelRequest, _httpbody_pb2.HttpBody]
-    """GET /v1/models/{id}: one model; the id may contain slashes, escaped or not."""
+    """GET /v1/models/{id}: returns one model; the id may contain slashes, escaped or not."""
     DeleteModel: _grpc.UnaryUnaryMultiCallable[_models_service_pb2.DeleteModelRequest, _httpbody_pb2.HttpBody]
-    """DELETE /v1/models/{id}: forgets a model."""
+    """DELETE /v1/models/{id}: deletes a model."""
 
 @_typing.type_check_only
 class ModelsServiceAsyncStub(ModelsServiceStub):
@@ -47,11 +47,11 @@ class ModelsServiceAsyncStub(ModelsServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListModels: _aio.UnaryUnaryMultiCallable[_models_service_pb2.ListModelsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GET /v1/models: the models that are ready, in OpenAI's shape."""
+    """GET /v1/models: returns the ready models in OpenAI's format."""
     GetModel: _aio.UnaryUnaryMultiCallable[_models_service_pb2.GetModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GET /v1/models/{id}: one model; the id may contain slashes, escaped or not."""
+    """GET /v1/models/{id}: returns one model; the id may contain slashes, escaped or not."""
     DeleteModel: _aio.UnaryUnaryMultiCallable[_models_service_pb2.DeleteModelRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """DELETE /v1/models/{id}: forgets a model."""
+    """DELETE /v1/models/{id}: deletes a model."""
 
 class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
     """OpenAI's model endpoints, called by the gateway's transcoder. gRPC clients use allm.models.v1 instead."""
@@ -62,7 +62,7 @@ class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_service_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """GET /v1/models: the models that are ready, in OpenAI's shape."""
+        """GET /v1/models: returns the ready models in OpenAI's format."""
 
     @_abc_1.abstractmethod
     def GetModel(
@@ -70,7 +70,7 @@ class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_service_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """GET /v1/models/{id}: one model; the id may contain slashes, escaped or not."""
+        """GET /v1/models/{id}: returns one model; the id may contain slashes, escaped or not."""
 
     @_abc_1.abstractmethod
     def DeleteModel(
@@ -78,6 +78,6 @@ class ModelsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_service_pb2.DeleteModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """DELETE /v1/models/{id}: forgets a model."""
+        """DELETE /v1/models/{id}: deletes a model."""
 
 def add_ModelsServiceServicer_to_server(servicer: ModelsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

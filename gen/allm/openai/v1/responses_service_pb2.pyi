@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class GetResponseRequest(_message.Message):
-    """Names a stored response."""
+    """The stored response to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -33,18 +33,18 @@ class GetResponseRequest(_message.Message):
     response_id: _builtins.str
     """Its id."""
     stream: _builtins.bool
-    """Whether to get its events instead; only for one that was made with `background` and `stream`."""
+    """Whether to return its events instead; only for a response created with `background` and `stream`."""
     starting_after: _builtins.int
-    """With `stream`: only events whose sequence number is greater."""
+    """With `stream`: only events with a greater sequence number."""
     include_obfuscation: _builtins.bool
-    """Refused when true: events are not padded."""
+    """True is refused: events are not padded."""
     @_builtins.property
     def include(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What to tell besides, in OpenAI's words; what cannot be told is refused by name."""
+        """Additional fields to return, as in OpenAI's API; unsupported values are refused by name."""
 
     @_builtins.property
     def include_brackets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The same, as OpenAI's clients write a list in a query."""
+        """The same list, in the query syntax of OpenAI's clients."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ Global___GetResponseRequest: _TypeAlias = GetResponseRequest  # noqa: Y015
 
 @_typing.final
 class DeleteResponseRequest(_message.Message):
-    """Names a stored response to delete."""
+    """The stored response to delete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -90,7 +90,7 @@ Global___DeleteResponseRequest: _TypeAlias = DeleteResponseRequest  # noqa: Y015
 
 @_typing.final
 class CancelResponseRequest(_message.Message):
-    """Names a response to cancel."""
+    """The response to cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -112,7 +112,7 @@ Global___CancelResponseRequest: _TypeAlias = CancelResponseRequest  # noqa: Y015
 
 @_typing.final
 class ListInputItemsRequest(_message.Message):
-    """Asks for a page of what a response was given."""
+    """A request for a page of a response's input items."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -125,18 +125,18 @@ class ListInputItemsRequest(_message.Message):
     response_id: _builtins.str
     """Id of the response."""
     order: _builtins.str
-    """`desc` (default): the last item first; `asc`: the first."""
+    """`desc` (default): newest item first; `asc`: oldest item first."""
     after: _builtins.str
-    """Id of the item after which the page begins. Default: at the beginning."""
+    """Id of the item before the page. Default: the page starts at the beginning."""
     limit: _builtins.int
-    """The most items on the page. 1 to 100, default 20."""
+    """Maximum items on the page. 1 to 100, default 20."""
     @_builtins.property
     def include(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What to tell besides, in OpenAI's words; what cannot be told is refused by name."""
+        """Additional fields to return, as in OpenAI's API; unsupported values are refused by name."""
 
     @_builtins.property
     def include_brackets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The same, as OpenAI's clients write a list in a query."""
+        """The same list, in the query syntax of OpenAI's clients."""
 
     def __init__(
         self,

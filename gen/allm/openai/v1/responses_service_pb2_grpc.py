@@ -73,42 +73,42 @@ class ResponsesServiceServicer:
     """
 
     def CreateResponse(self, request, context):
-        """POST /v1/responses: one JSON body, or server-sent events when the request says `stream`.
+        """POST /v1/responses: returns one JSON body, or server-sent events if the request sets `stream`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountInputTokens(self, request, context):
-        """POST /v1/responses/input_tokens: how many tokens a request's input is, without answering it.
+        """POST /v1/responses/input_tokens: counts the tokens of a request's input, without generating a response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetResponse(self, request, context):
-        """GET /v1/responses/{response_id}: a stored response; with `stream`, the events of one that runs in the background.
+        """GET /v1/responses/{response_id}: returns a stored response or, with `stream`, the events of a background response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteResponse(self, request, context):
-        """DELETE /v1/responses/{response_id}: forgets a stored response.
+        """DELETE /v1/responses/{response_id}: deletes a stored response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelResponse(self, request, context):
-        """POST /v1/responses/{response_id}/cancel: ends a response that runs in the background.
+        """POST /v1/responses/{response_id}/cancel: cancels a background response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListInputItems(self, request, context):
-        """GET /v1/responses/{response_id}/input_items: what a stored response was given.
+        """GET /v1/responses/{response_id}/input_items: lists the input items of a stored response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

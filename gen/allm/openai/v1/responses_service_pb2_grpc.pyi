@@ -35,17 +35,17 @@ class ResponsesServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ResponsesServiceAsyncStub: ...
     CreateResponse: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/responses: one JSON body, or server-sent events when the request says `stream`."""
+    """POST /v1/responses: returns one JSON body, or server-sent events if the request sets `stream`."""
     CountInputTokens: _grpc.UnaryUnaryMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/responses/input_tokens: how many tokens a request's input is, without answering it."""
+    """POST /v1/responses/input_tokens: counts the tokens of a request's input, without generating a response."""
     GetResponse: _grpc.UnaryStreamMultiCallable[_responses_service_pb2.GetResponseRequest, _httpbody_pb2.HttpBody]
-    """GET /v1/responses/{response_id}: a stored response; with `stream`, the events of one that runs in the background."""
+    """GET /v1/responses/{response_id}: returns a stored response or, with `stream`, the events of a background response."""
     DeleteResponse: _grpc.UnaryUnaryMultiCallable[_responses_service_pb2.DeleteResponseRequest, _httpbody_pb2.HttpBody]
-    """DELETE /v1/responses/{response_id}: forgets a stored response."""
+    """DELETE /v1/responses/{response_id}: deletes a stored response."""
     CancelResponse: _grpc.UnaryUnaryMultiCallable[_responses_service_pb2.CancelResponseRequest, _httpbody_pb2.HttpBody]
-    """POST /v1/responses/{response_id}/cancel: ends a response that runs in the background."""
+    """POST /v1/responses/{response_id}/cancel: cancels a background response."""
     ListInputItems: _grpc.UnaryUnaryMultiCallable[_responses_service_pb2.ListInputItemsRequest, _httpbody_pb2.HttpBody]
-    """GET /v1/responses/{response_id}/input_items: what a stored response was given."""
+    """GET /v1/responses/{response_id}/input_items: lists the input items of a stored response."""
 
 @_typing.type_check_only
 class ResponsesServiceAsyncStub(ResponsesServiceStub):
@@ -53,17 +53,17 @@ class ResponsesServiceAsyncStub(ResponsesServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateResponse: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/responses: one JSON body, or server-sent events when the request says `stream`."""
+    """POST /v1/responses: returns one JSON body, or server-sent events if the request sets `stream`."""
     CountInputTokens: _aio.UnaryUnaryMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/responses/input_tokens: how many tokens a request's input is, without answering it."""
+    """POST /v1/responses/input_tokens: counts the tokens of a request's input, without generating a response."""
     GetResponse: _aio.UnaryStreamMultiCallable[_responses_service_pb2.GetResponseRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GET /v1/responses/{response_id}: a stored response; with `stream`, the events of one that runs in the background."""
+    """GET /v1/responses/{response_id}: returns a stored response or, with `stream`, the events of a background response."""
     DeleteResponse: _aio.UnaryUnaryMultiCallable[_responses_service_pb2.DeleteResponseRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """DELETE /v1/responses/{response_id}: forgets a stored response."""
+    """DELETE /v1/responses/{response_id}: deletes a stored response."""
     CancelResponse: _aio.UnaryUnaryMultiCallable[_responses_service_pb2.CancelResponseRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/responses/{response_id}/cancel: ends a response that runs in the background."""
+    """POST /v1/responses/{response_id}/cancel: cancels a background response."""
     ListInputItems: _aio.UnaryUnaryMultiCallable[_responses_service_pb2.ListInputItemsRequest, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """GET /v1/responses/{response_id}/input_items: what a stored response was given."""
+    """GET /v1/responses/{response_id}/input_items: lists the input items of a stored response."""
 
 class ResponsesServiceServicer(metaclass=_abc_1.ABCMeta):
     """OpenAI's Responses endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
@@ -74,7 +74,7 @@ class ResponsesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _httpbody_pb2.HttpBody,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/responses: one JSON body, or server-sent events when the request says `stream`."""
+        """POST /v1/responses: returns one JSON body, or server-sent events if the request sets `stream`."""
 
     @_abc_1.abstractmethod
     def CountInputTokens(
@@ -82,7 +82,7 @@ class ResponsesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _httpbody_pb2.HttpBody,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """POST /v1/responses/input_tokens: how many tokens a request's input is, without answering it."""
+        """POST /v1/responses/input_tokens: counts the tokens of a request's input, without generating a response."""
 
     @_abc_1.abstractmethod
     def GetResponse(
@@ -90,7 +90,7 @@ class ResponsesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _responses_service_pb2.GetResponseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """GET /v1/responses/{response_id}: a stored response; with `stream`, the events of one that runs in the background."""
+        """GET /v1/responses/{response_id}: returns a stored response or, with `stream`, the events of a background response."""
 
     @_abc_1.abstractmethod
     def DeleteResponse(
@@ -98,7 +98,7 @@ class ResponsesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _responses_service_pb2.DeleteResponseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """DELETE /v1/responses/{response_id}: forgets a stored response."""
+        """DELETE /v1/responses/{response_id}: deletes a stored response."""
 
     @_abc_1.abstractmethod
     def CancelResponse(
@@ -106,7 +106,7 @@ class ResponsesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _responses_service_pb2.CancelResponseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """POST /v1/responses/{response_id}/cancel: ends a response that runs in the background."""
+        """POST /v1/responses/{response_id}/cancel: cancels a background response."""
 
     @_abc_1.abstractmethod
     def ListInputItems(
@@ -114,6 +114,6 @@ class ResponsesServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _responses_service_pb2.ListInputItemsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_httpbody_pb2.HttpBody, _abc.Awaitable[_httpbody_pb2.HttpBody]]:
-        """GET /v1/responses/{response_id}/input_items: what a stored response was given."""
+        """GET /v1/responses/{response_id}/input_items: lists the input items of a stored response."""
 
 def add_ResponsesServiceServicer_to_server(servicer: ResponsesServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

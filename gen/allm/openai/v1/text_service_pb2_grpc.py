@@ -57,21 +57,21 @@ class TextServiceServicer:
     """
 
     def CreateChatCompletion(self, request, context):
-        """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`.
+        """POST /v1/chat/completions: returns one JSON body, or server-sent events if the request sets `stream`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateCompletion(self, request, context):
-        """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events.
+        """POST /v1/completions, the older interface: continues a text. Returns one JSON body, or server-sent events.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateEmbedding(self, request, context):
-        """POST /v1/embeddings: one JSON body, in several messages where it is long.
+        """POST /v1/embeddings: returns one JSON body, split into several messages if it is long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,11 +34,11 @@ class TextServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TextServiceAsyncStub: ...
     CreateChatCompletion: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`."""
+    """POST /v1/chat/completions: returns one JSON body, or server-sent events if the request sets `stream`."""
     CreateCompletion: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
+    """POST /v1/completions, the older interface: continues a text. Returns one JSON body, or server-sent events."""
     CreateEmbedding: _grpc.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]
-    """POST /v1/embeddings: one JSON body, in several messages where it is long."""
+    """POST /v1/embeddings: returns one JSON body, split into several messages if it is long."""
 
 @_typing.type_check_only
 class TextServiceAsyncStub(TextServiceStub):
@@ -46,11 +46,11 @@ class TextServiceAsyncStub(TextServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChatCompletion: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`."""
+    """POST /v1/chat/completions: returns one JSON body, or server-sent events if the request sets `stream`."""
     CreateCompletion: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
+    """POST /v1/completions, the older interface: continues a text. Returns one JSON body, or server-sent events."""
     CreateEmbedding: _aio.UnaryStreamMultiCallable[_httpbody_pb2.HttpBody, _httpbody_pb2.HttpBody]  # type: ignore[assignment]
-    """POST /v1/embeddings: one JSON body, in several messages where it is long."""
+    """POST /v1/embeddings: returns one JSON body, split into several messages if it is long."""
 
 class TextServiceServicer(metaclass=_abc_1.ABCMeta):
     """OpenAI's text endpoints, called by the gateway's transcoder. gRPC clients use allm.text.v1 instead."""
@@ -61,7 +61,7 @@ class TextServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _httpbody_pb2.HttpBody,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/chat/completions: one JSON body, or server-sent events when the request says `stream`."""
+        """POST /v1/chat/completions: returns one JSON body, or server-sent events if the request sets `stream`."""
 
     @_abc_1.abstractmethod
     def CreateCompletion(
@@ -69,7 +69,7 @@ class TextServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _httpbody_pb2.HttpBody,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/completions, the older interface: a text goes on. One JSON body, or server-sent events."""
+        """POST /v1/completions, the older interface: continues a text. Returns one JSON body, or server-sent events."""
 
     @_abc_1.abstractmethod
     def CreateEmbedding(
@@ -77,6 +77,6 @@ class TextServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _httpbody_pb2.HttpBody,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_httpbody_pb2.HttpBody], _abc.AsyncIterator[_httpbody_pb2.HttpBody]]:
-        """POST /v1/embeddings: one JSON body, in several messages where it is long."""
+        """POST /v1/embeddings: returns one JSON body, split into several messages if it is long."""
 
 def add_TextServiceServicer_to_server(servicer: TextServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

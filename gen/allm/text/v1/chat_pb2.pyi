@@ -26,11 +26,11 @@ class _ChatRole:
 class _ChatRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChatRole.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CHAT_ROLE_UNSPECIFIED: _ChatRole.ValueType  # 0
-    """Not set: refused with INVALID_ARGUMENT."""
+    """Not set; refused with INVALID_ARGUMENT."""
     CHAT_ROLE_SYSTEM: _ChatRole.ValueType  # 1
-    """Instructions that hold for the whole conversation."""
+    """Instructions for the whole conversation."""
     CHAT_ROLE_DEVELOPER: _ChatRole.ValueType  # 2
-    """Instructions by the application's author; models that do not know the role read them as a system message."""
+    """Instructions from the application's developer; models without this role read them as a system message."""
     CHAT_ROLE_USER: _ChatRole.ValueType  # 3
     """The person (or program) that talks to the model."""
     CHAT_ROLE_ASSISTANT: _ChatRole.ValueType  # 4
@@ -39,14 +39,14 @@ class _ChatRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChatRole.Val
     """The result of a tool that the model called."""
 
 class ChatRole(_ChatRole, metaclass=_ChatRoleEnumTypeWrapper):
-    """Who speaks in a conversation."""
+    """The author of a message."""
 
 CHAT_ROLE_UNSPECIFIED: ChatRole.ValueType  # 0
-"""Not set: refused with INVALID_ARGUMENT."""
+"""Not set; refused with INVALID_ARGUMENT."""
 CHAT_ROLE_SYSTEM: ChatRole.ValueType  # 1
-"""Instructions that hold for the whole conversation."""
+"""Instructions for the whole conversation."""
 CHAT_ROLE_DEVELOPER: ChatRole.ValueType  # 2
-"""Instructions by the application's author; models that do not know the role read them as a system message."""
+"""Instructions from the application's developer; models without this role read them as a system message."""
 CHAT_ROLE_USER: ChatRole.ValueType  # 3
 """The person (or program) that talks to the model."""
 CHAT_ROLE_ASSISTANT: ChatRole.ValueType  # 4
@@ -64,19 +64,19 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Not set: the choice has not ended."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """The model ended its turn, or one of the request's stop strings came up."""
+    """The model ended its turn or generated one of the request's stop strings."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """`max_tokens` was reached, or the model's context is full."""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 3
     """The model calls one or more tools and waits for their results."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """Why a choice ended."""
+    """The reason why a choice ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Not set: the choice has not ended."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""The model ended its turn, or one of the request's stop strings came up."""
+"""The model ended its turn or generated one of the request's stop strings."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """`max_tokens` was reached, or the model's context is full."""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 3
@@ -85,7 +85,7 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class ContentPart(_message.Message):
-    """One piece of a message's content."""
+    """A part of a message's content."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -94,7 +94,7 @@ class ContentPart(_message.Message):
     text: _builtins.str
     """Plain text, UTF-8."""
     refusal: _builtins.str
-    """The text with which the assistant declined to answer; only in messages of the assistant."""
+    """The text of the assistant's refusal; only in assistant messages."""
     def __init__(
         self,
         *,
@@ -124,9 +124,9 @@ class Tool(_message.Message):
     name: _builtins.str
     """Its name: letters, digits, `_` and `-`, at most 64 characters."""
     description: _builtins.str
-    """What it does, written for the model. Optional."""
+    """Description of the tool for the model. Optional."""
     parameters_json: _builtins.str
-    """JSON Schema of its arguments, as JSON text; the order of keys is kept. Empty: no arguments."""
+    """JSON Schema of its arguments, as JSON text; the order of keys is preserved. Empty: no arguments."""
     strict: _builtins.bool
     """Whether the arguments must follow the schema exactly. Default false."""
     def __init__(
@@ -155,7 +155,7 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Identifies the call inside its conversation; the tool's message answers it by this id."""
+    """Id of the call within its conversation; the tool message with the result refers to it."""
     name: _builtins.str
     """Name of the tool."""
     arguments_json: _builtins.str
@@ -188,16 +188,16 @@ class ChatMessage(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     role: Global___ChatRole.ValueType
-    """Who speaks. Required."""
+    """The author of the message. Required."""
     name: _builtins.str
-    """A name for the speaker, for models whose template shows it. Optional."""
+    """A name of the author, for models with a template that shows it. Optional."""
     tool_call_id: _builtins.str
     """Tool messages only: the id of the call that this message answers."""
     reasoning: _builtins.str
-    """Assistant messages only: what the model thought before it spoke."""
+    """Assistant messages only: the model's reasoning before the answer."""
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """What is said, in order; the parts are joined without a separator. Required but for assistant messages with calls."""
+        """The content, in order; the parts are joined without a separator. Required, except in assistant messages with calls."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
@@ -223,7 +223,7 @@ Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class ToolChoice(_message.Message):
-    """What the model may or must do with the tools."""
+    """Whether the model may or must call tools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -234,30 +234,30 @@ class ToolChoice(_message.Message):
     class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ToolChoice._Mode.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         MODE_UNSPECIFIED: ToolChoice._Mode.ValueType  # 0
-        """As `MODE_AUTO`."""
+        """The same as `MODE_AUTO`."""
         MODE_AUTO: ToolChoice._Mode.ValueType  # 1
         """The model decides."""
         MODE_NONE: ToolChoice._Mode.ValueType  # 2
-        """It calls none."""
+        """The model calls no tool."""
         MODE_REQUIRED: ToolChoice._Mode.ValueType  # 3
-        """It calls at least one."""
+        """The model calls at least one tool."""
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
-        """Whether to call."""
+        """How the model chooses tools."""
 
     MODE_UNSPECIFIED: ToolChoice.Mode.ValueType  # 0
-    """As `MODE_AUTO`."""
+    """The same as `MODE_AUTO`."""
     MODE_AUTO: ToolChoice.Mode.ValueType  # 1
     """The model decides."""
     MODE_NONE: ToolChoice.Mode.ValueType  # 2
-    """It calls none."""
+    """The model calls no tool."""
     MODE_REQUIRED: ToolChoice.Mode.ValueType  # 3
-    """It calls at least one."""
+    """The model calls at least one tool."""
 
     MODE_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     mode: Global___ToolChoice.Mode.ValueType
-    """Whether to call. Default: the model decides."""
+    """Whether to call tools. Default: the model decides."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these tools may be called; empty: all."""
@@ -278,7 +278,9 @@ Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
 class OutputFormat(_message.Message):
-    """The shape that an answer's text must have. Sampling itself is constrained, so it always has it unless it ended by length."""
+    """The required format of an answer's text. It constrains sampling, so the text always has the format, unless it reached
+    the length limit.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -287,7 +289,7 @@ class OutputFormat(_message.Message):
     json_object: _builtins.bool
     """Any JSON object. Must be true if set."""
     json_schema: _builtins.str
-    """JSON that follows this JSON Schema, given as JSON text. A keyword that is not supported is refused by name."""
+    """JSON that matches this JSON Schema, given as JSON text. Unsupported keywords are refused by name."""
     def __init__(
         self,
         *,
@@ -306,7 +308,7 @@ Global___OutputFormat: _TypeAlias = OutputFormat  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
-    """The probability of a token."""
+    """A token and its probability."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -314,12 +316,12 @@ class TokenLogprob(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
     token: _builtins.bytes
-    """The token's bytes; a token may be less than a character."""
+    """The token's bytes; they can be part of a character."""
     logprob: _builtins.float
-    """Natural logarithm of its probability."""
+    """Natural logarithm of the token's probability."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenAlternative]:
-        """The likeliest tokens in its place, most likely first."""
+        """The most likely tokens at its position, most likely first."""
 
     def __init__(
         self,
@@ -338,7 +340,7 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class TokenAlternative(_message.Message):
-    """A token that might have been in another's place."""
+    """An alternative token at the same position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -347,7 +349,7 @@ class TokenAlternative(_message.Message):
     token: _builtins.bytes
     """The token's bytes."""
     logprob: _builtins.float
-    """Natural logarithm of its probability."""
+    """Natural logarithm of the token's probability."""
     def __init__(
         self,
         *,
@@ -364,7 +366,7 @@ Global___TokenAlternative: _TypeAlias = TokenAlternative  # noqa: Y015
 
 @_typing.final
 class SamplingParameters(_message.Message):
-    """How the next token is chosen, and when to stop. What is unset takes the default given here."""
+    """Sampling parameters and stop conditions. An unset field has the default given here."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -401,32 +403,36 @@ class SamplingParameters(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """Flattens (above 1) or sharpens (below 1) the distribution; 0 always takes the likeliest token. 0 to 2, default 1."""
+    """Flattens (above 1) or sharpens (below 1) the distribution; 0 always selects the most likely token. 0 to 2, default
+    1.
+    """
     top_p: _builtins.float
-    """Keeps the smallest set of tokens whose probabilities add up to this. Above 0 up to 1, default 1 (off)."""
+    """Keeps the smallest set of tokens whose probabilities sum up to this value. Above 0 up to 1, default 1 (off)."""
     top_k: _builtins.int
-    """Keeps this many of the likeliest tokens. 0 or more, default 0 (off)."""
+    """Keeps this number of the most likely tokens. 0 or more, default 0 (off)."""
     min_p: _builtins.float
-    """Keeps tokens at least this many times as likely as the likeliest. 0 to 1, default 0 (off)."""
+    """Keeps tokens whose probability is at least this fraction of the highest one. 0 to 1, default 0 (off)."""
     seed: _builtins.int
-    """Makes sampling repeatable while the request runs alone. Default: a fresh random seed."""
+    """Makes sampling reproducible while the request runs alone. Default: a new random seed."""
     presence_penalty: _builtins.float
-    """Subtracted once from the logit of each token that was generated before. -2 to 2, default 0."""
+    """Subtracted once from the logit of each token that was already generated. -2 to 2, default 0."""
     frequency_penalty: _builtins.float
-    """Subtracted from a token's logit for each time that it was generated before. -2 to 2, default 0."""
+    """Subtracted from a token's logit once per previous occurrence. -2 to 2, default 0."""
     repeat_penalty: _builtins.float
-    """Divides (positive) or multiplies (negative) the logit of tokens in the prompt or the answer. Above 0, default 1 (off)."""
+    """Divides (positive) or multiplies (negative) the logits of tokens in the prompt or the answer. Above 0, default 1
+    (off).
+    """
     max_tokens: _builtins.int
-    """The most tokens to generate. 1 or more; default: as many as the model's context still holds."""
+    """Maximum tokens to generate. 1 or more; default: the remaining context of the model."""
     ignore_eos: _builtins.bool
-    """Goes on past the model's own end-of-turn token, up to `max_tokens`; for benchmarks. Default false."""
+    """Continues after the model's own end-of-turn token, up to `max_tokens`; for benchmarks. Default false."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits of single tokens, by token id. -100 to 100; at most 1,024 entries."""
+        """Added to the logits of individual tokens, by token id. -100 to 100; at most 1,024 entries."""
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that end the answer and are not part of it. At most 16, none empty, each at most 256 characters."""
+        """Strings that end the answer and are not part of it. At most 16, none empty, each at most 256 characters."""
 
     def __init__(
         self,
@@ -489,7 +495,7 @@ Global___SamplingParameters: _TypeAlias = SamplingParameters  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """What a request took, in tokens."""
+    """The token usage of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -498,13 +504,13 @@ class Usage(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """Tokens of the prompt, the cached ones included."""
+    """Tokens of the prompt, including cached ones."""
     cached_tokens: _builtins.int
-    """Tokens of the prompt that were found in the prefix cache and not computed again."""
+    """Prompt tokens from the prefix cache, which were not computed again."""
     completion_tokens: _builtins.int
-    """Tokens generated, the end-of-turn token included."""
+    """Generated tokens, including the end-of-turn token."""
     reasoning_tokens: _builtins.int
-    """Tokens of the completion that the model thought before it answered."""
+    """Tokens of the model's reasoning, which are part of the completion tokens."""
     def __init__(
         self,
         *,
@@ -534,14 +540,14 @@ class ChatChoice(_message.Message):
     index: _builtins.int
     """Position among the request's choices, from 0."""
     finish_reason: Global___FinishReason.ValueType
-    """Why it ended; always set."""
+    """The reason why it ended; always set."""
     @_builtins.property
     def message(self) -> Global___ChatMessage:
         """The assistant's message."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """The probabilities of its tokens; only if they were asked for."""
+        """The probabilities of the tokens; only if requested."""
 
     def __init__(
         self,

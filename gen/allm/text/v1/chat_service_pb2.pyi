@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CreateChatCompletionRequest(_message.Message):
-    """Asks for a whole answer."""
+    """A request for a complete answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -38,26 +38,28 @@ class CreateChatCompletionRequest(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id or alias of a model, as ListModels shows it. Required."""
+    """Id or alias of a model, as ListModels returns it. Required."""
     parallel_tool_calls: _builtins.bool
-    """Whether the model may call several tools at once. Default true."""
+    """Whether the model may make several tool calls in one turn. Default true."""
     choices: _builtins.int
-    """How many answers to give, which share the work on the prompt. 1 to 16, default 1."""
+    """Number of answers, which share the computation of the prompt. 1 to 16, default 1."""
     top_logprobs: _builtins.int
-    """Asks for the probabilities of the answer's tokens, and of so many of the likeliest beside each. 0 to 20."""
+    """Requests the probabilities of the answer's tokens and, for each, of this number of most likely alternatives. 0 to
+    20.
+    """
     reasoning_effort: _builtins.str
-    """How much to think, for models that do: `none`, `minimal`, `low`, `medium`, `high`. Default: as the model does."""
+    """Amount of reasoning, for models with reasoning: `none`, `minimal`, `low`, `medium`, `high`. Default: the model's."""
     prompt_cache_key: _builtins.str
-    """The caller's own name of a session, at most 512 characters: what was computed for the session's last request stays in
+    """The caller's name for a session, at most 512 characters: the tokens computed for the session's last request stay in
     the prefix cache for the next one as long as memory allows. Optional.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
-        """The conversation so far, oldest first. Required, at least one."""
+        """The conversation so far, oldest message first. Required, at least one."""
 
     @_builtins.property
     def sampling(self) -> _chat_pb2.SamplingParameters:
-        """How to sample. Optional; every parameter has a default."""
+        """Sampling parameters. Optional; every parameter has a default."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Tool]:
@@ -65,11 +67,11 @@ class CreateChatCompletionRequest(_message.Message):
 
     @_builtins.property
     def tool_choice(self) -> _chat_pb2.ToolChoice:
-        """What the model may or must do with the tools. Default: it decides."""
+        """Whether the model may or must call tools. Default: the model decides."""
 
     @_builtins.property
     def output_format(self) -> _chat_pb2.OutputFormat:
-        """The shape of the answer's text. Default: free."""
+        """The required format of the answer's text. Default: unconstrained."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ Global___CreateChatCompletionRequest: _TypeAlias = CreateChatCompletionRequest  
 
 @_typing.final
 class CreateChatCompletionResponse(_message.Message):
-    """The whole answer."""
+    """The complete answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -117,7 +119,7 @@ class CreateChatCompletionResponse(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Identifies this completion; begins with `chatcmpl-`."""
+    """Id of this completion; begins with `chatcmpl-`."""
     model: _builtins.str
     """Id of the model that answered."""
     @_builtins.property
@@ -126,11 +128,11 @@ class CreateChatCompletionResponse(_message.Message):
 
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatChoice]:
-        """The answers, as many as were asked for."""
+        """The answers, one for each requested choice."""
 
     @_builtins.property
     def usage(self) -> _chat_pb2.Usage:
-        """What the request took."""
+        """Usage of the request."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ Global___CreateChatCompletionResponse: _TypeAlias = CreateChatCompletionResponse
 
 @_typing.final
 class StreamChatCompletionRequest(_message.Message):
-    """Asks for an answer as a stream; the fields mean what they mean in CreateChatCompletionRequest."""
+    """A request for a streamed answer; each field has the same meaning as in CreateChatCompletionRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -167,26 +169,28 @@ class StreamChatCompletionRequest(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id or alias of a model, as ListModels shows it. Required."""
+    """Id or alias of a model, as ListModels returns it. Required."""
     parallel_tool_calls: _builtins.bool
-    """Whether the model may call several tools at once. Default true."""
+    """Whether the model may make several tool calls in one turn. Default true."""
     choices: _builtins.int
-    """How many answers to give, which share the work on the prompt. 1 to 16, default 1."""
+    """Number of answers, which share the computation of the prompt. 1 to 16, default 1."""
     top_logprobs: _builtins.int
-    """Asks for the probabilities of the answer's tokens, and of so many of the likeliest beside each. 0 to 20."""
+    """Requests the probabilities of the answer's tokens and, for each, of this number of most likely alternatives. 0 to
+    20.
+    """
     reasoning_effort: _builtins.str
-    """How much to think, for models that do: `none`, `minimal`, `low`, `medium`, `high`. Default: as the model does."""
+    """Amount of reasoning, for models with reasoning: `none`, `minimal`, `low`, `medium`, `high`. Default: the model's."""
     prompt_cache_key: _builtins.str
-    """The caller's own name of a session, at most 512 characters: what was computed for the session's last request stays in
+    """The caller's name for a session, at most 512 characters: the tokens computed for the session's last request stay in
     the prefix cache for the next one as long as memory allows. Optional.
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
-        """The conversation so far, oldest first. Required, at least one."""
+        """The conversation so far, oldest message first. Required, at least one."""
 
     @_builtins.property
     def sampling(self) -> _chat_pb2.SamplingParameters:
-        """How to sample. Optional; every parameter has a default."""
+        """Sampling parameters. Optional; every parameter has a default."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Tool]:
@@ -194,11 +198,11 @@ class StreamChatCompletionRequest(_message.Message):
 
     @_builtins.property
     def tool_choice(self) -> _chat_pb2.ToolChoice:
-        """What the model may or must do with the tools. Default: it decides."""
+        """Whether the model may or must call tools. Default: the model decides."""
 
     @_builtins.property
     def output_format(self) -> _chat_pb2.OutputFormat:
-        """The shape of the answer's text. Default: free."""
+        """The required format of the answer's text. Default: unconstrained."""
 
     def __init__(
         self,
@@ -245,7 +249,7 @@ class StreamChatCompletionResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___ChatStarted:
-        """The request was accepted and waits for, or has, its turn. Always first, once."""
+        """The request was accepted, and waits for its turn or runs. Always the first event, once."""
 
     @_builtins.property
     def delta(self) -> Global___ChatDelta:
@@ -253,7 +257,7 @@ class StreamChatCompletionResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___ChatFinished:
-        """A choice is complete. Once for each; a stream that ends before the last of them ends with an error status."""
+        """A choice is complete. Once per choice; a stream that ends before the last one ends with an error status."""
 
     def __init__(
         self,
@@ -274,7 +278,7 @@ Global___StreamChatCompletionResponse: _TypeAlias = StreamChatCompletionResponse
 
 @_typing.final
 class ChatStarted(_message.Message):
-    """Opens a stream."""
+    """The first event of a stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -282,7 +286,7 @@ class ChatStarted(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Identifies this completion; begins with `chatcmpl-`."""
+    """Id of this completion; begins with `chatcmpl-`."""
     model: _builtins.str
     """Id of the model that answers."""
     @_builtins.property
@@ -316,18 +320,18 @@ class ChatDelta(_message.Message):
     TOOL_CALL_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Position of the choice that this belongs to, from 0."""
+    """Position of the choice, from 0."""
     text: _builtins.str
-    """Text to append: whole characters only."""
+    """Text to append; whole characters only."""
     reasoning: _builtins.str
-    """What the model thinks before it answers, to append."""
+    """Reasoning before the answer, to append."""
     @_builtins.property
     def tool_call(self) -> Global___ToolCallDelta:
-        """A call of a tool, or more of its arguments."""
+        """A tool call, or more of its arguments."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.TokenLogprob]:
-        """The probabilities of the tokens that the text stands for; only if they were asked for."""
+        """The probabilities of the tokens of this text; only if requested."""
 
     def __init__(
         self,
@@ -361,9 +365,9 @@ class ToolCallDelta(_message.Message):
     index: _builtins.int
     """Position of the call among the choice's calls, from 0."""
     id: _builtins.str
-    """The call's id; only in its first piece."""
+    """The call's id; only in its first delta."""
     name: _builtins.str
-    """The tool's name; only in its first piece."""
+    """The tool's name; only in its first delta."""
     arguments_json: _builtins.str
     """JSON text to append to the arguments."""
     def __init__(
@@ -384,7 +388,7 @@ Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class ChatFinished(_message.Message):
-    """Closes a stream."""
+    """The end of a choice."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -394,10 +398,10 @@ class ChatFinished(_message.Message):
     index: _builtins.int
     """Position of the choice that ended, from 0."""
     finish_reason: _chat_pb2.FinishReason.ValueType
-    """Why it ended; always set."""
+    """The reason why it ended; always set."""
     @_builtins.property
     def usage(self) -> _chat_pb2.Usage:
-        """What the request took, all choices together; only in the last choice's."""
+        """The token usage of the request, over all choices; only in the last event."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ChatServiceStub:
-    """Chat with a language model: a conversation in, the assistant's next message out.
+    """Chat with a language model: the request has a conversation, the response the assistant's next message.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -50,21 +50,21 @@ class ChatServiceStub:
 
 
 class ChatServiceServicer:
-    """Chat with a language model: a conversation in, the assistant's next message out.
+    """Chat with a language model: the request has a conversation, the response the assistant's next message.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
 
     def CreateChatCompletion(self, request, context):
-        """Answers with the whole message at once.
+        """Returns the complete message in one response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamChatCompletion(self, request, context):
-        """Answers token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the call stops
-        the model.
+        """Streams the answer token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the
+        call stops the model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +92,7 @@ def add_ChatServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ChatService:
-    """Chat with a language model: a conversation in, the assistant's next message out.
+    """Chat with a language model: the request has a conversation, the response the assistant's next message.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ChatServiceStub:
-    """Chat with a language model: a conversation in, the assistant's next message out.
+    """Chat with a language model: the request has a conversation, the response the assistant's next message.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -37,29 +37,29 @@ class ChatServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ChatServiceAsyncStub: ...
     CreateChatCompletion: _grpc.UnaryUnaryMultiCallable[_chat_service_pb2.CreateChatCompletionRequest, _chat_service_pb2.CreateChatCompletionResponse]
-    """Answers with the whole message at once."""
+    """Returns the complete message in one response."""
     StreamChatCompletion: _grpc.UnaryStreamMultiCallable[_chat_service_pb2.StreamChatCompletionRequest, _chat_service_pb2.StreamChatCompletionResponse]
-    """Answers token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the call stops
-    the model.
+    """Streams the answer token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the
+    call stops the model.
     """
 
 @_typing.type_check_only
 class ChatServiceAsyncStub(ChatServiceStub):
-    """Chat with a language model: a conversation in, the assistant's next message out.
+    """Chat with a language model: the request has a conversation, the response the assistant's next message.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChatCompletion: _aio.UnaryUnaryMultiCallable[_chat_service_pb2.CreateChatCompletionRequest, _chat_service_pb2.CreateChatCompletionResponse]  # type: ignore[assignment]
-    """Answers with the whole message at once."""
+    """Returns the complete message in one response."""
     StreamChatCompletion: _aio.UnaryStreamMultiCallable[_chat_service_pb2.StreamChatCompletionRequest, _chat_service_pb2.StreamChatCompletionResponse]  # type: ignore[assignment]
-    """Answers token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the call stops
-    the model.
+    """Streams the answer token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the
+    call stops the model.
     """
 
 class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Chat with a language model: a conversation in, the assistant's next message out.
+    """Chat with a language model: the request has a conversation, the response the assistant's next message.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -70,7 +70,7 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _chat_service_pb2.CreateChatCompletionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_chat_service_pb2.CreateChatCompletionResponse, _abc.Awaitable[_chat_service_pb2.CreateChatCompletionResponse]]:
-        """Answers with the whole message at once."""
+        """Returns the complete message in one response."""
 
     @_abc_1.abstractmethod
     def StreamChatCompletion(
@@ -78,8 +78,8 @@ class ChatServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _chat_service_pb2.StreamChatCompletionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_chat_service_pb2.StreamChatCompletionResponse], _abc.AsyncIterator[_chat_service_pb2.StreamChatCompletionResponse]]:
-        """Answers token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the call stops
-        the model.
+        """Streams the answer token by token: one `started`, then `delta`s, and one `finished` for each choice. Cancelling the
+        call stops the model.
         """
 
 def add_ChatServiceServicer_to_server(servicer: ChatServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

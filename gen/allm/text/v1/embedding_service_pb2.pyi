@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CreateEmbeddingsRequest(_message.Message):
-    """Asks for the vectors of some inputs."""
+    """A request for the embeddings of several inputs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -29,14 +29,14 @@ class CreateEmbeddingsRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id or alias of a model with the capability `embeddings`, as ListModels shows it. Required."""
+    """Id or alias of a model with the capability `embeddings`, as ListModels returns it. Required."""
     dimensions: _builtins.int
-    """How many numbers a vector shall have, from its beginning; it is then normalised again. 1 up to the model's own size.
-    Default: all.
+    """Number of dimensions to keep, from the beginning of the vector; the result is normalised again. 1 up to the model's
+    own size. Default: all.
     """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_embedding_pb2.EmbeddingInput]:
-        """What to embed. 1 to 2,048 inputs, of 300,000 tokens in all at most."""
+        """The inputs, 1 to 2,048, with at most 300,000 tokens in total."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class CreateEmbeddingsResponse(_message.Message):
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
     INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id of the model that made them."""
+    """Id of the model that computed them."""
     input_tokens: _builtins.int
-    """Tokens of all inputs, special ones included."""
+    """Tokens of all inputs, including special tokens."""
     @_builtins.property
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[_embedding_pb2.Embedding]:
-        """One for each input, in their order."""
+        """One embedding per input, in the same order."""
 
     def __init__(
         self,

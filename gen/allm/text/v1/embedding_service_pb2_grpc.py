@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EmbeddingServiceStub:
-    """Makes vectors of texts.
+    """Computes embeddings of texts.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -45,14 +45,14 @@ class EmbeddingServiceStub:
 
 
 class EmbeddingServiceServicer:
-    """Makes vectors of texts.
+    """Computes embeddings of texts.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
 
     def CreateEmbeddings(self, request, context):
-        """Embeds some inputs. An input that is longer than the model takes is refused, never cut off. The answer can be larger
-        than the 4 MiB that gRPC clients accept by default: 4 bytes times the inputs times the dimensions.
+        """Embeds several inputs. An input that exceeds the model's limit is refused, never truncated. The response can exceed
+        the 4 MiB that gRPC clients accept by default: its size is 4 bytes times the inputs times the dimensions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,7 +75,7 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EmbeddingService:
-    """Makes vectors of texts.
+    """Computes embeddings of texts.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """

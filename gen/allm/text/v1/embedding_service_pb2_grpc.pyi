@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EmbeddingServiceStub:
-    """Makes vectors of texts.
+    """Computes embeddings of texts.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -37,25 +37,25 @@ class EmbeddingServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EmbeddingServiceAsyncStub: ...
     CreateEmbeddings: _grpc.UnaryUnaryMultiCallable[_embedding_service_pb2.CreateEmbeddingsRequest, _embedding_service_pb2.CreateEmbeddingsResponse]
-    """Embeds some inputs. An input that is longer than the model takes is refused, never cut off. The answer can be larger
-    than the 4 MiB that gRPC clients accept by default: 4 bytes times the inputs times the dimensions.
+    """Embeds several inputs. An input that exceeds the model's limit is refused, never truncated. The response can exceed
+    the 4 MiB that gRPC clients accept by default: its size is 4 bytes times the inputs times the dimensions.
     """
 
 @_typing.type_check_only
 class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
-    """Makes vectors of texts.
+    """Computes embeddings of texts.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateEmbeddings: _aio.UnaryUnaryMultiCallable[_embedding_service_pb2.CreateEmbeddingsRequest, _embedding_service_pb2.CreateEmbeddingsResponse]  # type: ignore[assignment]
-    """Embeds some inputs. An input that is longer than the model takes is refused, never cut off. The answer can be larger
-    than the 4 MiB that gRPC clients accept by default: 4 bytes times the inputs times the dimensions.
+    """Embeds several inputs. An input that exceeds the model's limit is refused, never truncated. The response can exceed
+    the 4 MiB that gRPC clients accept by default: its size is 4 bytes times the inputs times the dimensions.
     """
 
 class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Makes vectors of texts.
+    """Computes embeddings of texts.
 
     Errors carry a google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md).
     """
@@ -66,8 +66,8 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _embedding_service_pb2.CreateEmbeddingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_embedding_service_pb2.CreateEmbeddingsResponse, _abc.Awaitable[_embedding_service_pb2.CreateEmbeddingsResponse]]:
-        """Embeds some inputs. An input that is longer than the model takes is refused, never cut off. The answer can be larger
-        than the 4 MiB that gRPC clients accept by default: 4 bytes times the inputs times the dimensions.
+        """Embeds several inputs. An input that exceeds the model's limit is refused, never truncated. The response can exceed
+        the 4 MiB that gRPC clients accept by default: its size is 4 bytes times the inputs times the dimensions.
         """
 
 def add_EmbeddingServiceServicer_to_server(servicer: EmbeddingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

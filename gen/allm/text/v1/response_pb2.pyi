@@ -28,37 +28,37 @@ class _ResponseStatus:
 class _ResponseStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResponseStatus.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     RESPONSE_STATUS_UNSPECIFIED: _ResponseStatus.ValueType  # 0
-    """Not set: never in an answer."""
+    """Not set; never in an answer."""
     RESPONSE_STATUS_QUEUED: _ResponseStatus.ValueType  # 1
-    """It waits for its turn in the background."""
+    """In the queue for background responses."""
     RESPONSE_STATUS_IN_PROGRESS: _ResponseStatus.ValueType  # 2
-    """The model is at it."""
+    """The model is generating it."""
     RESPONSE_STATUS_COMPLETED: _ResponseStatus.ValueType  # 3
-    """It is whole."""
+    """Complete."""
     RESPONSE_STATUS_INCOMPLETE: _ResponseStatus.ValueType  # 4
-    """It ended before the model was done: `incomplete_reason` says why."""
+    """Ended early: `incomplete_reason` has the reason."""
     RESPONSE_STATUS_FAILED: _ResponseStatus.ValueType  # 5
-    """It ended with an error: `failure` says which."""
+    """Ended with an error: `failure` has the error."""
     RESPONSE_STATUS_CANCELLED: _ResponseStatus.ValueType  # 6
-    """It was cancelled."""
+    """Cancelled."""
 
 class ResponseStatus(_ResponseStatus, metaclass=_ResponseStatusEnumTypeWrapper):
-    """How far a response is."""
+    """The state of a response."""
 
 RESPONSE_STATUS_UNSPECIFIED: ResponseStatus.ValueType  # 0
-"""Not set: never in an answer."""
+"""Not set; never in an answer."""
 RESPONSE_STATUS_QUEUED: ResponseStatus.ValueType  # 1
-"""It waits for its turn in the background."""
+"""In the queue for background responses."""
 RESPONSE_STATUS_IN_PROGRESS: ResponseStatus.ValueType  # 2
-"""The model is at it."""
+"""The model is generating it."""
 RESPONSE_STATUS_COMPLETED: ResponseStatus.ValueType  # 3
-"""It is whole."""
+"""Complete."""
 RESPONSE_STATUS_INCOMPLETE: ResponseStatus.ValueType  # 4
-"""It ended before the model was done: `incomplete_reason` says why."""
+"""Ended early: `incomplete_reason` has the reason."""
 RESPONSE_STATUS_FAILED: ResponseStatus.ValueType  # 5
-"""It ended with an error: `failure` says which."""
+"""Ended with an error: `failure` has the error."""
 RESPONSE_STATUS_CANCELLED: ResponseStatus.ValueType  # 6
-"""It was cancelled."""
+"""Cancelled."""
 Global___ResponseStatus: _TypeAlias = ResponseStatus  # noqa: Y015
 
 class _ItemStatus:
@@ -68,25 +68,25 @@ class _ItemStatus:
 class _ItemStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ItemStatus.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ITEM_STATUS_UNSPECIFIED: _ItemStatus.ValueType  # 0
-    """Not set: taken as completed in a request."""
+    """Not set; read as completed in a request."""
     ITEM_STATUS_IN_PROGRESS: _ItemStatus.ValueType  # 1
-    """More of it is to come."""
+    """More content follows."""
     ITEM_STATUS_COMPLETED: _ItemStatus.ValueType  # 2
-    """It is whole."""
+    """Complete."""
     ITEM_STATUS_INCOMPLETE: _ItemStatus.ValueType  # 3
-    """It was cut off."""
+    """Cut off."""
 
 class ItemStatus(_ItemStatus, metaclass=_ItemStatusEnumTypeWrapper):
-    """How far an item is."""
+    """The state of an item."""
 
 ITEM_STATUS_UNSPECIFIED: ItemStatus.ValueType  # 0
-"""Not set: taken as completed in a request."""
+"""Not set; read as completed in a request."""
 ITEM_STATUS_IN_PROGRESS: ItemStatus.ValueType  # 1
-"""More of it is to come."""
+"""More content follows."""
 ITEM_STATUS_COMPLETED: ItemStatus.ValueType  # 2
-"""It is whole."""
+"""Complete."""
 ITEM_STATUS_INCOMPLETE: ItemStatus.ValueType  # 3
-"""It was cut off."""
+"""Cut off."""
 Global___ItemStatus: _TypeAlias = ItemStatus  # noqa: Y015
 
 class _Truncation:
@@ -96,26 +96,26 @@ class _Truncation:
 class _TruncationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Truncation.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TRUNCATION_UNSPECIFIED: _Truncation.ValueType  # 0
-    """As `TRUNCATION_DISABLED`."""
+    """The same as `TRUNCATION_DISABLED`."""
     TRUNCATION_DISABLED: _Truncation.ValueType  # 1
-    """Refuse it."""
+    """The request is refused."""
     TRUNCATION_AUTO: _Truncation.ValueType  # 2
-    """Leave out its oldest turns, from the first message of the user on, until it fits."""
+    """The oldest turns are dropped, starting with the user's first message, until the conversation fits."""
 
 class Truncation(_Truncation, metaclass=_TruncationEnumTypeWrapper):
-    """What to do with a conversation that is longer than the model's context."""
+    """The handling of a conversation that exceeds the model's context."""
 
 TRUNCATION_UNSPECIFIED: Truncation.ValueType  # 0
-"""As `TRUNCATION_DISABLED`."""
+"""The same as `TRUNCATION_DISABLED`."""
 TRUNCATION_DISABLED: Truncation.ValueType  # 1
-"""Refuse it."""
+"""The request is refused."""
 TRUNCATION_AUTO: Truncation.ValueType  # 2
-"""Leave out its oldest turns, from the first message of the user on, until it fits."""
+"""The oldest turns are dropped, starting with the user's first message, until the conversation fits."""
 Global___Truncation: _TypeAlias = Truncation  # noqa: Y015
 
 @_typing.final
 class Item(_message.Message):
-    """A piece of a conversation, or of what the model answers."""
+    """An item of a conversation or of the model's output."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -127,18 +127,18 @@ class Item(_message.Message):
     FUNCTION_CALL_OUTPUT_FIELD_NUMBER: _builtins.int
     ITEM_REFERENCE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Identifies the item. In a request optional: items without one are given one."""
+    """Id of the item. Optional in a request: the server assigns missing ids."""
     status: Global___ItemStatus.ValueType
-    """How far it is."""
+    """Its state."""
     item_reference: _builtins.str
-    """Only in requests: the id of an item of a stored response, which takes its place."""
+    """Only in requests: the id of an item of a stored response, which replaces this item."""
     @_builtins.property
     def message(self) -> Global___MessageItem:
-        """Something said."""
+        """A message."""
 
     @_builtins.property
     def reasoning(self) -> Global___ReasoningItem:
-        """What the model thought."""
+        """The model's reasoning."""
 
     @_builtins.property
     def function_call(self) -> Global___FunctionCallItem:
@@ -146,7 +146,7 @@ class Item(_message.Message):
 
     @_builtins.property
     def function_call_output(self) -> Global___FunctionCallOutputItem:
-        """What a tool gave back."""
+        """The result of a tool call."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ Global___Item: _TypeAlias = Item  # noqa: Y015
 
 @_typing.final
 class MessageItem(_message.Message):
-    """Something said."""
+    """A message of a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -179,14 +179,14 @@ class MessageItem(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     role: _chat_pb2.ChatRole.ValueType
-    """Who speaks; not `CHAT_ROLE_TOOL`. Required."""
+    """The author; not `CHAT_ROLE_TOOL`. Required."""
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ContentPart]:
-        """What is said, in order."""
+        """The content, in order."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.TokenLogprob]:
-        """The probabilities of its tokens; only in answers, and only if they were asked for."""
+        """The probabilities of its tokens; only in answers, and only if requested."""
 
     def __init__(
         self,
@@ -205,17 +205,17 @@ Global___MessageItem: _TypeAlias = MessageItem  # noqa: Y015
 
 @_typing.final
 class ReasoningItem(_message.Message):
-    """What the model thought before it answered."""
+    """The model's reasoning before the answer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Its thoughts."""
+    """The text of the reasoning."""
     @_builtins.property
     def summary(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Summaries of them, where a caller brings some; none are made here."""
+        """Summaries from the caller; the server generates none."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class FunctionCallItem(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Identifies the call: the item with what the tool gave back names it."""
+    """Id of the call; the item with the result refers to it."""
     name: _builtins.str
     """Name of the tool."""
     arguments_json: _builtins.str
@@ -263,16 +263,16 @@ Global___FunctionCallItem: _TypeAlias = FunctionCallItem  # noqa: Y015
 
 @_typing.final
 class FunctionCallOutputItem(_message.Message):
-    """What a tool gave back."""
+    """The result of a tool call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call that it answers. Required; the call must be in the conversation."""
+    """Id of the call. Required; the call must be in the conversation."""
     output: _builtins.str
-    """What the tool said, as text."""
+    """The result, as text."""
     def __init__(
         self,
         *,
@@ -289,7 +289,7 @@ Global___FunctionCallOutputItem: _TypeAlias = FunctionCallOutputItem  # noqa: Y0
 
 @_typing.final
 class ResponseSettings(_message.Message):
-    """How a response is made, besides model and input. A response repeats it, with every default filled in."""
+    """Settings of a response, except model and input. The response contains them with all defaults filled in."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -328,28 +328,30 @@ class ResponseSettings(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     instructions: _builtins.str
-    """What the model is told before the conversation; not taken over by responses that continue this one. Optional."""
+    """Instructions before the conversation; responses that continue this one do not inherit them. Optional."""
     parallel_tool_calls: _builtins.bool
-    """Whether the model may call several tools at once. Default true."""
+    """Whether the model may make several tool calls in one turn. Default true."""
     top_logprobs: _builtins.int
-    """Asks for the probabilities of the answer's tokens, and of so many of the likeliest beside each. 0 to 20."""
+    """Requests the probabilities of the answer's tokens and, for each, of this number of most likely alternatives. 0 to
+    20.
+    """
     reasoning_effort: _builtins.str
-    """How much to think, for models that do: `none`, `minimal`, `low`, `medium`, `high`. Default: as the model does."""
+    """Amount of reasoning, for models with reasoning: `none`, `minimal`, `low`, `medium`, `high`. Default: the model's."""
     previous_response_id: _builtins.str
-    """A stored response whose conversation, its answer included, goes before the input. Optional."""
+    """Id of a stored response; its conversation, including its answer, precedes the input. Optional."""
     store: _builtins.bool
-    """Whether to keep the response, so that it can be read again and continued. Default: as ALLM_STORE says."""
+    """Whether to store the response for later reads and continuation. Default: the server's setting ALLM_STORE."""
     background: _builtins.bool
-    """Whether to answer at once with a queued response that is then made in the background. Needs `store`. Default false."""
+    """Whether to return a queued response immediately and generate it in the background. Requires `store`. Default false."""
     truncation: Global___Truncation.ValueType
-    """What to do with a conversation that does not fit. Default: it is refused."""
+    """The handling of a conversation that exceeds the context. Default: it is refused."""
     prompt_cache_key: _builtins.str
-    """The caller's own name of a session, at most 512 characters: what was computed for the session's last request stays in
+    """The caller's name for a session, at most 512 characters: the tokens computed for the session's last request stay in
     the prefix cache for the next one as long as memory allows. Optional.
     """
     @_builtins.property
     def sampling(self) -> _chat_pb2.SamplingParameters:
-        """How to sample; `max_tokens` counts thoughts, too. Every parameter has a default."""
+        """Sampling parameters; `max_tokens` also counts reasoning tokens. Every parameter has a default."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Tool]:
@@ -357,15 +359,15 @@ class ResponseSettings(_message.Message):
 
     @_builtins.property
     def tool_choice(self) -> _chat_pb2.ToolChoice:
-        """What the model may or must do with the tools. Default: it decides."""
+        """Whether the model may or must call tools. Default: the model decides."""
 
     @_builtins.property
     def output_format(self) -> _chat_pb2.OutputFormat:
-        """The shape of the answer's text. Default: free."""
+        """The required format of the answer's text. Default: unconstrained."""
 
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The caller's own notes: at most 16, keys of at most 64 characters, values of at most 512."""
+        """The caller's metadata: at most 16 entries, keys of at most 64 characters, values of at most 512."""
 
     def __init__(
         self,
@@ -406,7 +408,7 @@ Global___ResponseSettings: _TypeAlias = ResponseSettings  # noqa: Y015
 
 @_typing.final
 class ResponseFailure(_message.Message):
-    """Why a response failed."""
+    """The error of a failed response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -415,7 +417,7 @@ class ResponseFailure(_message.Message):
     code: _builtins.str
     """One of allm's ten error codes (docs/errors.md), such as `TIMEOUT`."""
     message: _builtins.str
-    """What went wrong, for a person."""
+    """Human-readable description of the error."""
     def __init__(
         self,
         *,
@@ -447,36 +449,36 @@ class Response(_message.Message):
     INCOMPLETE_REASON_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Identifies it; begins with `resp_`."""
+    """Id of the response; begins with `resp_`."""
     model: _builtins.str
     """Id of the model that answers."""
     status: Global___ResponseStatus.ValueType
-    """How far it is."""
+    """Its state."""
     incomplete_reason: _builtins.str
-    """Why it is incomplete: `max_output_tokens`, which the end of the model's context counts as, too. Else empty."""
+    """Reason for the state incomplete: `max_output_tokens`, also if the model's context is full. Otherwise empty."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was asked for."""
+        """When it was created."""
 
     @_builtins.property
     def complete_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was whole; absent unless it is."""
+        """When it was complete; absent unless it is complete."""
 
     @_builtins.property
     def output(self) -> _containers.RepeatedCompositeFieldContainer[Global___Item]:
-        """What the model thought, said and called, in order."""
+        """The model's reasoning, messages and calls, in order."""
 
     @_builtins.property
     def usage(self) -> _chat_pb2.Usage:
-        """What it took; absent until it has ended."""
+        """The token usage; absent until the response has ended."""
 
     @_builtins.property
     def failure(self) -> Global___ResponseFailure:
-        """Why it failed; only of one that did."""
+        """The error; only in a failed response."""
 
     @_builtins.property
     def settings(self) -> Global___ResponseSettings:
-        """How it was asked for."""
+        """The settings of the response."""
 
     def __init__(
         self,

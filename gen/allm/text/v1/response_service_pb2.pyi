@@ -22,7 +22,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class CreateResponseRequest(_message.Message):
-    """Asks for a whole response."""
+    """A request for a complete response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -30,14 +30,14 @@ class CreateResponseRequest(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id or alias of a model, as ListModels shows it. Required."""
+    """Id or alias of a model, as ListModels returns it. Required."""
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[_response_pb2.Item]:
-        """What is said to the model, oldest first. At least one, unless it continues another response. At most 16,384."""
+        """The input items, oldest first. At least one, unless the request continues another response. At most 16,384."""
 
     @_builtins.property
     def settings(self) -> _response_pb2.ResponseSettings:
-        """How to answer. Optional; everything in it has a default."""
+        """Settings of the response. Optional; all have defaults."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ Global___CreateResponseRequest: _TypeAlias = CreateResponseRequest  # noqa: Y015
 
 @_typing.final
 class CreateResponseResponse(_message.Message):
-    """The whole response."""
+    """The complete response."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -80,7 +80,7 @@ Global___CreateResponseResponse: _TypeAlias = CreateResponseResponse  # noqa: Y0
 
 @_typing.final
 class StreamResponseRequest(_message.Message):
-    """Asks for a response as a stream; the fields mean what they mean in CreateResponseRequest."""
+    """A request for a streamed response; each field has the same meaning as in CreateResponseRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -88,14 +88,14 @@ class StreamResponseRequest(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id or alias of a model, as ListModels shows it. Required."""
+    """Id or alias of a model, as ListModels returns it. Required."""
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[_response_pb2.Item]:
-        """What is said to the model, oldest first. At least one, unless it continues another response. At most 16,384."""
+        """The input items, oldest first. At least one, unless the request continues another response. At most 16,384."""
 
     @_builtins.property
     def settings(self) -> _response_pb2.ResponseSettings:
-        """How to answer. `background` is refused."""
+        """Settings of the response. `background` is refused."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ Global___StreamResponseRequest: _TypeAlias = StreamResponseRequest  # noqa: Y015
 
 @_typing.final
 class StreamResponseResponse(_message.Message):
-    """One event of the stream. A response opens with `created` and `in_progress`, and closes with `completed`, `incomplete`
-    or `failed`. Each item of its output opens with `item_added` and closes with `item_done`; the content of a message and
-    of thoughts opens with `part_added` and closes with `part_done`.
+    """One event of the stream. A response begins with `created` and `in_progress`, and ends with `completed`, `incomplete`
+    or `failed`. Each output item begins with `item_added` and ends with `item_done`; the content of a message or of
+    reasoning begins with `part_added` and ends with `part_done`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -145,11 +145,11 @@ class StreamResponseResponse(_message.Message):
 
     @_builtins.property
     def in_progress(self) -> _response_pb2.Response:
-        """The model is at it."""
+        """The model has started."""
 
     @_builtins.property
     def item_added(self) -> Global___ItemEvent:
-        """A new item of the output, as yet empty."""
+        """A new output item, still empty."""
 
     @_builtins.property
     def part_added(self) -> Global___PartEvent:
@@ -157,47 +157,47 @@ class StreamResponseResponse(_message.Message):
 
     @_builtins.property
     def text_delta(self) -> Global___TextEvent:
-        """More of a message's text."""
+        """More text of a message."""
 
     @_builtins.property
     def text_done(self) -> Global___TextEvent:
-        """All of a message's text."""
+        """The complete text of a message."""
 
     @_builtins.property
     def reasoning_delta(self) -> Global___TextEvent:
-        """More of what the model thinks."""
+        """More text of the reasoning."""
 
     @_builtins.property
     def reasoning_done(self) -> Global___TextEvent:
-        """All of what it thought."""
+        """The complete text of the reasoning."""
 
     @_builtins.property
     def part_done(self) -> Global___PartEvent:
-        """The content of an item is whole."""
+        """The content of an item is complete."""
 
     @_builtins.property
     def arguments_delta(self) -> Global___TextEvent:
-        """More of the arguments of a call, JSON text."""
+        """More arguments of a call, as JSON text."""
 
     @_builtins.property
     def arguments_done(self) -> Global___TextEvent:
-        """All of the arguments of a call."""
+        """The complete arguments of a call."""
 
     @_builtins.property
     def item_done(self) -> Global___ItemEvent:
-        """An item is whole."""
+        """An item is complete."""
 
     @_builtins.property
     def completed(self) -> _response_pb2.Response:
-        """The response is whole. Last."""
+        """The response is complete. The last event."""
 
     @_builtins.property
     def incomplete(self) -> _response_pb2.Response:
-        """The response ended before the model was done. Last."""
+        """The response ended early. The last event."""
 
     @_builtins.property
     def failed(self) -> _response_pb2.Response:
-        """The response ended with an error after it had begun. Last."""
+        """The response ended with an error after its start. The last event."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ Global___StreamResponseResponse: _TypeAlias = StreamResponseResponse  # noqa: Y0
 
 @_typing.final
 class ItemEvent(_message.Message):
-    """The beginning or the end of an item."""
+    """The start or the end of an item."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -241,7 +241,7 @@ class ItemEvent(_message.Message):
     """Position of the item in the output, from 0."""
     @_builtins.property
     def item(self) -> _response_pb2.Item:
-        """The item, as far as it is."""
+        """The item in its current state."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ Global___ItemEvent: _TypeAlias = ItemEvent  # noqa: Y015
 
 @_typing.final
 class PartEvent(_message.Message):
-    """The beginning or the end of an item's content."""
+    """The start or the end of an item's content."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -271,7 +271,7 @@ class PartEvent(_message.Message):
     item_id: _builtins.str
     """Id of the item."""
     text: _builtins.str
-    """The content, as far as it is."""
+    """The content so far."""
     def __init__(
         self,
         *,
@@ -302,10 +302,10 @@ class TextEvent(_message.Message):
     item_id: _builtins.str
     """Id of the item."""
     text: _builtins.str
-    """The text: whole characters only."""
+    """The text; whole characters only."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.TokenLogprob]:
-        """The probabilities of the tokens that it stands for; only if they were asked for."""
+        """The probabilities of the tokens of this text; only if requested."""
 
     def __init__(
         self,
@@ -325,7 +325,7 @@ Global___TextEvent: _TypeAlias = TextEvent  # noqa: Y015
 
 @_typing.final
 class GetResponseRequest(_message.Message):
-    """Names a stored response."""
+    """The stored response to return."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -354,7 +354,7 @@ class GetResponseResponse(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def response(self) -> _response_pb2.Response:
-        """The response, as it is now."""
+        """The current state of the response."""
 
     def __init__(
         self,
@@ -371,7 +371,7 @@ Global___GetResponseResponse: _TypeAlias = GetResponseResponse  # noqa: Y015
 
 @_typing.final
 class DeleteResponseRequest(_message.Message):
-    """Names a stored response to delete."""
+    """The stored response to delete."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -393,7 +393,7 @@ Global___DeleteResponseRequest: _TypeAlias = DeleteResponseRequest  # noqa: Y015
 
 @_typing.final
 class DeleteResponseResponse(_message.Message):
-    """The response is gone."""
+    """Empty: the response is deleted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -410,13 +410,13 @@ Global___DeleteResponseResponse: _TypeAlias = DeleteResponseResponse  # noqa: Y0
 
 @_typing.final
 class CancelResponseRequest(_message.Message):
-    """Names a response to cancel."""
+    """The response to cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Its id. It must have been asked for with `background`."""
+    """Id of the response, which must have been created with `background`."""
     def __init__(
         self,
         *,
@@ -432,14 +432,14 @@ Global___CancelResponseRequest: _TypeAlias = CancelResponseRequest  # noqa: Y015
 
 @_typing.final
 class CancelResponseResponse(_message.Message):
-    """A response that does not run any more."""
+    """A response that has ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RESPONSE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def response(self) -> _response_pb2.Response:
-        """The response: cancelled, or as it had ended before."""
+        """The response: cancelled, or unchanged if it had already ended."""
 
     def __init__(
         self,
@@ -456,7 +456,7 @@ Global___CancelResponseResponse: _TypeAlias = CancelResponseResponse  # noqa: Y0
 
 @_typing.final
 class ListInputItemsRequest(_message.Message):
-    """Asks for a page of what a response was given."""
+    """A request for a page of a response's input items."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -467,11 +467,11 @@ class ListInputItemsRequest(_message.Message):
     id: _builtins.str
     """Id of the response."""
     newest_first: _builtins.bool
-    """Whether the last item comes first. Default false."""
+    """Whether the newest item comes first. Default false."""
     after: _builtins.str
-    """Id of the item after which the page begins. Default: at the beginning."""
+    """Id of the item before the page. Default: the page starts at the beginning."""
     limit: _builtins.int
-    """The most items on the page. 1 to 100, default 20."""
+    """Maximum items on the page. 1 to 100, default 20."""
     def __init__(
         self,
         *,
@@ -492,14 +492,14 @@ Global___ListInputItemsRequest: _TypeAlias = ListInputItemsRequest  # noqa: Y015
 
 @_typing.final
 class ListInputItemsResponse(_message.Message):
-    """A page of what a response was given."""
+    """A page of input items."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: _builtins.int
     HAS_MORE_FIELD_NUMBER: _builtins.int
     has_more: _builtins.bool
-    """Whether more come after the page."""
+    """Whether more items follow the page."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[_response_pb2.Item]:
         """The items."""
@@ -520,7 +520,7 @@ Global___ListInputItemsResponse: _TypeAlias = ListInputItemsResponse  # noqa: Y0
 
 @_typing.final
 class CountInputTokensRequest(_message.Message):
-    """Asks how many tokens an input is; the fields mean what they mean in CreateResponseRequest."""
+    """A request for the number of input tokens; each field has the same meaning as in CreateResponseRequest."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -528,14 +528,14 @@ class CountInputTokensRequest(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Id or alias of a model, as ListModels shows it. Required."""
+    """Id or alias of a model, as ListModels returns it. Required."""
     @_builtins.property
     def input(self) -> _containers.RepeatedCompositeFieldContainer[_response_pb2.Item]:
-        """What is said to the model, oldest first. At least one, unless it continues another response. At most 16,384."""
+        """The input items, oldest first. At least one, unless the request continues another response. At most 16,384."""
 
     @_builtins.property
     def settings(self) -> _response_pb2.ResponseSettings:
-        """How it would answer: instructions, tools and thoughts change what the model is given."""
+        """Settings of the response; instructions, tools and reasoning change the model's input."""
 
     def __init__(
         self,
@@ -554,13 +554,13 @@ Global___CountInputTokensRequest: _TypeAlias = CountInputTokensRequest  # noqa: 
 
 @_typing.final
 class CountInputTokensResponse(_message.Message):
-    """What an input takes."""
+    """The size of an input."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INPUT_TOKENS_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
-    """Tokens of all that the model would be given, what its template adds included."""
+    """All tokens of the model's input, including those that its template adds."""
     def __init__(
         self,
         *,

@@ -26,11 +26,12 @@ if _version_not_supported:
 
 
 class ResponseServiceStub:
-    """Responses of language models: items in, items out, kept so that a conversation can be continued by naming its last one.
+    """Responses of language models: input items in, output items out. Responses are stored, so that a request can continue
+    a conversation by the id of its last response.
 
-    A stored response belongs to the client that asked for it; to others it does not exist. Errors carry a
-    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); a response that is not there
-    is INVALID_REQUEST, told as NOT_FOUND.
+    A stored response belongs to the client that created it; for other clients it does not exist. Errors carry a
+    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); an unknown response is
+    INVALID_REQUEST with the status NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -77,57 +78,58 @@ class ResponseServiceStub:
 
 
 class ResponseServiceServicer:
-    """Responses of language models: items in, items out, kept so that a conversation can be continued by naming its last one.
+    """Responses of language models: input items in, output items out. Responses are stored, so that a request can continue
+    a conversation by the id of its last response.
 
-    A stored response belongs to the client that asked for it; to others it does not exist. Errors carry a
-    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); a response that is not there
-    is INVALID_REQUEST, told as NOT_FOUND.
+    A stored response belongs to the client that created it; for other clients it does not exist. Errors carry a
+    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); an unknown response is
+    INVALID_REQUEST with the status NOT_FOUND.
     """
 
     def CreateResponse(self, request, context):
-        """Answers with the whole response; or, with `background`, at once with a queued one.
+        """Returns the complete response or, with `background`, a queued one immediately.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamResponse(self, request, context):
-        """Answers event by event. Cancelling the call stops the model, except in the background.
+        """Streams the response as events. Cancelling the call stops the model, except for background responses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetResponse(self, request, context):
-        """Gives a stored response as it is now.
+        """Returns the current state of a stored response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteResponse(self, request, context):
-        """Forgets a stored response; one that runs in the background is cancelled first.
+        """Deletes a stored response; a running background response is cancelled first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelResponse(self, request, context):
-        """Ends a response that runs in the background, whichever replica runs it; one that has ended stays as it is.
+        """Cancels a background response on any replica; a response that has ended does not change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListInputItems(self, request, context):
-        """Lists what a stored response was given, without what came before it by `previous_response_id`.
+        """Lists the input items of a stored response, without those of earlier responses (`previous_response_id`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CountInputTokens(self, request, context):
-        """Counts the tokens of what the model would be given, and does not answer.
+        """Counts the tokens of the model's input, without generating a response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,11 +182,12 @@ def add_ResponseServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ResponseService:
-    """Responses of language models: items in, items out, kept so that a conversation can be continued by naming its last one.
+    """Responses of language models: input items in, output items out. Responses are stored, so that a request can continue
+    a conversation by the id of its last response.
 
-    A stored response belongs to the client that asked for it; to others it does not exist. Errors carry a
-    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); a response that is not there
-    is INVALID_REQUEST, told as NOT_FOUND.
+    A stored response belongs to the client that created it; for other clients it does not exist. Errors carry a
+    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); an unknown response is
+    INVALID_REQUEST with the status NOT_FOUND.
     """
 
     @staticmethod

@@ -27,11 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ResponseServiceStub:
-    """Responses of language models: items in, items out, kept so that a conversation can be continued by naming its last one.
+    """Responses of language models: input items in, output items out. Responses are stored, so that a request can continue
+    a conversation by the id of its last response.
 
-    A stored response belongs to the client that asked for it; to others it does not exist. Errors carry a
-    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); a response that is not there
-    is INVALID_REQUEST, told as NOT_FOUND.
+    A stored response belongs to the client that created it; for other clients it does not exist. Errors carry a
+    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); an unknown response is
+    INVALID_REQUEST with the status NOT_FOUND.
     """
 
     @_typing.overload
@@ -39,51 +40,53 @@ class ResponseServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ResponseServiceAsyncStub: ...
     CreateResponse: _grpc.UnaryUnaryMultiCallable[_response_service_pb2.CreateResponseRequest, _response_service_pb2.CreateResponseResponse]
-    """Answers with the whole response; or, with `background`, at once with a queued one."""
+    """Returns the complete response or, with `background`, a queued one immediately."""
     StreamResponse: _grpc.UnaryStreamMultiCallable[_response_service_pb2.StreamResponseRequest, _response_service_pb2.StreamResponseResponse]
-    """Answers event by event. Cancelling the call stops the model, except in the background."""
+    """Streams the response as events. Cancelling the call stops the model, except for background responses."""
     GetResponse: _grpc.UnaryUnaryMultiCallable[_response_service_pb2.GetResponseRequest, _response_service_pb2.GetResponseResponse]
-    """Gives a stored response as it is now."""
+    """Returns the current state of a stored response."""
     DeleteResponse: _grpc.UnaryUnaryMultiCallable[_response_service_pb2.DeleteResponseRequest, _response_service_pb2.DeleteResponseResponse]
-    """Forgets a stored response; one that runs in the background is cancelled first."""
+    """Deletes a stored response; a running background response is cancelled first."""
     CancelResponse: _grpc.UnaryUnaryMultiCallable[_response_service_pb2.CancelResponseRequest, _response_service_pb2.CancelResponseResponse]
-    """Ends a response that runs in the background, whichever replica runs it; one that has ended stays as it is."""
+    """Cancels a background response on any replica; a response that has ended does not change."""
     ListInputItems: _grpc.UnaryUnaryMultiCallable[_response_service_pb2.ListInputItemsRequest, _response_service_pb2.ListInputItemsResponse]
-    """Lists what a stored response was given, without what came before it by `previous_response_id`."""
+    """Lists the input items of a stored response, without those of earlier responses (`previous_response_id`)."""
     CountInputTokens: _grpc.UnaryUnaryMultiCallable[_response_service_pb2.CountInputTokensRequest, _response_service_pb2.CountInputTokensResponse]
-    """Counts the tokens of what the model would be given, and does not answer."""
+    """Counts the tokens of the model's input, without generating a response."""
 
 @_typing.type_check_only
 class ResponseServiceAsyncStub(ResponseServiceStub):
-    """Responses of language models: items in, items out, kept so that a conversation can be continued by naming its last one.
+    """Responses of language models: input items in, output items out. Responses are stored, so that a request can continue
+    a conversation by the id of its last response.
 
-    A stored response belongs to the client that asked for it; to others it does not exist. Errors carry a
-    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); a response that is not there
-    is INVALID_REQUEST, told as NOT_FOUND.
+    A stored response belongs to the client that created it; for other clients it does not exist. Errors carry a
+    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); an unknown response is
+    INVALID_REQUEST with the status NOT_FOUND.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateResponse: _aio.UnaryUnaryMultiCallable[_response_service_pb2.CreateResponseRequest, _response_service_pb2.CreateResponseResponse]  # type: ignore[assignment]
-    """Answers with the whole response; or, with `background`, at once with a queued one."""
+    """Returns the complete response or, with `background`, a queued one immediately."""
     StreamResponse: _aio.UnaryStreamMultiCallable[_response_service_pb2.StreamResponseRequest, _response_service_pb2.StreamResponseResponse]  # type: ignore[assignment]
-    """Answers event by event. Cancelling the call stops the model, except in the background."""
+    """Streams the response as events. Cancelling the call stops the model, except for background responses."""
     GetResponse: _aio.UnaryUnaryMultiCallable[_response_service_pb2.GetResponseRequest, _response_service_pb2.GetResponseResponse]  # type: ignore[assignment]
-    """Gives a stored response as it is now."""
+    """Returns the current state of a stored response."""
     DeleteResponse: _aio.UnaryUnaryMultiCallable[_response_service_pb2.DeleteResponseRequest, _response_service_pb2.DeleteResponseResponse]  # type: ignore[assignment]
-    """Forgets a stored response; one that runs in the background is cancelled first."""
+    """Deletes a stored response; a running background response is cancelled first."""
     CancelResponse: _aio.UnaryUnaryMultiCallable[_response_service_pb2.CancelResponseRequest, _response_service_pb2.CancelResponseResponse]  # type: ignore[assignment]
-    """Ends a response that runs in the background, whichever replica runs it; one that has ended stays as it is."""
+    """Cancels a background response on any replica; a response that has ended does not change."""
     ListInputItems: _aio.UnaryUnaryMultiCallable[_response_service_pb2.ListInputItemsRequest, _response_service_pb2.ListInputItemsResponse]  # type: ignore[assignment]
-    """Lists what a stored response was given, without what came before it by `previous_response_id`."""
+    """Lists the input items of a stored response, without those of earlier responses (`previous_response_id`)."""
     CountInputTokens: _aio.UnaryUnaryMultiCallable[_response_service_pb2.CountInputTokensRequest, _response_service_pb2.CountInputTokensResponse]  # type: ignore[assignment]
-    """Counts the tokens of what the model would be given, and does not answer."""
+    """Counts the tokens of the model's input, without generating a response."""
 
 class ResponseServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Responses of language models: items in, items out, kept so that a conversation can be continued by naming its last one.
+    """Responses of language models: input items in, output items out. Responses are stored, so that a request can continue
+    a conversation by the id of its last response.
 
-    A stored response belongs to the client that asked for it; to others it does not exist. Errors carry a
-    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); a response that is not there
-    is INVALID_REQUEST, told as NOT_FOUND.
+    A stored response belongs to the client that created it; for other clients it does not exist. Errors carry a
+    google.rpc.ErrorInfo whose reason is one of allm's ten error codes (see docs/errors.md); an unknown response is
+    INVALID_REQUEST with the status NOT_FOUND.
     """
 
     @_abc_1.abstractmethod
@@ -92,7 +95,7 @@ class ResponseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _response_service_pb2.CreateResponseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_response_service_pb2.CreateResponseResponse, _abc.Awaitable[_response_service_pb2.CreateResponseResponse]]:
-        """Answers with the whole response; or, with `background`, at once with a queued one."""
+        """Returns the complete response or, with `background`, a queued one immediately."""
 
     @_abc_1.abstractmethod
     def StreamResponse(
@@ -100,7 +103,7 @@ class ResponseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _response_service_pb2.StreamResponseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_response_service_pb2.StreamResponseResponse], _abc.AsyncIterator[_response_service_pb2.StreamResponseResponse]]:
-        """Answers event by event. Cancelling the call stops the model, except in the background."""
+        """Streams the response as events. Cancelling the call stops the model, except for background responses."""
 
     @_abc_1.abstractmethod
     def GetResponse(
@@ -108,7 +111,7 @@ class ResponseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _response_service_pb2.GetResponseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_response_service_pb2.GetResponseResponse, _abc.Awaitable[_response_service_pb2.GetResponseResponse]]:
-        """Gives a stored response as it is now."""
+        """Returns the current state of a stored response."""
 
     @_abc_1.abstractmethod
     def DeleteResponse(
@@ -116,7 +119,7 @@ class ResponseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _response_service_pb2.DeleteResponseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_response_service_pb2.DeleteResponseResponse, _abc.Awaitable[_response_service_pb2.DeleteResponseResponse]]:
-        """Forgets a stored response; one that runs in the background is cancelled first."""
+        """Deletes a stored response; a running background response is cancelled first."""
 
     @_abc_1.abstractmethod
     def CancelResponse(
@@ -124,7 +127,7 @@ class ResponseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _response_service_pb2.CancelResponseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_response_service_pb2.CancelResponseResponse, _abc.Awaitable[_response_service_pb2.CancelResponseResponse]]:
-        """Ends a response that runs in the background, whichever replica runs it; one that has ended stays as it is."""
+        """Cancels a background response on any replica; a response that has ended does not change."""
 
     @_abc_1.abstractmethod
     def ListInputItems(
@@ -132,7 +135,7 @@ class ResponseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _response_service_pb2.ListInputItemsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_response_service_pb2.ListInputItemsResponse, _abc.Awaitable[_response_service_pb2.ListInputItemsResponse]]:
-        """Lists what a stored response was given, without what came before it by `previous_response_id`."""
+        """Lists the input items of a stored response, without those of earlier responses (`previous_response_id`)."""
 
     @_abc_1.abstractmethod
     def CountInputTokens(
@@ -140,6 +143,6 @@ class ResponseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _response_service_pb2.CountInputTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_response_service_pb2.CountInputTokensResponse, _abc.Awaitable[_response_service_pb2.CountInputTokensResponse]]:
-        """Counts the tokens of what the model would be given, and does not answer."""
+        """Counts the tokens of the model's input, without generating a response."""
 
 def add_ResponseServiceServicer_to_server(servicer: ResponseServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
