@@ -19,7 +19,7 @@ from services.cli.top import show_on, show_once
 
 app = typer.Typer(
     name="allm",
-    help="Serves models on your own machine: OpenAI's REST API and typed, streaming gRPC on one port.",
+    help="Serves text, audio and image models on your own machine: OpenAI's REST API and typed gRPC on one port.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -57,17 +57,18 @@ def _main(
 
 @app.command()
 def serve() -> None:
-    """Start the catalog, the text service and the gateway, and keep them running until Ctrl-C.
+    """Start the catalog, the gateway and the text, audio and image services; run them until Ctrl-C.
 
-    Without further settings it serves a small demo model on http://127.0.0.1:8080/v1. Settings are environment
-    variables; the ones most often used:
+    By default it serves small demo models on http://127.0.0.1:8080/v1. The audio and image services run if their
+    extras are installed. Settings are environment variables. The most common ones:
 
     * `ALLM_MODELS` - models to register, as `id=/path/to/model.gguf`, comma-separated; see also `allm models add`
-    * `ALLM_HOST`, `ALLM_PORT` - where to listen (127.0.0.1, 8080)
-    * `ALLM_AUTH` - `keys` asks every caller for an API key; without it only this machine gets in
-    * `ALLM_ALLOWED_HOSTS` - names besides localhost under which clients reach it
-    * `ALLM_CORS_ORIGINS` - origins whose web pages may call it
-    * `ALLM_HOME` - models, logs and state (~/.allm)
+    * `ALLM_AUDIO_REPLICAS`, `ALLM_IMAGE_REPLICAS` - `0` turns a service off
+    * `ALLM_HOST`, `ALLM_PORT` - the address to listen on (127.0.0.1, 8080)
+    * `ALLM_AUTH` - `keys` requires an API key of every caller; without it only this machine has access
+    * `ALLM_ALLOWED_HOSTS` - host names, besides localhost, that clients may use
+    * `ALLM_CORS_ORIGINS` - origins whose web pages may call the API
+    * `ALLM_HOME` - the folder for models, logs and state (~/.allm)
     """
     with plainly():
         serve_stack(os.environ, _installed_version(), Screen())
@@ -75,12 +76,12 @@ def serve() -> None:
 
 @app.command()
 def gateway() -> None:
-    """Start the gateway alone, in front of services that run elsewhere, until SIGTERM or Ctrl-C.
+    """Start only the gateway, in front of services on other machines; run it until SIGTERM or Ctrl-C.
 
-    Settings are environment variables; those that say where the services are:
+    Settings are environment variables. The addresses of the services:
 
-    * `ALLM_GATEWAY_TEXT`, `ALLM_GATEWAY_AUDIO`, `ALLM_GATEWAY_IMAGE` - addresses `host:port`, comma-separated
-    * `ALLM_GATEWAY_TEXT_GROUPS`, `ALLM_TEXT_GROUP_MODELS` - further text services, each for a group of models
+    * `ALLM_GATEWAY_TEXT`, `ALLM_GATEWAY_AUDIO`, `ALLM_GATEWAY_IMAGE` - `host:port`, comma-separated
+    * `ALLM_GATEWAY_TEXT_GROUPS`, `ALLM_TEXT_GROUP_MODELS` - more text services, each for a group of models
     * `ALLM_CATALOG` - address of the catalog
     * `ALLM_TLS_CERT`, `ALLM_TLS_KEY` - PEM files, for HTTPS
     """
@@ -90,13 +91,15 @@ def gateway() -> None:
 
 @app.command()
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show it once, and end; where no terminal is, always.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one sample and exit; implied without a terminal.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where allm is; default: the one running here.")
+        str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
     ] = "",
 ) -> None:
-    """Watch what the machine does: memory, requests, tokens a second, latencies, models that come and go."""
+    """Show the load of the machine: memory, requests, tokens per second, latencies, model loads and unloads."""
     console = Console(highlight=False)
     if once or as_json or not console.is_terminal:
         show_once(address, as_json)

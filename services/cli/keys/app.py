@@ -23,15 +23,16 @@ DAY_SECONDS = 86_400
 ONCE = "Keep the key now: it is shown this once, and only its hash is stored."
 
 keys_app = typer.Typer(
-    help="Make, list and revoke the API keys that callers show with `ALLM_AUTH=keys`.",
+    help="Create, list and revoke the API keys that `ALLM_AUTH=keys` requires.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 
 CatalogAddress = Annotated[
-    str, typer.Option("--catalog", metavar="ADDRESS", help="Where the catalog is; default: the one running here.")
+    str,
+    typer.Option("--catalog", metavar="ADDRESS", help="The address of the catalog; default: the one on this machine."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
@@ -43,28 +44,29 @@ def _session(catalog: str) -> Iterator[keys_pb2_grpc.KeyServiceStub]:
 
 @keys_app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it: who or what will use it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name for the key, such as its user.")],
     scopes: Annotated[
         list[str] | None,
         typer.Option("--scope", metavar="SCOPE", help="`inference` (the default) or `admin`; repeatable."),
     ] = None,
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="ID", help="Only this model, or all beginning so: `llama*`; repeatable."),
+        typer.Option("--model", metavar="ID", help="Allow only this model, or a prefix: `llama*`; repeatable."),
     ] = None,
     requests: Annotated[
-        int, typer.Option("--requests-per-minute", min=0, metavar="N", help="Most requests in a minute; 0: no limit.")
+        int, typer.Option("--requests-per-minute", min=0, metavar="N", help="Requests per minute; 0: no limit.")
     ] = 0,
     tokens: Annotated[
-        int, typer.Option("--tokens-per-minute", min=0, metavar="N", help="Most tokens in a minute; 0: no limit.")
+        int, typer.Option("--tokens-per-minute", min=0, metavar="N", help="Tokens per minute; 0: no limit.")
     ] = 0,
     days: Annotated[
-        float, typer.Option("--expires", min=0, max=36_500, metavar="DAYS", help="Ends after so many; 0: never.")
+        float,
+        typer.Option("--expires", min=0, max=36_500, metavar="DAYS", help="Days until the key expires; 0: never."),
     ] = 0,
     as_json: Json = False,
     catalog: CatalogAddress = "",
 ) -> None:
-    """Make a key, and show it for the only time."""
+    """Create a key and show it. It is never shown again."""
     request = keys_pb2.CreateKeyRequest(name=name, scopes=scopes, models=models, tokens_per_minute=tokens)
     request.requests_per_minute = min(requests, 2**31 - 1)
     if days:
@@ -80,7 +82,7 @@ def create(
 
 @keys_app.command(name="list")
 def list_keys(as_json: Json = False, catalog: CatalogAddress = "") -> None:
-    """List all keys, without what would let anybody use them."""
+    """List all keys, without their secrets."""
     with _session(catalog) as keys:
         reply = keys.ListKeys(keys_pb2.ListKeysRequest(), timeout=ANSWER_SECONDS)
         if as_json:
@@ -91,11 +93,11 @@ def list_keys(as_json: Json = False, catalog: CatalogAddress = "") -> None:
 
 @keys_app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="`key_...`, as `allm keys list` tells it.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="`key_...`, from `allm keys list`.")],
     as_json: Json = False,
     catalog: CatalogAddress = "",
 ) -> None:
-    """End a key for good. Within five seconds no call that shows it begins any more."""
+    """Revoke a key for good. Within five seconds new calls with it are refused."""
     with _session(catalog) as keys:
         reply = keys.RevokeKey(keys_pb2.RevokeKeyRequest(id=key_id), timeout=ANSWER_SECONDS)
         if as_json:

@@ -45,25 +45,31 @@ from services.models.descriptor import Format, Modality
 from services.settings.settings import load_settings
 
 models_app = typer.Typer(
-    help="Register models, see what is ready where, and manage them.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="Register models, show their state on each replica, and manage them.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 
-ModelId = Annotated[str, typer.Argument(metavar="ID", help="Its id or one of its aliases.")]
-Address = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where allm is; default: the one running here.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document for scripts.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Whether to wait until it is done.")]
-Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait at most; 0: no limit.")]
-Alias = Annotated[list[str] | None, typer.Option("--alias", metavar="NAME", help="Another name for it; repeatable.")]
+ModelId = Annotated[str, typer.Argument(metavar="ID", help="Id or alias of the model.")]
+Address = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The address of allm; default: the one on this machine.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
+Timeout = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest wait; 0: no limit.")]
+Alias = Annotated[
+    list[str] | None, typer.Option("--alias", metavar="NAME", help="Another name of the model; repeatable.")
+]
 Source = "`hf://org/name[@revision][#file]`, or a path or `file://` URL of this machine."
 
 
 @models_app.command()
 def add(
-    model_id: Annotated[str, typer.Argument(metavar="ID", help="What requests will name.")],
+    model_id: Annotated[str, typer.Argument(metavar="ID", help="The name that requests use.")],
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=Source)],
-    format: Annotated[Format, typer.Option(help="What its files are; fixed for good.")],
+    format: Annotated[Format, typer.Option(help="The format of its files; it cannot be changed later.")],
     alias: Alias = None,
-    modality: Annotated[Modality | None, typer.Option(help="Default: what the format is for.")] = None,
+    modality: Annotated[Modality | None, typer.Option(help="Default: the modality of the format.")] = None,
     base: Base = "",
     loras: Loras = None,
     steps: Steps = None,
@@ -110,7 +116,7 @@ def add(
 
 @models_app.command(name="list")
 def list_models(
-    all_models: Annotated[bool, typer.Option("--all", help="Whatever their state; the default.", hidden=True)] = True,
+    all_models: Annotated[bool, typer.Option("--all", help="Models in any state; the default.", hidden=True)] = True,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
@@ -144,13 +150,16 @@ def show(
 def update(
     model_id: ModelId,
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help=f"{Source} Default: the old one, at what its revision names now.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", help=f"{Source} Default: the present source, at the newest commit of its revision."
+        ),
     ] = "",
     alias: Alias = None,
-    no_aliases: Annotated[bool, typer.Option("--no-aliases", help="Take all aliases away.")] = False,
+    no_aliases: Annotated[bool, typer.Option("--no-aliases", help="Remove all aliases.")] = False,
     base: Base = "",
     loras: Loras = None,
-    no_loras: Annotated[bool, typer.Option("--no-loras", help="Take all LoRAs away.")] = False,
+    no_loras: Annotated[bool, typer.Option("--no-loras", help="Remove all LoRAs.")] = False,
     steps: Steps = None,
     guidance: Guidance = None,
     runtime: Runtime = None,
@@ -165,7 +174,7 @@ def update(
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Give a model another source, other parts, names or values. The old one serves until the new one can."""
+    """Change a model's source, parts, names or settings. The old version serves until the new one is ready."""
     engine = engine_settings(
         dtype,
         tensor_parallel=tensor_parallel,
@@ -203,11 +212,11 @@ def update(
 @models_app.command()
 def remove(
     model_id: ModelId,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Forget a model, and delete what was fetched for it. Files of a `file://` source stay."""
+    """Remove a model and delete its fetched files. Files of a `file://` source stay."""
     with session(address) as at:
         model = at.catalog.get(model_id).model
         if not yes:
@@ -238,7 +247,7 @@ def load(
 
 @models_app.command()
 def unload(model_id: ModelId, as_json: Json = False, address: Address = "") -> None:
-    """Give a model's memory back once its running requests have ended. The next request loads it again."""
+    """Unload a model once its running requests have ended. The next request loads it again."""
     with session(address) as at:
         model = at.catalog.unload(model_id)
         if as_json:
@@ -249,7 +258,7 @@ def unload(model_id: ModelId, as_json: Json = False, address: Address = "") -> N
 
 @models_app.command()
 def why(model_id: ModelId, as_json: Json = False, address: Address = "") -> None:
-    """Explain which runtime each replica takes for a model, and why not the others."""
+    """Explain which runtime each replica chooses for a model, and why it rejects the others."""
     with session(address) as at:
         explained = at.catalog.explain(model_id)
         if as_json:
@@ -261,17 +270,17 @@ def why(model_id: ModelId, as_json: Json = False, address: Address = "") -> None
 @models_app.command()
 def bench(
     model_id: ModelId,
-    runtime: Annotated[str, typer.Option(help="Only this runtime; default: every one that can run it.")] = "",
+    runtime: Annotated[str, typer.Option(help="Measure only this runtime; default: all that can run the model.")] = "",
     tokens: Annotated[int, typer.Option(min=2, max=100_000, help="Tokens of each answer.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, beside one that warms up.")] = 3,
-    prompt_tokens: Annotated[int, typer.Option(min=16, max=1_000_000, help="Tokens of the prompt, about.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds, after one to warm up.")] = 3,
+    prompt_tokens: Annotated[int, typer.Option(min=16, max=1_000_000, help="Approximate tokens of the prompt.")] = 128,
     audio: Annotated[
-        Path | None, typer.Option("--audio", metavar="FILE", help="For an audio model: a recording of speech.")
+        Path | None, typer.Option("--audio", metavar="FILE", help="A recording of speech, for an audio model.")
     ] = None,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Measure a model under its runtimes, and record it: from then on the fastest is chosen."""
+    """Measure a model on its runtimes and record the result: from then on the fastest one is chosen."""
     with session(address) as at:
         chat = ChatMeter(at.connection.chat, tokens, prompt_tokens)
         speech = SpeechMeter(at.connection.audio, audio.expanduser()) if audio else None
@@ -287,19 +296,21 @@ def verify_model(
     model_id: ModelId,
     runtime: LoadRuntime = "",
     check: Annotated[
-        list[str] | None, typer.Option("--check", metavar="NAME", help="Only this one, and loading; repeatable.")
+        list[str] | None, typer.Option("--check", metavar="NAME", help="Run only this check, and loading; repeatable.")
     ] = None,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Leave out what says nothing where the weights mean nothing.")
+        bool, typer.Option("--random-weights", help="Skip the checks that mean nothing with random weights.")
     ] = False,
-    prompt_tokens: Annotated[int, typer.Option(min=64, max=1_000_000, help="Tokens of a long prompt, about.")] = 1000,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=64, max=1_000_000, help="Approximate tokens of a long prompt.")
+    ] = 1000,
     record_file: Annotated[
-        Path | None, typer.Option("--record", metavar="FILE", help="Write the result there.")
+        Path | None, typer.Option("--record", metavar="FILE", help="Write the result to this file.")
     ] = None,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Check that a text model serves well: its template, its ends, its batches, its tools, and what it finds likely."""
+    """Check that a text model serves correctly: template, stop tokens, batches, tools and likelihoods."""
     with session(address) as at:
         subject, outcomes = verify(
             at.connection,
@@ -348,11 +359,11 @@ def check(
 @models_app.command(name="import")
 def import_models(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of models, below `ALLM_MODEL_ROOTS`.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be taken.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be registered.")] = False,
     as_json: Json = False,
     address: Address = "",
 ) -> None:
-    """Register every model that a folder holds, such as an old `~/.llm-router/models`."""
+    """Register every model in a folder, such as an old `~/.llm-router/models`."""
     page = Page()
 
     def tell(entry: Entry) -> None:

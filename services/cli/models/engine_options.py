@@ -10,16 +10,14 @@ from allm.models.v1 import model_pb2
 from services.settings.settings import DTYPES
 
 _AS_SET = "0: as its service is set."
-Runtime = Annotated[
-    str | None, typer.Option(metavar="NAME", help="To run it with; '' or nothing: the registry's choice.")
-]
+Runtime = Annotated[str | None, typer.Option(metavar="NAME", help="The runtime; default or '': the registry's choice.")]
 LoadRuntime = Annotated[
     str,
-    typer.Option(metavar="NAME", help="To load it with; default: that of its registration, or the registry's choice."),
+    typer.Option(metavar="NAME", help="The runtime; default: the registered one, or the registry's choice."),
 ]
 TensorParallel = Annotated[int | None, typer.Option(min=0, help=f"GPUs of a machine that share every layer; {_AS_SET}")]
 PipelineParallel = Annotated[
-    int | None, typer.Option(min=0, help="Stages that its layers are divided into, as a rule one for each machine.")
+    int | None, typer.Option(min=0, help="Pipeline stages that the layers are divided into, usually one per machine.")
 ]
 ContextTokens = Annotated[int | None, typer.Option(min=0, help=f"Most tokens of prompt and answer; {_AS_SET}")]
 MaxSequences = Annotated[int | None, typer.Option(min=0, help=f"Requests that decode at the same time; {_AS_SET}")]

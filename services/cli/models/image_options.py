@@ -10,10 +10,12 @@ from allm.models.v1 import model_pb2
 
 from services.cli.models.sources import source_url
 
-Base = Annotated[str, typer.Option(metavar="SOURCE", help="For an image checkpoint of one file: whose configuration.")]
-Loras = Annotated[list[str] | None, typer.Option("--lora", metavar="SOURCE[=SCALE]", help="To add; repeatable.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Of an image, where a request does not say.")]
-Guidance = Annotated[float | None, typer.Option(min=0, help="Of an image, where a request does not say.")]
+Base = Annotated[
+    str, typer.Option(metavar="SOURCE", help="The source of the configuration for a single-file checkpoint.")
+]
+Loras = Annotated[list[str] | None, typer.Option("--lora", metavar="SOURCE[=SCALE]", help="A LoRA to add; repeatable.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Default steps of an image.")]
+Guidance = Annotated[float | None, typer.Option(min=0, help="Default guidance of an image.")]
 
 
 def lora_list(texts: Sequence[str] | None) -> list[model_pb2.Lora]:
