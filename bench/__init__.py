@@ -1,1 +1,1 @@
-"""Closed-loop load against OpenAI-compatible endpoints, and allm side by side with its peers."""
+"""Closed-loop load on OpenAI-compatible endpoints, and comparisons of allm with its peers."""

@@ -1,13 +1,13 @@
-"""Transcription through the whole path against the plain libraries, side by side: `python -m bench.audio`.
+"""Comparison of transcription through allm's whole path with the plain libraries: `python -m bench.audio`.
 
     python -m bench.audio [--quick] [--rounds 3] [--no-vad] [--concurrency 4] [--no-long]
 
-All have the same weights, clips, beam, compute type (but openai-whisper, which has float32 alone) and compute threads
-together, and decode the same files. allm is asked over REST, through Envoy. In a trial each setting of the libraries is
-measured at each concurrency; the best two, and the better one of openai-whisper, are then measured in rounds beside
-allm, in turn and with the same clips. The machine may be shared: what counts is the median of the rounds' ratios, and
-CPU seconds tell what noise hides. CTranslate2's encoder alone is measured too: nobody who encodes windows of 30 s can
-be faster than that.
+All contenders use the same weights, files, beam, compute type and total number of compute threads, except that
+openai-whisper has only float32. allm receives its requests over REST, through Envoy. A trial measures each setting of
+the libraries at each concurrency. The rounds then measure the best two, and the better setting of openai-whisper, in
+turn with allm and with the same clips. The machine may be shared: the result is the median of the rounds' ratios, and
+CPU seconds show what noise hides. The bench also measures CTranslate2's encoder alone: nothing that encodes windows of
+30 s can be faster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bench.results_folder import save
 
 CONCURRENCIES = (1, 4, 16)
 BATCHES = (4, 8, 16)
-ENCODED = (3000, 1500)  # columns: windows as everybody encodes them, and the shortest of allm's
+ENCODED = (3000, 1500)  # columns: the usual window, and the shortest one of allm
 ENCODER_BATCHES = (1, 8)
 ENCODER_CALLS = 8
 _CLIPS = {1: 15, 4: 30, 16: 45}
@@ -39,7 +39,7 @@ _KEPT = 2
 
 
 class Rounds:
-    """Takes turns and keeps what each gave."""
+    """The rounds of the comparison: runs the contenders in turn and keeps their figures."""
 
     def __init__(self, threads: int, compute_type: str, quick: bool, *, vad: bool) -> None:
         self._threads = threads
@@ -61,7 +61,7 @@ class Rounds:
         self._stack.close()
 
     def choose(self, clients: int) -> list[str]:
-        """Tries every library at a concurrency: the names of the best ones, and of the better openai-whisper."""
+        """Tries every library at a concurrency; returns the names of the best ones and of the better openai-whisper."""
         level = Level(clients, order(f"{self._seed} trial", _TRIAL_CLIPS.get(clients, 2 * clients)))
         tried = {
             name: self._measure(name, level, -1).speed for name, plan in self._plans.items() if _fits(plan, clients)
@@ -71,23 +71,23 @@ class Rounds:
         return [*[name for name in ranked if name not in whisper][:_KEPT], *whisper[:1]]
 
     def fitting(self, names: Sequence[str], clients: int) -> list[str]:
-        """Of the settings named, those that make sense at a concurrency. Raises KeyError for a name not known."""
+        """Returns the named settings that make sense at a concurrency. Raises KeyError for an unknown name."""
         return [name for name in names if _fits(self._plans[name], clients)]
 
     def take(self, number: int, clients: int, names: Sequence[str]) -> None:
-        """A round: allm and the chosen ones, beginning with another one each time."""
+        """Runs a round of allm and the chosen settings; each round begins with another contender."""
         table = _TRIAL_CLIPS if self._quick else _CLIPS
         level = Level(clients, order(f"{self._seed} {number}", table.get(clients, 3 * clients)))
         self._in_turn(number, level, ["allm", *names])
 
     def long(self, number: int) -> None:
-        """A round with the long recording: allm and the libraries with all threads for one caller."""
+        """Runs a round with the long recording: allm, and the libraries with all threads for one caller."""
         names = [plan.name for plan in self._plans.values() if plan.workers * plan.processes == 1]
         names = [name for name in names if number == 0 or self._plans[name].library is not Library.WHISPER]
         self._in_turn(number, Level(1, [LONG]), ["allm", *names])
 
     def floor(self, number: int) -> None:
-        """The encoder alone, each way to call it."""
+        """Measures the encoder alone, in each way of calling it."""
         for columns in ENCODED:
             for plan in encoders(self._threads, self._compute_type, columns, ENCODER_BATCHES):
                 self._plans[plan.name] = plan
@@ -101,7 +101,7 @@ class Rounds:
 
     def _measure(self, name: str, level: Level, number: int) -> Entry:
         contender, plan = self._contender(name), self._plans.get(name)
-        if plan and plan.library is Library.WHISPER:  # so slow that fewer clips tell as much
+        if plan and plan.library is Library.WHISPER:  # so slow that fewer clips suffice
             level = replace(level, clips=level.clips[: max(2, len(level.clips) // 4)])
         meter = NoiseMeter(contender.pid)
         timing = contender.measure(level)
@@ -119,7 +119,7 @@ class Rounds:
 
 
 def _fits(plan: Plan, clients: int) -> bool:
-    """Whether a way to split the threads makes sense for so many callers."""
+    """Checks that a split of the threads makes sense for a number of callers."""
     return plan.library is not Library.ENCODER and plan.workers * plan.processes <= clients
 
 

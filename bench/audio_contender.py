@@ -1,4 +1,4 @@
-"""Who transcribes: allm's whole path, and the libraries, each in a process of its own that waits for its turns."""
+"""The contenders of the transcription bench: allm's whole path, and each library in its own process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MODEL = "bench"
 
 
 class Contender(Protocol):
-    """One that transcribes."""
+    """An implementation of transcription."""
 
     name: str
-    pid: int  # of its process, whose children count as well
+    pid: int  # its process; the children of that count too
 
     def measure(self, level: Level) -> Timing:
         """Transcribes the clips of a level."""
@@ -39,7 +39,7 @@ class Allm:
         self._clients = clients
 
     def measure(self, level: Level) -> Timing:
-        """Uploads the clips of a level."""
+        """Uploads the clips of a level and times the answers."""
         return self._clients.run(level.clips, level.clients)
 
 
@@ -73,7 +73,7 @@ def library(plan: Plan) -> AbstractContextManager[LibraryProcess[Timing]]:
 
 
 def libraries(threads: int, compute_type: str, batches: Sequence[int], *, vad: bool) -> list[Plan]:
-    """Each library at what may be its best."""
+    """Returns the plans that may be the best for each library."""
     halves = 2 if threads > 1 else 1
     plans = [Plan(library=Library.WHISPER, threads=threads)]
     plans += [Plan(library=Library.FASTER_WHISPER, threads=threads)]
@@ -87,7 +87,7 @@ def libraries(threads: int, compute_type: str, batches: Sequence[int], *, vad: b
 
 
 def encoders(threads: int, compute_type: str, columns: int, batches: Sequence[int]) -> list[Plan]:
-    """The encoder alone, for windows of so many columns of 10 ms."""
+    """Returns the plans for the encoder alone, for windows of `columns` columns of 10 ms."""
     workers = dict.fromkeys((1, threads))
     return [
         Plan(library=Library.ENCODER, threads=threads, workers=split, batch=batch, columns=columns)

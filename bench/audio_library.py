@@ -1,7 +1,7 @@
-"""A library that transcribes, in a process of its own: `python -m bench.audio_library PLAN`, with a plan as JSON.
+"""A transcription library in its own process: `python -m bench.audio_library PLAN`, with a plan as JSON.
 
-It loads its model and answers each line of standard input, a `Level` as JSON, with a line, a `Timing`: as many callers
-as the level says take its clips one after another. Callers are threads, or processes with a model each.
+The process loads its model, reads `Level` objects from standard input, one JSON line each, and answers each with a
+`Timing`. The callers of a level share its clips. A caller is a thread, or a process with its own model.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from bench.audio_material import RATE, checkpoint, model_folder, recording
 
 
 class Library(StrEnum):
-    """What is called."""
+    """The code under measurement."""
 
     WHISPER = "whisper"
     FASTER_WHISPER = "WhisperModel"
     BATCHED = "BatchedInferencePipeline"
-    ENCODER = "encoder"  # CTranslate2's encoder alone, of which every transcription needs as much
+    ENCODER = "encoder"  # CTranslate2's encoder alone, which every transcription needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a library is loaded and called."""
+    """A way to load and call a library."""
 
     library: Library
-    threads: int  # compute threads of all together
-    workers: int = 1  # of one model: calls that it computes at the same time
-    processes: int = 1  # each with a model
-    batch: int = 1  # windows that are computed together
+    threads: int  # compute threads in total
+    workers: int = 1  # calls that one model computes at the same time
+    processes: int = 1  # each with its own model
+    batch: int = 1  # windows computed together
     columns: int = 3000  # of a window, encoder only
     beam_size: int = 5
     compute_type: str = "int8"
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name in tables."""
         parts = [str(self.library)]
         if self.library in (Library.BATCHED, Library.ENCODER):
             parts.append(f"batch {self.batch}")
@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What is to be transcribed."""
+    """The clips to transcribe and the number of callers."""
 
     clients: int
     clips: Sequence[int]
@@ -73,7 +73,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long it took."""
+    """The times and texts of a level."""
 
     wall_s: float
     latencies_s: Sequence[float]  # of each clip
@@ -87,7 +87,7 @@ _loaded: list[Transcribe] = []  # the model of this process
 
 
 def load(plan: Plan) -> Transcribe:
-    """A function from a clip's number to its text."""
+    """Loads a library; returns a function from a clip's number to its text."""
     make = {Library.WHISPER: _whisper, Library.ENCODER: _encoder}.get(plan.library, _faster_whisper)
     return make(plan)
 
@@ -133,7 +133,7 @@ def _faster_whisper(plan: Plan) -> Transcribe:
     def transcribe(number: int) -> str:
         clip = recording(number)
         extra: dict[str, Any] = {}
-        if plan.library is Library.BATCHED and not plan.vad:  # it then has to be told where to cut
+        if plan.library is Library.BATCHED and not plan.vad:  # the pipeline needs explicit cuts without VAD
             cuts = range(0, int(clip.seconds) + 1, 30)
             extra["clip_timestamps"] = [{"start": at, "end": min(at + 30, clip.seconds)} for at in cuts]
         segments, _ = call(io.BytesIO(clip.content), beam_size=plan.beam_size, vad_filter=plan.vad, **extra)
@@ -143,7 +143,7 @@ def _faster_whisper(plan: Plan) -> Transcribe:
 
 
 def _encoder(plan: Plan) -> Transcribe:
-    """Encodes a batch of windows for each clip that is asked for, whatever that is."""
+    """Returns a function that encodes the same batch of windows for any clip."""
     import ctranslate2  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
     from faster_whisper.audio import decode_audio  # noqa: PLC0415
@@ -169,7 +169,7 @@ def _encoder(plan: Plan) -> Transcribe:
 
 
 def _begin(plan: Plan) -> None:
-    """What each process does first."""
+    """Loads the model of this process and warms it up."""
     _loaded.append(load(plan))
     _loaded[0](0)
 
@@ -188,7 +188,7 @@ def _measure(pool: Executor, clips: Sequence[int]) -> Timing:
 
 
 def main() -> None:
-    """Loads, says so with an empty line, and measures what it is told."""
+    """Loads the model, prints an empty line when it is ready, and measures each level that it reads."""
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     os.environ["OMP_NUM_THREADS"] = str(_threads(plan))
     processes: ProcessPoolExecutor | None = None
@@ -203,9 +203,9 @@ def main() -> None:
         if processes and level.clients > 1:
             timing = _measure(processes, level.clips)
         elif processes:
-            timing = Timing(0.0, [], [])  # one caller has one process: another plan measures that
+            timing = Timing(0.0, [], [])  # another plan measures a single caller
         else:
-            # openai-whisper's model keeps what one call at a time has decoded.
+            # openai-whisper's model holds the state of one call at a time.
             callers = 1 if plan.library is Library.WHISPER else level.clients
             with ThreadPoolExecutor(callers) as pool:
                 timing = _measure(pool, level.clips)

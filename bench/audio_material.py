@@ -1,7 +1,6 @@
-"""What is transcribed: the recordings and the Whisper models of the tests, so that both come from one place.
+"""The recordings and the Whisper models of the audio bench, which are those of the tests.
 
-A clip is kept as the bytes of its file; whoever transcribes it decodes it as well. The long one is made of the others,
-one after another, at 16 kHz.
+A clip is the bytes of its file, so that each contender decodes it too. The long recording joins all clips at 16 kHz.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ import jiwer
 
 TESTS = Path(__file__).parents[1] / "tests"
 RATE = 16_000
-LONG = -1  # instead of a clip's number: the long recording
+LONG = -1  # the number of the long recording
 LONG_SECONDS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A WAV file in memory, and what is said in it."""
+    """A WAV file in memory and its reference text."""
 
     name: str
     content: bytes
@@ -38,7 +37,7 @@ class Recording:
 
 @cache
 def recordings() -> tuple[Recording, ...]:
-    """Fifteen clips, 3 to 30 s; AssertionError where `make test` has not fetched them."""
+    """Returns fifteen clips of 3 to 30 s. Raises AssertionError if `make test` has not fetched them."""
     found = [
         Recording(clip.path.name, clip.path.read_bytes(), clip.seconds, clip.transcript)
         for clip in of_tests("speech").clips()
@@ -48,7 +47,7 @@ def recordings() -> tuple[Recording, ...]:
 
 @cache
 def long_recording() -> Recording:
-    """Ten minutes: all clips again and again, each time in another order, with half a second between them."""
+    """Builds ten minutes of all clips repeated, in another order each time, with pauses of half a second."""
     samples: list[bytes] = []
     said: list[str] = []
     seconds, turn = 0.0, 0
@@ -71,29 +70,29 @@ def long_recording() -> Recording:
 
 
 def recording(number: int) -> Recording:
-    """A clip, or the long one."""
+    """Returns a clip or the long recording."""
     return long_recording() if number == LONG else recordings()[number]
 
 
 def order(seed: int | str, count: int) -> list[int]:
-    """Numbers of clips for `count` requests: each as often as the others, in an order that depends on the seed."""
+    """Returns the clip numbers of `count` requests: each clip equally often, in an order that depends on the seed."""
     chosen = [number % len(recordings()) for number in range(count)]
     random.Random(seed).shuffle(chosen)  # noqa: S311 - nothing is secret here
     return chosen
 
 
 def model_folder() -> Path:
-    """tiny.en for CTranslate2."""
+    """Returns the folder of tiny.en for CTranslate2."""
     return Path(of_tests("whisper_weights").tiny_en_ct2())
 
 
 def checkpoint() -> Path:
-    """The same weights as OpenAI published them."""
+    """Returns the same weights in OpenAI's own file."""
     return Path(of_tests("whisper_weights").tiny_en_pt())
 
 
 def word_errors(pairs: Iterable[tuple[str, str]]) -> float:
-    """Percent of the words that are wrong, of (transcript, text)."""
+    """Returns the word error rate in percent. Each pair is (transcript, text)."""
     truth, texts = zip(*((_words(first), _words(second)) for first, second in pairs), strict=True)
     return 100 * float(jiwer.wer(list(truth), list(texts)))
 
@@ -103,8 +102,8 @@ def _words(text: str) -> str:
 
 
 def _plain(content: bytes) -> bytes:
-    """The samples of a file: one channel, int16, 16 kHz."""
-    # Slow to import, and needed once.
+    """Returns the samples of a file: one channel, int16, 16 kHz."""
+    # Slow to import and needed once.
     from faster_whisper.audio import decode_audio  # type: ignore[import-untyped]  # noqa: PLC0415
 
     sound = decode_audio(io.BytesIO(content), sampling_rate=RATE)
@@ -113,7 +112,7 @@ def _plain(content: bytes) -> bytes:
 
 
 def of_tests(name: str) -> Any:
-    """A module of the tests."""
+    """Imports a module of the tests."""
     if str(TESTS) not in sys.path:
         sys.path.append(str(TESTS))
     return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""What a turn of the comparison of transcription gave, and the table of all of them."""
+"""The result of one turn of the transcription bench, and the table of all results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TARGETS = {1: 0.95, 4: 1.5, 16: 1.5}  # times the best library's speed
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One turn of one contender."""
+    """The figures of one turn of one contender."""
 
     name: str
     library: str  # "" for allm
-    round: int  # -1: a trial of the libraries
+    round: int  # -1 in a trial of the libraries
     clients: int
     long: bool
     clips: int  # for the encoder: windows
@@ -37,7 +37,7 @@ class Entry:
 
     @classmethod
     def of(cls, name: str, number: int, level: Level, timing: Timing, noise: Noise, plan: Plan | None) -> Entry:
-        """The figures of a turn."""
+        """Computes the figures of a turn."""
         encoder = plan is not None and plan.library is Library.ENCODER
         clips = [recording(clip) for clip in level.clips]
         texts = zip((clip.transcript for clip in clips), timing.texts, strict=True)
@@ -60,12 +60,12 @@ class Entry:
 
     @property
     def speed(self) -> float:
-        """Seconds of sound a second: how many times faster than real time."""
+        """Seconds of sound per second: the factor over real time."""
         return self.sound_s / self.wall_s
 
     @property
     def line(self) -> str:
-        """For a terminal."""
+        """The figures as a line for a terminal."""
         when = "trial  " if self.round < 0 else f"round {self.round + 1}"
         return (
             f"{when}  {self.clients:2} clients  {self.name:45} {self.speed:6.1f}x  {self.clips / self.wall_s:6.2f} "
@@ -75,7 +75,7 @@ class Entry:
 
 
 def markdown(entries: Sequence[Entry], threads: int, compute_type: str, *, vad: bool) -> str:
-    """The medians as a table, with what they were measured on."""
+    """Formats the medians as a table, with a description of the machine and the setup."""
     about = machine()
     measured = [entry for entry in entries if entry.round >= 0]
     rounds = 1 + max(entry.round for entry in measured)
@@ -118,7 +118,7 @@ def _rows(what: str, level: Sequence[Entry], target: float | None) -> list[str]:
 class _Median:
     speed: float
     clips_per_s: float
-    cpu: float  # seconds for a minute of sound
+    cpu: float  # seconds per minute of sound
     wrong: float
     others: float
 
@@ -135,7 +135,7 @@ def _median(level: Sequence[Entry], name: str) -> _Median:
 
 
 def _ratios(level: Sequence[Entry], name: str) -> tuple[float, float]:
-    """allm's speed over another's, and the other's CPU time over allm's: medians of the rounds."""
+    """Returns allm's speed over another's and the other's CPU time over allm's: medians of the rounds."""
     ours = {entry.round: entry for entry in level if entry.name == OURS}
     pairs = [(ours[entry.round], entry) for entry in level if entry.name == name and entry.round in ours]
     speed = median(one.speed / other.speed for one, other in pairs)
@@ -144,7 +144,7 @@ def _ratios(level: Sequence[Entry], name: str) -> tuple[float, float]:
 
 
 def _floor(measured: Sequence[Entry]) -> list[str]:
-    """What the encoder alone takes, the best way to call it, and how far that lets anybody get ahead."""
+    """Returns the lines on the encoder alone: its cost, the best way to call it, the bound that it sets."""
     encoders = [entry for entry in measured if entry.library == Library.ENCODER]
     lines = []
     for seconds in sorted({round(entry.sound_s / entry.clips) for entry in encoders}, reverse=True):
@@ -160,7 +160,7 @@ def _floor(measured: Sequence[Entry]) -> list[str]:
 
 
 def _permitted(measured: Sequence[Entry], windows_per_s: float) -> str:
-    """How many times the best library's clips per second that is, at each concurrency."""
+    """Compares `windows_per_s` with the best library's clips per second, at each concurrency."""
     others = [entry for entry in measured if entry.library not in (Library.ENCODER, "") and not entry.long]
     told = []
     for clients in sorted({entry.clients for entry in others}):

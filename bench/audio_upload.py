@@ -1,4 +1,4 @@
-"""Uploads clips to `/v1/audio/transcriptions` as many clients at once, each with a connection that it keeps."""
+"""Concurrent clients of `/v1/audio/transcriptions`, each with a persistent connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UploadError(Exception):
 
 
 class _Connections(threading.local):
-    """The connection of each client."""
+    """The connection of each client, which is a thread."""
 
     connection: http.client.HTTPConnection | None = None
 
@@ -72,7 +72,7 @@ class Clients:
 
 
 def until_ready(clients: Clients, seconds: float) -> Iterator[str]:
-    """Asks until the model answers; gives what was answered before that. Raises the last UploadError at the end."""
+    """Polls until the model answers; yields the errors before that. Raises the last UploadError after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -1,9 +1,8 @@
-"""How long the authorizer keeps a request: `python -m bench.authorizer`.
+"""The latency that the authorizer adds to a request: `python -m bench.authorizer`.
 
-The real process, with 10,000 keys of a snapshot and no catalog, is asked over a Unix socket as Envoy asks it: one
-question after the other, and then by 64 callers at once. Prints the time of a question, with its way there and back,
-and the processor's time that the authorizer takes for one. What Python needs to ask is in the first, so Envoy waits
-for less.
+The bench sends requests to the real process over a Unix socket, as Envoy does: first one after the other, then from 64
+callers in parallel. The process has a snapshot of 10,000 keys and no catalog. The bench prints the round-trip time and
+the authorizer's CPU time of a request. The round-trip time includes the Python client, so Envoy waits for less.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from services.authorizer.known_key import KnownKey
 KEYS = 10_000
 QUESTIONS = 3000
 CALLERS = 64
-MOST_REQUESTS = 2**31 - 1  # a rate that is never reached, so that it is looked at too
+MOST_REQUESTS = 2**31 - 1  # a limit that is never reached, so that the bench includes its check
 Ask = Callable[[], Awaitable[float]]
 
 
 def main() -> int:
-    """Prints a line for each way to ask; gives the exit status."""
+    """Prints a line for each load; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="authorizer-") as folder:
         home = Path(folder)
         shown = asyncio.run(_prepare(home))
@@ -48,7 +47,7 @@ def main() -> int:
 
 
 async def _prepare(home: Path) -> str:
-    """Writes secret and snapshot; gives one of the keys."""
+    """Writes the secret and the snapshot; returns one of the keys."""
     ensure_secret(home / "identity.secret")
     table, shown = KeyTable(), new_key()
     snapshot = KeySnapshot(home / SNAPSHOT, table)

@@ -1,6 +1,6 @@
-"""The comparison as a picture for the README: bars of allm beside llama-server's, as ratios to llama-server.
+"""The chart of the comparison for the README: bars of allm next to llama-server's, as ratios to llama-server.
 
-Plain SVG, drawn by hand. It follows the reader's light or dark scheme and needs no font of its own.
+The chart is plain SVG. It follows the reader's light or dark scheme and embeds no font.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROW_HEIGHT = _PLOT_HEIGHT + 104  # a plot with its title above and two lines of
 _FOOT = 44
 _BAR = 20  # widest bar
 
-# Every colour is written out for the light scheme and overruled for the dark one: some renderers know no variables.
+# Each colour is set for the light scheme and overridden for the dark one, because some renderers lack CSS variables.
 _STYLE = """
   text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; fill: #1f2328; }
   .title { font-size: 19px; font-weight: 600; }
@@ -48,7 +48,7 @@ _STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """One row of the picture."""
+    """One row of the chart."""
 
     title: str
     better: str
@@ -62,7 +62,7 @@ _MEASURES = (
 
 
 def draw(comparisons: Sequence[Comparison], caption: str) -> str:
-    """The picture as SVG: a row for each measure, a plot for each precision, two bars for each case."""
+    """Draws the chart as SVG: a row for each measure, a plot for each precision, two bars for each case."""
     panels = [list(group) for _, group in groupby(comparisons, key=lambda one: one.case.precision)]
     height = _HEAD + _ROW_HEIGHT * len(_MEASURES) + _FOOT
     parts = [
@@ -97,7 +97,7 @@ def _heading(caption: str) -> Iterator[str]:
 def _plot(
     measure: _Measure, panel: Sequence[Comparison], left: float, top: float, width: float, highest: float
 ) -> Iterator[str]:
-    """One plot: bars above a base line, grouped by prompt set, with a dashed line where both are even."""
+    """Draws one plot: bars above a base line, grouped by prompt set, with a dashed line at the ratio 1."""
     base = top + 44 + _PLOT_HEIGHT
     scale = _PLOT_HEIGHT / highest
     yield _text(left, top + 20, "head", f"{measure.title}, {panel[0].case.precision}")
@@ -133,7 +133,7 @@ def _text(x: float, y: float, name: str, text: str, anchor: str = "start") -> st
 
 
 def _description(comparisons: Sequence[Comparison]) -> str:
-    """The picture in words, for those who do not see it."""
+    """Describes the chart in words, for screen readers."""
     sentences = []
     for one in comparisons:
         case = one.case

@@ -1,4 +1,4 @@
-"""What a streamed chat completion delivered, and when: the reading of OpenAI's chunks for one request."""
+"""The reader of one streamed chat completion: parses OpenAI's chunks and records their times."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class Answer:
-    """One request's answer: the time of every piece of text, the usage, and what went wrong."""
+    """The answer to one request: the time of every piece of text, the usage, and the error."""
 
     __slots__ = ("cached_tokens", "completion_tokens", "done", "error", "prompt_tokens", "sent", "times")
 
     def __init__(self, sent: float) -> None:
-        self.sent = sent  # when the client turned to this request, in seconds of the monotonic clock
-        self.times: list[float] = []  # when each event with text had arrived
+        self.sent = sent  # when the client began this request, in seconds of the monotonic clock
+        self.times: list[float] = []  # the arrival of each event with text
         self.completion_tokens: int | None = None  # None: the server sent no usage
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self.done = False  # [DONE] has come
+        self.done = False  # [DONE] has arrived
         self.error: str | None = None
 
     def event(self, data: bytes, now: float) -> None:
-        """Takes in the data of one event that had arrived at `now`."""
+        """Processes the data of one event that arrived at `now`."""
         if data == b"[DONE]":
             self.done = True
             return
@@ -69,12 +69,12 @@ class Answer:
             self.cached_tokens = (details.cached_tokens or 0) if details else 0
 
     def fail(self, reason: str) -> None:
-        """Notes what went wrong; the first reason stays, since the later ones mostly follow from it."""
+        """Records an error; the first reason stays, because later ones mostly follow from it."""
         if self.error is None:
             self.error = reason
 
     def finish(self, wanted_tokens: int, says_done: bool = True) -> None:
-        """The response is complete: whatever it lacks is an error; [DONE] only of servers that send it."""
+        """Checks the complete response; anything missing is an error, [DONE] only if `says_done` is set."""
         if says_done and not self.done:
             self.fail("the stream ended without [DONE]")
         elif self.completion_tokens is None:
@@ -86,14 +86,14 @@ class Answer:
 
 
 def error_message(error: object) -> str:
-    """The sentence inside an OpenAI error object, or whatever was sent in its place."""
+    """Returns the message of an OpenAI error object, or the object itself as text."""
     if isinstance(error, dict):
         error = error.get("message", error)
     return str(error)[:200]
 
 
 def body_error(body: bytes) -> str:
-    """The sentence of an error response's body."""
+    """Returns the message of an error response's body."""
     try:
         return error_message(msgspec.json.decode(body)["error"])
     except (msgspec.DecodeError, KeyError, TypeError, IndexError):

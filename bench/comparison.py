@@ -1,4 +1,4 @@
-"""Two servers in one run, and the ratios between them: medians over the rounds, and the bounds we hold ourselves to."""
+"""The comparison of two servers in one run: medians over the rounds, their ratios, and our targets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from statistics import median
 from bench.level import LevelResult
 from bench.prompts import PromptSet
 
-TTFT_FACTOR, TTFT_SLACK_MS = 1.05, 10.0  # the first token may come so much later than the peer's
+TTFT_FACTOR, TTFT_SLACK_MS = 1.05, 10.0  # how much later than the peer's the first token may come
 _TARGET_ALONE, _TARGET_TOGETHER, _TARGET_SHARED = 0.95, 1.05, 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is compared: a model's precision, a prompt set, a number of clients."""
+    """One case of the comparison: a model's precision, a prompt set, a number of clients."""
 
     precision: str
     prompt_set: PromptSet
@@ -23,7 +23,7 @@ class Case:
 
     @property
     def target(self) -> float:
-        """The least ratio of tokens/s that we are content with."""
+        """The lowest acceptable ratio of tokens/s."""
         if self.prompt_set is PromptSet.SHARED:
             return _TARGET_SHARED
         return _TARGET_ALONE if self.concurrency == 1 else _TARGET_TOGETHER
@@ -41,12 +41,12 @@ class Figures:
     gap_max_ms: float
     cached_tokens: float
     cpu_ms_per_token: float
-    spread_percent: float  # between the slowest and the fastest round, of the median tokens/s
+    spread_percent: float  # from the slowest to the fastest round, relative to the median tokens/s
     errors: int
 
     @classmethod
     def of(cls, results: Sequence[LevelResult]) -> Figures:
-        """The medians of a server's results in one case."""
+        """Computes the medians of a server's results in one case."""
 
         def middle(values: Iterable[float]) -> float:
             return float(median(list(values)))
@@ -68,26 +68,26 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Ours against a peer in one case."""
+    """allm and a peer in one case."""
 
     case: Case
-    setting: str  # the peer's, the best of those tried
+    setting: str  # the peer's best setting
     ours: Figures
     peer: Figures
 
     @property
     def speed(self) -> float:
-        """Our tokens/s over the peer's: more is better."""
+        """Our tokens/s over the peer's; higher is better."""
         return _ratio(self.ours.tokens_per_s, self.peer.tokens_per_s)
 
     @property
     def first_token(self) -> float:
-        """Our median time to first token over the peer's: less is better."""
+        """Our median time to first token over the peer's; lower is better."""
         return _ratio(self.ours.ttft_p50_ms, self.peer.ttft_p50_ms)
 
     @property
     def gap(self) -> float:
-        """Our median gap between tokens over the peer's: less is better."""
+        """Our median gap between tokens over the peer's; lower is better."""
         return _ratio(self.ours.gap_p50_ms, self.peer.gap_p50_ms)
 
     @property
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def prompt_enough(self) -> bool:
-        """Whether the first token comes within the bound: 5% + 10 ms."""
+        """True if the first token is within the bound: 5% + 10 ms."""
         return self.ours.ttft_p50_ms <= self.peer.ttft_p50_ms * TTFT_FACTOR + TTFT_SLACK_MS
 
 
@@ -105,7 +105,7 @@ def _ratio(ours: float, peer: float) -> float:
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
-    """The comparisons as a Markdown table; every timing in it is a ratio to the peer in the same run."""
+    """Formats the comparisons as a Markdown table; every timing is a ratio to the peer in the same run."""
     lines = [
         "| weights | prompts | clients | tokens/s | first token | gap p50 | gap p95 | CPU per token | peer's setting |",
         "|---|---|---:|---:|---:|---:|---:|---:|---|",

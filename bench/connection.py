@@ -1,10 +1,10 @@
-"""One client's connection to a server: writes one request at a time and reads its answer as a stream of events.
+"""One client's connection to a server: sends one request at a time and reads its answer as a stream of events.
 
-Everything is done in the transport's callback: the task that sent a request wakes up once, when its answer is complete.
+All work happens in the transport's callback: the task that sent a request wakes up once, when its answer is complete.
 
-By default every request has a connection of its own: llama-server closes the connection after a streamed answer though
-its headers announce that it stays open (cpp-httplib 0.58), so a client that believes them loses its next request. What
-compares it with another server has to treat both alike; `keep_alive` is for servers that keep their word.
+By default every request has its own connection. llama-server closes the connection after a streamed answer although
+its headers announce keep-alive (cpp-httplib 0.58), so a client that reuses it loses its next request. A comparison has
+to treat both servers alike; `keep_alive` is for servers that do keep the connection open.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from bench.response import EventStream, Response, ResponseError
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
-    keep_alive: bool = False  # whether one connection serves many requests
+    keep_alive: bool = False  # one connection serves many requests
 
     @classmethod
     def of(cls, url: str, keep_alive: bool = False) -> Address:
-        """The address in a URL such as `http://127.0.0.1:8080`; a path in it is dropped."""
+        """Parses a URL such as `http://127.0.0.1:8080`; drops its path."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"{url!r} is no URL of the form http://host:port")
         return cls(parts.hostname, parts.port or 80, keep_alive)
 
     def post(self, path: str, body: bytes, api_key: str) -> bytes:
-        """The bytes of a POST of JSON."""
+        """Returns the bytes of a POST of JSON."""
         lines = [
             f"POST {path} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
@@ -59,16 +59,16 @@ class _Exchange(asyncio.Protocol):
         self.transport: asyncio.WriteTransport | None = None
         self._response = Response()
         self._events = EventStream()
-        self._failure = b""  # the body of a response that is no stream of events
+        self._failure = b""  # the body of a response that is not an event stream
         self._answer: Answer | None = None
         self._finished: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.WriteTransport, transport)  # uvloop's transports are no subclasses of asyncio's
+        self.transport = cast(asyncio.WriteTransport, transport)  # uvloop's transports do not subclass asyncio's
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, request: bytes, answer: Answer) -> asyncio.Future[None]:
-        """Writes a request and directs what comes back to `answer`; the future is done when that is complete."""
+        """Writes a request and parses its response into `answer`; the future is done when that is complete."""
         self._response, self._events, self._failure = Response(), EventStream(), b""
         self._answer = answer
         self._finished = asyncio.get_running_loop().create_future()
@@ -120,16 +120,16 @@ class _Exchange(asyncio.Protocol):
 
 
 class Connection:
-    """What one client sends through: a connection, opened when needed."""
+    """The connection of one client, opened on demand."""
 
     def __init__(self, address: Address, timeout_seconds: float, says_done: bool = True) -> None:
         self._address = address
         self._timeout_seconds = timeout_seconds
-        self._says_done = says_done  # whether the server ends its streams with [DONE]
+        self._says_done = says_done  # the server ends its streams with [DONE]
         self._exchange: _Exchange | None = None
 
     async def send(self, request: bytes, wanted_tokens: int) -> Answer:
-        """Sends one request and waits for its whole answer; a failure is told in the answer, never raised."""
+        """Sends one request and waits for its whole answer; the answer holds any failure, none is raised."""
         answer = Answer(time.perf_counter())
         try:
             async with asyncio.timeout(self._timeout_seconds):

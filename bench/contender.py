@@ -1,6 +1,6 @@
-"""The servers that are compared, and how each is started for a scenario: the same file, context, batch and threads.
+"""The launch of the compared servers for a scenario: the same file, context, batch and threads.
 
-llama-server gets its best: as many slots as there are clients, a cache for prompts, and of three settings the fastest.
+llama-server runs at its best: a slot for each client, a prompt cache, and the fastest of three settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONTEXT_TOKENS = 1024  # for each client: the longest prompt and its answer take
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What a server is started for."""
+    """The model and load for which a server is started."""
 
     gguf: Path
     concurrency: int
@@ -27,7 +27,7 @@ class Scenario:
 
     @property
     def total_tokens(self) -> int:
-        """Cells of the key-value cache for all the clients together."""
+        """KV cells for all clients together."""
         return CONTEXT_TOKENS * self.concurrency
 
     @property
@@ -37,17 +37,17 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to configure llama-server beyond what the scenario gives."""
+    """Arguments of llama-server in addition to those of the scenario."""
 
     name: str
     arguments: tuple[str, ...]
 
 
-# The three that `bench.tune` found fastest in one level or another, each with a cache of its own for every slot. One
-# cache for all slots (--kv-unified) was slower with several clients: each token then looks at the cells of all of them.
+# The settings that `bench.tune` found fastest at some level, each with a separate cache for every slot. One cache for
+# all slots (--kv-unified) was slower with several clients: each token then attends over the cells of all of them.
 SETTINGS = (
     Setting("per slot", ("--no-kv-unified", "-ub", "512", "-fa", "on")),
-    # Without the copies of idle slots' prompts in RAM: at times faster where no prompt comes twice.
+    # Without copies of idle slots' prompts in RAM: sometimes faster if no prompt repeats.
     Setting("per slot, no RAM cache", ("--no-kv-unified", "-ub", "512", "-fa", "on", "-cram", "0")),
     # Without flash attention the first token comes earlier after a long shared prefix.
     Setting("per slot, fa off", ("--no-kv-unified", "-ub", "512", "-fa", "off")),
@@ -55,7 +55,7 @@ SETTINGS = (
 
 
 def llama_server(binary: Path, setting: Setting, scenario: Scenario) -> Launch:
-    """llama.cpp's own server. What the scenario says comes first, so that a setting can overrule it."""
+    """Launches llama.cpp's own server. The scenario's arguments come first, so that a setting can override them."""
     port = free_port()
     arguments = [str(binary), "--model", str(scenario.gguf), "--alias", "bench", "--host", "127.0.0.1", "--no-ui"]
     arguments += ["--port", str(port), "--parallel", str(scenario.concurrency), "-c", str(scenario.total_tokens)]
@@ -64,20 +64,20 @@ def llama_server(binary: Path, setting: Setting, scenario: Scenario) -> Launch:
 
 
 def allm(scenario: Scenario) -> Launch:
-    """The whole stack: Envoy, the text service and its worker, under `allm serve`."""
+    """Launches the whole stack: Envoy, the text service and its worker, under `allm serve`."""
     port = free_port()
     environment = {
         "ALLM_PORT": str(port),
-        "ALLM_METRICS_PORT": "0",  # any free one: another allm may run on this machine
+        "ALLM_METRICS_PORT": "0",  # any free port: another allm may run on this machine
         "ALLM_HOME": str(BUILD_DIR / "home"),
         "ALLM_AUDIO_REPLICAS": "0",
         "ALLM_IMAGE_REPLICAS": "0",
         "ALLM_MODELS": f"bench={scenario.gguf}",
         "ALLM_MAX_SEQUENCES": str(scenario.concurrency),
-        "ALLM_CONTEXT_TOKENS": str(CONTEXT_TOKENS),  # as llama-server gives each slot its part of -c
+        "ALLM_CONTEXT_TOKENS": str(CONTEXT_TOKENS),  # llama-server gives each slot its share of -c
         "ALLM_KV_TOKENS": str(scenario.total_tokens),
         "ALLM_BATCH_TOKENS": str(scenario.batch_tokens),
-        "ALLM_CHUNK_TOKENS": str(scenario.batch_tokens),  # llama-server fills its batch with prompts too
+        "ALLM_CHUNK_TOKENS": str(scenario.batch_tokens),  # llama-server also fills its batch with prompts
         "ALLM_THREADS": str(scenario.compute_threads),
     }
     arguments = [sys.executable, "-m", "services.cli", "serve"]

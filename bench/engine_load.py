@@ -1,7 +1,7 @@
-"""Closed-loop load on the batch loop inside this process: no server, no socket, no text. For profiling a runtime.
+"""Closed-loop load on the batch loop in this process, for profiling a runtime: no server, no socket, no text.
 
-Prompts are random tokens, so that any vocabulary will do, none comes twice, and no template is needed. Nothing but the
-engine and the standard library is imported: it runs on a bare machine that has torch and transformers.
+Prompts are random tokens, so that any vocabulary works, no prompt repeats, and no template is needed. The module
+imports only the engine and the standard library, so it runs on a bare machine with torch and transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to ask for: so many clients, each of which asks again as soon as it is answered."""
+    """The load: a number of clients, each of which sends its next request as soon as the last one is answered."""
 
     clients: int
     requests: int  # measured ones
@@ -40,11 +40,11 @@ class Load:
 
 @dataclass(slots=True)
 class Figures:
-    """What came of it; times in seconds."""
+    """The measured figures; times in seconds."""
 
     load: Load
     wall: float = 0.0
-    cpu: float = 0.0  # of this process, all threads together
+    cpu: float = 0.0  # CPU time of all threads of this process
     tokens: int = 0
     steps: int = 0
     first: list[float] = field(default_factory=list)  # until each request's first token
@@ -55,7 +55,7 @@ class Figures:
         return self.tokens / self.wall if self.wall else 0.0
 
     def line(self) -> str:
-        """One line for a terminal."""
+        """The figures as a line for a terminal."""
         first, gap = (
             " / ".join(f"{1000 * share(times, part):.0f}" for part in (0.5, 0.95)) for times in (self.first, self.gaps)
         )
@@ -67,12 +67,12 @@ class Figures:
 
 
 def share(values: Sequence[float], part: float) -> float:
-    """The value below which `part` of the values lie; 0 where there are none."""
+    """Returns the value below which `part` of the values lie; 0 without values."""
     return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 
 def options(path: str, clients: int, *, threads: int, gpu: bool = False, context: int = 1024) -> EngineOptions:
-    """As the service would ask for, with a context of `context` tokens and as much cache for each client."""
+    """Returns the service's options, with a context and a cache of `context` tokens for each client."""
     return EngineOptions(
         model_id="bench",
         path=path,
@@ -88,7 +88,7 @@ def options(path: str, clients: int, *, threads: int, gpu: bool = False, context
 
 
 def measure(runtime: Runtime, options: EngineOptions, load: Load, seed: str) -> Figures:
-    """Warms up, then measures; the loop is turned in this thread.
+    """Warms up, then measures; the batch loop runs in this thread.
 
     Raises:
         LoadError: the engine refused a request.
@@ -114,11 +114,11 @@ class _Run:
         self._random = Random(seed)  # noqa: S311 (load, no secret)
         self._asked = 0
         self._wanted = 0
-        self._times: dict[int, list[float]] = {}  # of a running request: when it was sent, and its tokens' times
+        self._times: dict[int, list[float]] = {}  # of a running request: its start and its tokens' times
         self.figures = Figures(load)
 
     def until(self, requests: int) -> None:
-        """Sends so many more requests and waits for their answers."""
+        """Sends `requests` more requests and waits for their answers."""
         self._wanted = self._asked + requests
         for _ in range(min(requests, self._load.clients)):
             self._ask()

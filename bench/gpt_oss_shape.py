@@ -1,9 +1,9 @@
-"""The shape of gpt-oss-20b on a GPU, with random weights: `python -m bench.gpt_oss_shape`.
+"""Throughput of the gpt-oss-20b shape on a GPU, with random weights: `python -m bench.gpt_oss_shape`.
 
-Tokens per second of our batch loop with 1, 8 and 64 clients, beside transformers' own continuous batching and what the
-memory's bandwidth allows at best: each step reads every weight that some sequence needs, and the keys and values of
-all. Needs nothing but torch, transformers and `services/text/engine`, so that it runs on a bare machine with a GPU.
-`--tiny` runs all of it in seconds on a processor, to see that it works; its figures mean nothing.
+The bench compares tokens per second of our batch loop with transformers' own continuous batching, at 1, 8 and 64
+clients, and with the bound of the memory's bandwidth: each step reads every weight that some sequence needs, and all
+keys and values. It needs only torch, transformers and `services/text/engine`, so it runs on a bare machine with a GPU.
+`--tiny` checks in seconds on a CPU that the bench works; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.engine_load import Load, measure, options
 from bench.random_gpt_oss import config, write
 from services.text.engine.runtimes.torch.engine import SafetensorsEngine
 
-_LIBRARY: Any = transformers  # its types are no help: they differ from release to release
+_LIBRARY: Any = transformers  # untyped: its types differ between releases
 CLIENTS = (1, 8, 64)
 TINY_CLIENTS = (1, 4)
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
@@ -40,7 +40,7 @@ _COPIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A number of clients and how much they ask for."""
+    """A number of clients and the size of their requests."""
 
     clients: int
     requests: int
@@ -49,7 +49,7 @@ class Case:
 
 
 def main() -> None:
-    """Makes the model, measures both and prints a table; ends with 1 where there is no GPU and it is not `--tiny`."""
+    """Makes the model, measures both and prints a table; exits with 1 without a GPU, unless `--tiny` is set."""
     parser = argparse.ArgumentParser(description="Times the shape of gpt-oss-20b with random weights on a GPU.")
     parser.add_argument("--tiny", action="store_true", help="a miniature on the processor, to see that this works")
     parser.add_argument("--folder", type=Path, help="where the model is made, or is already: 14 GB")
@@ -97,7 +97,7 @@ def _report(folder: Path, device: str, cases: list[Case], tiny: bool, alone: boo
 
 
 def _ours(folder: Path, device: str, cases: list[Case]) -> dict[int, float]:
-    """Tokens/s of our engine under the batch loop."""
+    """Measures tokens/s of our engine under the batch loop."""
     most = max(case.clients for case in cases)
     threads = len(os.sched_getaffinity(0))
     asked = options(str(folder), most, threads=threads, gpu=device == "cuda", context=CONTEXT_TOKENS)
@@ -116,7 +116,7 @@ def _ours(folder: Path, device: str, cases: list[Case]) -> dict[int, float]:
 
 
 def _peer(folder: Path, device: str, cases: list[Case]) -> dict[int, float]:
-    """Tokens/s of transformers' continuous batching, with its own choice of attention and graphs."""
+    """Measures tokens/s of transformers' continuous batching, with its own choice of attention and graphs."""
     _LIBRARY.logging.set_verbosity_error()
     packed = device == "cuda" and all(importlib.util.find_spec(name) for name in ("kernels", "triton"))
     model = _LIBRARY.AutoModelForCausalLM.from_pretrained(
@@ -146,7 +146,7 @@ def _peer(folder: Path, device: str, cases: list[Case]) -> dict[int, float]:
 
 
 def _cells(device: str, cases: list[Case]) -> dict[str, Any]:
-    """On a GPU it chooses by itself; on a processor it would take all memory."""
+    """Returns cache bounds for a CPU, where transformers would take all memory; on a GPU it chooses them itself."""
     if device == "cuda":
         return {}
     bounds = _LIBRARY.generation.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=256)
@@ -154,9 +154,9 @@ def _cells(device: str, cases: list[Case]) -> dict[str, Any]:
 
 
 def _drive(manager: Any, case: Case, requests: int) -> int:
-    """Keeps so many requests going until all are answered; gives the tokens."""
+    """Keeps a request of each client running until `requests` are answered; returns the number of tokens."""
     sent = done = tokens = 0
-    vocabulary = 1000  # random tokens below: all shapes have as many
+    vocabulary = 1000  # random tokens below this; every shape has at least as many
 
     def ask() -> None:
         prompt = torch.randint(0, vocabulary, (case.prompt_tokens,)).tolist()
@@ -185,11 +185,11 @@ def _drive(manager: Any, case: Case, requests: int) -> int:
 
 
 def _floor(shape: Any, case: Case, bandwidth: float, expert_bytes: float) -> float:
-    """Tokens/s if a step took no longer than reading what it needs; `expert_bytes` of a number in the experts."""
+    """Estimates tokens/s if a step only took its memory reads; `expert_bytes` is the size of one expert weight."""
     hidden, heads = shape.hidden_size, shape.head_dim
     attention = hidden * heads * (2 * shape.num_attention_heads + 2 * shape.num_key_value_heads)
     expert = 3 * hidden * shape.intermediate_size * expert_bytes
-    # Each sequence has its experts drawn by itself; together they need fewer than all of them.
+    # Each sequence draws its experts independently; together they need fewer than all of them.
     missed = (1 - shape.num_experts_per_tok / shape.num_local_experts) ** case.clients
     needed = shape.num_local_experts * (1 - missed)
     weights = shape.num_hidden_layers * (2 * attention + needed * expert) + 2 * hidden * shape.vocab_size
@@ -200,7 +200,7 @@ def _floor(shape: Any, case: Case, bandwidth: float, expert_bytes: float) -> flo
 
 
 def _bandwidth(device: str) -> float:
-    """Bytes that a copy reads and writes in a second."""
+    """Measures the bytes that a copy reads and writes per second."""
     source = torch.zeros((4 << 30) if device == "cuda" else (64 << 20), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)

@@ -1,8 +1,8 @@
-"""How long the headers of a model of 200 shards take to be checked against their index: `python -m bench.headers`.
+"""The time to check the headers of a model of 200 shards against their index: `python -m bench.headers`.
 
-The folder is made for it and removed again: real headers and a real index, weights that are holes in sparse files.
-What is timed is the whole inspection of a registration, from the list of the folder's files to the finding. The files
-were written just before, so that they come from memory, as they do when an operator has just copied a model.
+The bench makes a temporary folder with real headers, a real index, and weights that are holes in sparse files. It times
+the whole inspection of a registration, from the list of the folder's files to the finding. The files were written just
+before, so they come from the page cache, as they do when an operator has just copied a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TARGET_SECONDS = 2.0
 ROUNDS = 5
 HIDDEN = 7168
 EXPERT = 2048
-# One layer's tensors in a shard, named and shaped as in the large mixtures of experts that come in so many shards.
+# One layer's tensors in a shard, with the names and shapes of the large mixture-of-experts models.
 TENSORS: dict[str, tuple[str, tuple[int, ...]]] = {
     "input_layernorm.weight": ("BF16", (HIDDEN,)),
     "post_attention_layernorm.weight": ("BF16", (HIDDEN,)),
@@ -42,7 +42,7 @@ _BYTES = {"BF16": 2, "F8_E4M3": 1, "F32": 4}
 
 
 def write_model(folder: Path, shards: int) -> None:
-    """A folder of safetensors with so many shards."""
+    """Writes a folder of safetensors with a number of shards."""
     weight_map: dict[str, str] = {}
     for number in range(shards):
         name = f"model-{number + 1:05}-of-{shards:05}.safetensors"
@@ -66,7 +66,7 @@ def write_model(folder: Path, shards: int) -> None:
 
 
 def measure(folder: Path) -> float:
-    """Seconds for one inspection."""
+    """Returns the seconds of one inspection."""
     begin = time.perf_counter()
     found = inspect(LocalTree(folder, [folder]), "safetensors")
     seconds = time.perf_counter() - begin
@@ -76,7 +76,7 @@ def measure(folder: Path) -> float:
 
 
 def main() -> int:
-    """Measures and says so in one line. Returns 1 if the slowest round missed the target."""
+    """Measures and prints one line. Returns 1 if the slowest round missed the target."""
     with tempfile.TemporaryDirectory(prefix="allm-headers-") as name:
         folder = Path(name)
         write_model(folder, SHARDS)

@@ -1,12 +1,12 @@
-"""Drawing through the whole path against the plain diffusers pipeline, side by side: `python -m bench.image`.
+"""Comparison of image generation through allm's whole path with the plain diffusers pipeline: `python -m bench.image`.
 
     python -m bench.image [--quick] [--rounds 5] [--concurrency 4] [--steps 20]
 
-Both have the same weights, prompts, seeds, steps, guidance, size, scheduler, precision and compute threads. allm is
-asked over REST, through Envoy; the pipeline is called in a loop in a process of its own. They take turns, another one
-first in each round. The machine may be shared: what counts is the median of the rounds' ratios, and CPU seconds tell
-what noise hides. With several clients the pipeline is also called with as many prompts at once, in the first round:
-more than that batching cannot give.
+Both use the same weights, prompts, seeds, steps, guidance, size, scheduler, precision and compute threads. allm
+receives its requests over REST, through Envoy; the pipeline runs in a loop in its own process. They take turns, and the
+first one alternates. The machine may be shared: the result is the median of the rounds' ratios, and CPU seconds show
+what noise hides. With several clients, the first round also calls the pipeline with one batch of as many prompts: the
+upper bound of what batching can give.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from bench.results_folder import save
 CONCURRENCIES = (1, 4, 16)
 _PICTURES = {1: 6, 4: 16, 16: 48}
 _QUICK_PICTURES = {1: 4, 4: 12, 16: 32}
-_LOOP_PICTURES = 6  # with more clients the pipeline in a loop is no faster: fewer pictures tell as much
+_LOOP_PICTURES = 6  # with more clients the looped pipeline is no faster, so fewer images suffice
 
 
 class Rounds:
-    """Takes turns and keeps what each gave."""
+    """The rounds of the comparison: runs the contenders in turn and keeps their figures."""
 
     def __init__(self, plan: Plan, most: int, *, quick: bool) -> None:
         """`most` is the largest number of clients."""
@@ -52,7 +52,7 @@ class Rounds:
         self._stack.close()
 
     def take(self, number: int, clients: int) -> None:
-        """A round: allm and the pipeline, with the other one first each time."""
+        """Runs a round of allm and the pipeline; the first one alternates."""
         loop = self._plan
         plans = {loop.name: loop}
         if clients > 1 and number == 0:

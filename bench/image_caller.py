@@ -1,4 +1,4 @@
-"""Asks `/v1/images/generations` for pictures as many clients at once, each with a connection that it keeps."""
+"""Concurrent clients of `/v1/images/generations`, each with a persistent connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DrawingError(Exception):
 
 
 class _Connections(threading.local):
-    """The connection of each client."""
+    """The connection of each client, which is a thread."""
 
     connection: http.client.HTTPConnection | None = None
 
@@ -42,7 +42,7 @@ class Callers:
         self._own = _Connections()
 
     def run(self, level: Level) -> Timing:
-        """Asks for each picture once, so many at a time. Raises DrawingError."""
+        """Requests each image once, one at a time for each client of the level. Raises DrawingError."""
         with ThreadPoolExecutor(level.clients) as pool:
             started = time.perf_counter()
             answers = list(pool.map(self._ask, level.seeds))
@@ -50,7 +50,7 @@ class Callers:
         return Timing(wall, [seconds for seconds, _ in answers], [_pixels(content) for _, content in answers])
 
     def wait_ready(self, seconds: float, seeds: Sequence[int]) -> None:
-        """Asks until the model answers. Raises the last error at the end."""
+        """Polls until the model answers. Raises the last error after `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             try:

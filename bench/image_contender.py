@@ -1,4 +1,4 @@
-"""Who draws: allm's whole path, and the plain pipeline, each in processes of its own that wait for their turns."""
+"""The contenders of the image bench: allm's whole path and the plain pipeline, each in its own processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MODEL = "bench"
 
 
 class Contender(Protocol):
-    """One that draws."""
+    """An implementation of image generation."""
 
     @property
     def pid(self) -> int:
-        """Of its process, whose children count as well."""
+        """Its process id; the children of that process count too."""
 
     def measure(self, level: Level) -> Timing:
-        """Draws the pictures of a level."""
+        """Generates the images of a level."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Allm:
     callers: Callers
 
     def measure(self, level: Level) -> Timing:
-        """Asks for the pictures of a level."""
+        """Requests the images of a level and times the answers."""
         return self.callers.run(level)
 
 
 @contextmanager
 def allm(plan: Plan, clients: int) -> Iterator[Allm]:
-    """Runs allm until the block ends, with the model loaded and asked by so many clients once."""
+    """Runs allm until the block ends, with the model loaded and warmed up by one request of each client."""
     port = free_port()
     settings = {
         "ALLM_PORT": str(port),

@@ -1,7 +1,7 @@
-"""A pipeline of diffusers, called plainly, in a process of its own: `python -m bench.image_pipeline PLAN`, as JSON.
+"""A plain diffusers pipeline in its own process: `python -m bench.image_pipeline PLAN`, with a plan as JSON.
 
-It loads its model and answers each line of standard input, a `Level` as JSON, with a line, a `Timing`. The pictures of
-a level are made one after another, or so many with one call: the pipeline takes one caller at a time.
+The process loads its model, reads `Level` objects from standard input, one JSON line each, and answers each with a
+`Timing`. It makes the images of a level one after another or in batches: the pipeline takes one caller at a time.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ _PROMPTS = [f"a {colour} {shape} on a white background" for shape, colour in pro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How pictures are drawn, by all in the same way."""
+    """The parameters of generation, the same for all contenders."""
 
     threads: int
     steps: int
     guidance: float
     scheduler: str = "ddim"  # the model's own
     dtype: str = "float32"
-    batch: int = 1  # pictures of one call
+    batch: int = 1  # images per call
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name in tables."""
         return "the pipeline in a loop" if self.batch == 1 else f"the pipeline with {self.batch} prompts"
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What is to be drawn."""
+    """The images to generate and the number of callers."""
 
     clients: int
-    seeds: Sequence[int]  # of each picture
+    seeds: Sequence[int]  # of each image
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long it took."""
+    """The times and pixels of a level."""
 
     wall_s: float
-    latencies_s: Sequence[float]  # of each picture
+    latencies_s: Sequence[float]  # of each image
     pictures: Sequence[bytes]  # RGB of each, in the order of the level
 
 
 def prompt_of(seed: int) -> str:
-    """What is drawn with a seed."""
+    """Returns the prompt for a seed."""
     return _PROMPTS[seed % len(_PROMPTS)]
 
 
 class PlainPipeline:
-    """Stable Diffusion as its documentation shows it."""
+    """Stable Diffusion, called as its documentation shows."""
 
     def __init__(self, plan: Plan) -> None:
-        import diffusers  # noqa: PLC0415 - the process that starts this one needs none of it
+        import diffusers  # noqa: PLC0415 - the parent process needs none of it
         import torch  # noqa: PLC0415
 
         torch.set_num_threads(plan.threads)
@@ -79,7 +79,7 @@ class PlainPipeline:
         self._pipeline.set_progress_bar_config(disable=True)
 
     def draw(self, seeds: Sequence[int]) -> list[bytes]:
-        """RGB of a picture for each seed, made with one call."""
+        """Generates an image for each seed with one call; returns their RGB bytes."""
         images = self._pipeline(
             [prompt_of(seed) for seed in seeds],
             width=SIDE,
@@ -91,7 +91,7 @@ class PlainPipeline:
         return [image.tobytes() for image in images]
 
     def measure(self, level: Level) -> Timing:
-        """Draws the pictures of a level, however many callers wait for them."""
+        """Generates the images of a level, for any number of callers."""
         latencies: list[float] = []
         pictures: list[bytes] = []
         started = time.perf_counter()
@@ -104,10 +104,10 @@ class PlainPipeline:
 
 
 def main() -> None:
-    """Loads, says so with an empty line, and measures what it is told."""
+    """Loads the model, prints an empty line when it is ready, and measures each level that it reads."""
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the libraries print is no answer
+    os.dup2(2, 1)  # keeps the libraries' output off the pipe
     pipeline = PlainPipeline(plan)
     pipeline.draw(range(plan.batch))
     print(file=answers, flush=True)

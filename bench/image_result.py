@@ -1,4 +1,4 @@
-"""What a turn of the comparison of drawing gave, and the table of all of them."""
+"""The result of one turn of the image bench, and the table of all results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bench.noise import Noise
 from bench.run import machine
 
 OURS = "allm"
-TARGETS = {1: 0.95, 4: 1.0, 16: 1.0}  # times the speed of the pipeline in a loop
+TARGETS = {1: 0.95, 4: 1.0, 16: 1.0}  # ratios to the speed of the looped pipeline
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One turn of one contender."""
+    """The figures of one turn of one contender."""
 
     name: str
     round: int
@@ -32,7 +32,7 @@ class Entry:
 
     @classmethod
     def of(cls, name: str, number: int, level: Level, timing: Timing, noise: Noise) -> Entry:
-        """The figures of a turn."""
+        """Computes the figures of a turn."""
         return cls(
             name=name,
             round=number,
@@ -47,17 +47,17 @@ class Entry:
 
     @property
     def speed(self) -> float:
-        """Pictures a second."""
+        """Images per second."""
         return self.pictures / self.wall_s
 
     @property
     def cpu(self) -> float:
-        """CPU seconds of a picture."""
+        """CPU seconds per image."""
         return self.cpu_s / self.pictures
 
     @property
     def line(self) -> str:
-        """For a terminal."""
+        """The figures as a line for a terminal."""
         return (
             f"round {self.round + 1}  {self.clients:2} clients  {self.name:30} {self.speed:5.2f} images/s  "
             f"p50 {self.latency_p50_s:6.2f} s  {self.cpu:5.2f} CPU s/image  "
@@ -66,13 +66,13 @@ class Entry:
 
 
 def difference(one: Timing, other: Timing) -> int:
-    """The greatest difference of a channel, of 255, between the pictures that both have drawn."""
+    """Returns the largest difference of a channel, out of 255, between the images that both generated."""
     pairs = zip(one.pictures, other.pictures, strict=False)
     return max((abs(a - b) for pair in pairs for a, b in zip(*pair, strict=True)), default=0)
 
 
 def ratios(entries: Sequence[Entry], clients: int, name: str) -> tuple[float, float]:
-    """allm's speed over another's, and the other's CPU time over allm's: medians of the rounds."""
+    """Returns allm's speed over another's and the other's CPU time over allm's: medians of the rounds."""
     level = [entry for entry in entries if entry.clients == clients]
     ours = {entry.round: entry for entry in level if entry.name == OURS}
     pairs = [(ours[entry.round], entry) for entry in level if entry.name == name]
@@ -81,8 +81,9 @@ def ratios(entries: Sequence[Entry], clients: int, name: str) -> tuple[float, fl
 
 
 def markdown(entries: Sequence[Entry], plan: Plan, differences: dict[int, int]) -> str:
-    """The medians as a table, with what they were measured on. `differences`: for each number of clients that of the
-    pictures from those of the pipeline in a loop.
+    """Formats the medians as a table, with a description of the machine and the setup.
+
+    `differences` holds, for each number of clients, the difference of the images from those of the looped pipeline.
     """
     about = machine()
     rounds = 1 + max(entry.round for entry in entries)

@@ -1,4 +1,4 @@
-"""One level of load and its figures: what was asked for, and what the answers' times come to."""
+"""One level of load and the figures of its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.prompts import PromptSet
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """So many clients that each send their next request as soon as the last one is answered."""
+    """A number of clients that each send their next request as soon as the last one is answered."""
 
     prompt_set: PromptSet
     concurrency: int
@@ -33,7 +33,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Spread:
-        """The spread of durations in seconds."""
+        """Computes the spread of durations in seconds."""
         return cls(*(1000 * percentile(seconds, percent) for percent in (50, 95, 100)))
 
 
@@ -45,21 +45,21 @@ class LevelResult:
     concurrency: int
     requests: int
     wall_s: float  # from the first measured request's start to the end of the last answer
-    output_tokens: int  # of the answers without an error
+    output_tokens: int  # of answers without an error
     tokens_per_s: float
-    ttft_ms: Spread  # from the client's turning to the request, its connection included, to the first text
+    ttft_ms: Spread  # from the start of the request, including the connection, to the first text
     gap_ms: Spread  # between two events with text of one answer
     prompt_tokens: float  # mean, as the server counted them
-    cached_tokens: float  # mean of what the server says it took from its prefix cache
+    cached_tokens: float  # mean of what the server reports from its prefix cache
     events: int  # events with text
-    errors: dict[str, int]  # each reason with its number
+    errors: dict[str, int]  # count by reason
     client_cpu_us_per_event: float
     server_cpu_ms_per_token: float
     noise: Noise
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the values lie, between two values in proportion; NaN where there are none."""
+    """Returns the value below which `percent` of the values lie, linearly interpolated; NaN without values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -70,7 +70,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def summarise(level: Level, answers: Sequence[Answer], wall_s: float, noise: Noise) -> LevelResult:
-    """The figures of a level's answers. Answers with an error count as errors and as nothing else."""
+    """Computes the figures of a level's answers. An answer with an error counts only as an error."""
     good = [answer for answer in answers if answer.error is None]
     tokens = sum(answer.completion_tokens or 0 for answer in good)
     events = sum(len(answer.times) for answer in answers)

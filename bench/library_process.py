@@ -1,4 +1,4 @@
-"""A library in a process of its own, which waits for its turns: a line of JSON in, a line of JSON out."""
+"""A library in its own process, which answers each line of JSON with a line of JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class LibraryProcess(Generic[T]):
-    """One that measures levels; `timing` is the type of its answers."""
+    """A process that measures levels; `timing` is the type of its answers."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], timing: type[T]) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class LibraryProcess(Generic[T]):
         self._timing = timing
 
     def measure(self, level: object) -> T:
-        """Has a level done. Raises RuntimeError when the process has ended."""
+        """Sends a level and returns its timing. Raises RuntimeError if the process has ended."""
         given, taken = self._process.stdin, self._process.stdout
         if given is None or taken is None:
             raise RuntimeError("the process has no pipes")
@@ -43,7 +43,7 @@ class LibraryProcess(Generic[T]):
 def library_process(
     module: str, plan: object, name: str, timing: type[T], environ: Mapping[str, str] | None = None
 ) -> Iterator[LibraryProcess[T]]:
-    """Runs `python -m module PLAN` until the block ends, from when it has said a first line: it is ready then."""
+    """Runs `python -m module PLAN` until the block ends; waits for its first line, which says that it is ready."""
     log = BUILD_DIR / "logs" / f"{module.rpartition('.')[2]}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as errors:

@@ -1,8 +1,8 @@
-"""How long the catalog takes to list 1,000 models: `python -m bench.listing`.
+"""The time that the catalog takes to list 1,000 models: `python -m bench.listing`.
 
-The models are registered through the catalog's own core; then the real process is started on them, a replica reports
-all as ready, and both lists are asked for over a socket, after each of which something changes, so that no list is
-merely kept. Ends with 1 when a median is over the target.
+The bench registers the models through the catalog's own core and starts the real process on them. A replica reports all
+models as ready. The bench then requests both lists over a socket; something changes after each request, so that no
+list comes from a cache. It exits with 1 if a median exceeds the target.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ START_SECONDS = 60.0
 
 
 def main() -> int:
-    """Prints one line for each list; gives the exit status."""
+    """Prints one line for each list; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="listing-") as folder:
         home = Path(folder)
         asyncio.run(_register(home))
@@ -58,7 +58,7 @@ async def _register(home: Path) -> None:
 
 
 def _model(number: int) -> DesiredModel:
-    """A model of ten shards with an alias."""
+    """Returns a model of ten shards with an alias."""
     shards = tuple(
         ManifestFile(path=f"model-{shard:05d}-of-00010.safetensors", size=10**9, sha256=f"{number:064x}")
         for shard in range(1, 11)
@@ -85,7 +85,7 @@ def _model(number: int) -> DesiredModel:
 
 @contextmanager
 def _catalog(home: Path) -> Iterator[str]:
-    """The running process; gives its address."""
+    """Runs the catalog's process; yields its address."""
     address = f"unix:{home}/s"
     settings = {"ALLM_LISTEN": address, "ALLM_HOME": str(home), "ALLM_METRICS_PORT": "0", "ALLM_LOG_LEVEL": "warning"}
     process = subprocess.Popen([sys.executable, "-m", "services.catalog"], env=os.environ | settings)
@@ -97,7 +97,7 @@ def _catalog(home: Path) -> Iterator[str]:
 
 
 async def _measure(address: str) -> dict[str, float]:
-    """Medians in milliseconds, by list."""
+    """Returns the medians in milliseconds, by list."""
     options = [("grpc.max_receive_message_length", -1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         await asyncio.wait_for(channel.channel_ready(), START_SECONDS)
@@ -123,7 +123,7 @@ async def _median(models: model_service_pb2_grpc.ModelServiceAsyncStub, ask: Cal
 
 
 def _report(turn: int) -> model_service_pb2.ReportModelStatusRequest:
-    """Everything is ready, on another amount of memory than last time."""
+    """Returns a report that everything is ready, with another amount of memory each time."""
     status = model_pb2.ReplicaStatus(
         state=model_pb2.MODEL_STATE_READY, generation=1, device="cpu", runtime=RUNTIMES[0].name, peak_memory_bytes=turn
     )

@@ -1,10 +1,10 @@
-"""Builds llama.cpp's own server from the source that lies inside the installed llama-cpp-python's source distribution.
+"""A build of llama.cpp's own server from the source distribution of the installed llama-cpp-python.
 
     python -m bench.llama_server
 
-So both sides of a comparison compute with the same code, compiled by the same compiler with the same flags: a release
-build for this machine's processor, with whatever `CMAKE_ARGS` llama-cpp-python itself was built with. TLS, web UI and
-tests are left out: the comparison does not need them. It is built once for each version, below `bench/.build/`.
+Both sides of a comparison then run the same code, compiled by the same compiler with the same flags: a release build
+for this machine's CPU, with the `CMAKE_ARGS` of llama-cpp-python itself. The build omits TLS, the web UI and the tests,
+which the comparison does not need. It runs once for each version, below `bench/.build/`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _OPTIONS = {
     "LLAMA_BUILD_APP": "OFF",
     "LLAMA_BUILD_EXAMPLES": "OFF",
     "LLAMA_BUILD_TESTS": "OFF",
-    "LLAMA_BUILD_UI": "OFF",  # would want npm
-    "LLAMA_USE_PREBUILT_UI": "OFF",  # would download it
+    "LLAMA_BUILD_UI": "OFF",  # needs npm
+    "LLAMA_USE_PREBUILT_UI": "OFF",  # downloads it
     "LLAMA_OPENSSL": "OFF",
 }
 _STEP = re.compile(r"^\[\s*(\d+)(?:/(\d+)|%)\]")  # ninja's [12/212] or make's [ 12%]
@@ -44,7 +44,7 @@ class BuildError(Exception):
 
 
 def build(console: Console) -> Path:
-    """The path of the server's binary, which is built if it is not there yet.
+    """Returns the path of the server's binary; builds it if it is missing.
 
     Raises:
         BuildError: a step failed; the message names its log.
@@ -59,7 +59,7 @@ def build(console: Console) -> Path:
     source = _source(release, console)
     console.print(f"Building llama-server of {_PACKAGE} {release}: several minutes, once")
     options = [f"-D{name}={value}" for name, value in _OPTIONS.items()]
-    # The wheel's own flags come last: they decide.
+    # The wheel's own flags come last, so they take precedence.
     own = shlex.split(os.environ.get("CMAKE_ARGS", ""))
     _run(
         [tools["cmake"], "-S", str(source), "-B", str(folder), *_generator(tools), *options, *own], "configure", console
@@ -70,7 +70,7 @@ def build(console: Console) -> Path:
 
 
 def installed_library() -> Path:
-    """The native library inside the installed llama-cpp-python."""
+    """Returns the native library inside the installed llama-cpp-python."""
     for member in files(_PACKAGE) or []:
         if member.parts[0] == "llama_cpp" and member.name in ("libllama.so", "libllama.dylib"):
             return Path(str(member.locate()))
@@ -78,8 +78,8 @@ def installed_library() -> Path:
 
 
 def compute_features(library: Path) -> str:
-    """What a build of llama.cpp says of itself: the processor's features that it was compiled for."""
-    # In a process of its own, since two builds of one library do not go together in one.
+    """Returns the CPU features for which a build of llama.cpp was compiled, as it reports them."""
+    # In a separate process, because two builds of one library conflict in the same process.
     script = "import ctypes, sys; ask = ctypes.CDLL(sys.argv[1]).llama_print_system_info; "
     script += "ask.restype = ctypes.c_char_p; print(ask().decode())"
     done = subprocess.run([sys.executable, "-c", script, str(library)], check=True, capture_output=True, text=True)
@@ -91,7 +91,7 @@ def _generator(tools: dict[str, str]) -> list[str]:
 
 
 def _tools(console: Console) -> dict[str, str]:
-    """cmake and ninja: the machine's own or, where it has none, their wheels."""
+    """Returns the paths of cmake and ninja: the machine's own or those of their wheels."""
     names = ("cmake", "ninja")
     found = {name: path for name in names if (path := shutil.which(name))}
     if len(found) < len(names):
@@ -104,7 +104,7 @@ def _tools(console: Console) -> dict[str, str]:
 
 
 def _source(release: str, console: Console) -> Path:
-    """The folder of llama.cpp's source, downloaded and unpacked if it is not there yet."""
+    """Returns the folder of llama.cpp's source; downloads and unpacks it if it is missing."""
     unpacked = BUILD_DIR / f"llama_cpp_python-{release}"
     if not unpacked.exists():
         archive = BUILD_DIR / "sdist" / f"llama_cpp_python-{release}.tar.gz"
@@ -121,13 +121,13 @@ def _source(release: str, console: Console) -> Path:
 
 
 def _run(arguments: list[str], step: str, console: Console) -> None:
-    """Runs one step of the build with a progress bar; its output goes to a log."""
+    """Runs one step of the build with a progress bar; writes its output to a log."""
     log = BUILD_DIR / "logs" / f"llama-server-{step}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with Progress(console=console) as progress, log.open("w", encoding="utf-8") as lines:
         task = progress.add_task(step, total=None)
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert process.stdout is not None  # noqa: S101 - asked for in the line above
+        assert process.stdout is not None  # noqa: S101 - requested in the call above
         for line in process.stdout:
             lines.write(line)
             if found := _STEP.match(line):
@@ -138,7 +138,7 @@ def _run(arguments: list[str], step: str, console: Console) -> None:
 
 
 def main() -> None:
-    """Builds llama-server if need be and prints where it is."""
+    """Builds llama-server if necessary and prints its path."""
     console = Console()
     console.print(str(build(console)))
 

@@ -1,11 +1,11 @@
-"""A closed-loop load generator for any endpoint that speaks OpenAI's streaming chat completions.
+"""A closed-loop load generator for any endpoint with OpenAI's streaming chat completions.
 
     python -m bench.load --url http://127.0.0.1:8080
 
 Each of `concurrency` clients sends its next request as soon as the last one is answered. Every request asks for the
-same number of output tokens with `ignore_eos`, an extension, so that all do the same work; an answer with another
-number of tokens is an error, and so is one without usage. The warm-up runs first and is not counted; the measured
-window lasts from the first measured request to the end of the last.
+same number of output tokens, with the extension `ignore_eos`, so that all do the same work. An answer with another
+number of tokens, or without usage, is an error. The warm-up runs first and does not count; the measured window lasts
+from the first measured request to the end of the last.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class Target:
     url: str
     model: str
     api_key: str = ""
-    pid: int | None = None  # the server's process, where known: its CPU time is then measured
+    pid: int | None = None  # the server's process, to measure its CPU time
     output_tokens: int = OUTPUT_TOKENS
     timeout_seconds: float = 300.0  # of one request
     keep_alive: bool = False  # one connection for each client instead of one for each request
-    seed: str = "0"  # another seed, other prompts
-    # What has the server go on past the model's end token: OpenAI's API has nothing for it.
+    seed: str = "0"  # decides the prompts
+    # Makes the server continue past the model's end token; OpenAI's API has no field for this.
     endless: Mapping[str, object] = field(default_factory=lambda: {"ignore_eos": True})
-    says_done: bool = True  # whether it ends its streams with [DONE]
+    says_done: bool = True  # it ends its streams with [DONE]
 
 
 def level_of(prompt_set: PromptSet, concurrency: int, quick: bool = False) -> Level:
-    """The usual number of requests for a concurrency: enough for a median, few enough for two cores."""
+    """Returns the usual level of a concurrency: enough requests for a median, few enough for two cores."""
     table = _QUICK_REQUESTS if quick else _REQUESTS
     return Level(prompt_set, concurrency, table.get(concurrency, 3 * concurrency), warmup=max(2, concurrency))
 
 
 def request_body(target: Target, prompt_set: PromptSet, seed: str) -> bytes:
-    """The JSON of one request."""
+    """Returns the JSON of one request."""
     return msgspec.json.encode(
         {
             "model": target.model,
@@ -107,7 +107,7 @@ async def _closed_loop(clients: Sequence[Connection], requests: Sequence[bytes],
 
 
 def measure(target: Target, levels: Sequence[Level]) -> list[LevelResult]:
-    """Runs the levels one after another in an event loop of their own."""
+    """Runs the levels one after another in a separate event loop."""
 
     async def all_levels() -> list[LevelResult]:
         return [await run_level(target, level) for level in levels]
@@ -116,7 +116,7 @@ def measure(target: Target, levels: Sequence[Level]) -> list[LevelResult]:
 
 
 def first_model(url: str, api_key: str = "") -> str | None:
-    """The first model that the endpoint lists, if it lists one."""
+    """Returns the first model that the endpoint lists, if any."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     with urlopen(Request(url.rstrip("/") + "/v1/models", headers=headers), timeout=10) as response:
         listed: list[dict[str, Any]] = msgspec.json.decode(response.read()).get("data") or []
@@ -124,7 +124,7 @@ def first_model(url: str, api_key: str = "") -> str | None:
 
 
 def table(results: Sequence[LevelResult], title: str) -> Table:
-    """The results for a terminal."""
+    """Formats the results for a terminal."""
     view = Table(title=title, title_justify="left")
     heads = ("prompts", "clients", "tokens/s", "TTFT p50 / p95 ms", "gap p50 / p95 / max ms", "prompt (cached)")
     for head in (*heads, "client us/event", "server ms/token", "steal, others %", "errors"):
@@ -159,7 +159,7 @@ def main(
     quick: Annotated[bool, typer.Option(help="Fewer requests.")] = False,
     json: Annotated[Path | None, typer.Option(help="Where to write the results as JSON.")] = None,
 ) -> None:
-    """Puts closed-loop load on an OpenAI-compatible endpoint and prints what came of it."""
+    """Puts closed-loop load on an OpenAI-compatible endpoint and prints the figures."""
     name = model or first_model(url, api_key)
     if name is None:
         raise typer.BadParameter(f"{url} lists no model: name one with --model")

@@ -71,15 +71,15 @@ class Serving:
     url: str
     pid: int
     environment: dict[str, str]
-    idle: dict[tuple[str, ...], int] = field(default_factory=dict)  # of workers that imported these modules only
+    idle: dict[tuple[str, ...], int] = field(default_factory=dict)  # by the modules that the worker imported
 
     def post(self, path: str, **content: object) -> None:
-        """Sends a request and waits for its answer, which must be good."""
+        """Sends a request and waits for its answer; raises HTTPStatusError on an error status."""
         sent = {"data": content["form"], "files": content["files"]} if "form" in content else {"json": content}
         httpx.post(f"{self.url}/v1/{path}", timeout=SECONDS, **sent).raise_for_status()
 
     def workers(self) -> set[int]:
-        """Process ids of loaded models."""
+        """Returns the process ids of the workers."""
         return {
             process.pid
             for process in psutil.Process(self.pid).children(recursive=True)
@@ -87,7 +87,7 @@ class Serving:
         }
 
     def unload(self, model: str) -> None:
-        """Ends the worker of a model."""
+        """Stops the worker of a model."""
         command = [sys.executable, "-m", "services.cli", "models", "unload", model]
         subprocess.run(command, env=self.environment, capture_output=True, check=True, timeout=SECONDS)
 
@@ -104,7 +104,7 @@ def chat(serving: Serving, model: str) -> None:
 
 
 def embed(serving: Serving, model: str) -> None:
-    """Long inputs, many at a time, of all words that the model knows: others would never be read from its file."""
+    """Embeds many long inputs of all words of the vocabulary, so that the model reads its whole file."""
     known = json.loads((CASES()[model].path / "tokenizer.json").read_text())["model"]["vocab"]
     words = [word for word in known if word.isalnum()]
     inputs = [" ".join(words[first : first + 240]) for first in range(0, len(words), 240)]
@@ -112,7 +112,7 @@ def embed(serving: Serving, model: str) -> None:
 
 
 def transcribe(serving: Serving, model: str) -> None:
-    """More windows than a batch has."""
+    """Transcribes more windows than a batch holds."""
 
     def ask(path: Path) -> None:
         form = {"model": model, "response_format": "verbose_json", "timestamp_granularities[]": "word"}
@@ -122,20 +122,20 @@ def transcribe(serving: Serving, model: str) -> None:
 
 
 def draw(serving: Serving, model: str) -> None:
-    """Full batches, so many that the peak grows no more: how they follow each other differs."""
+    """Generates enough full batches that the peak stops growing; the order of the batches varies."""
     for _ in range(3):
         together(lambda _: serving.post("images/generations", model=model, prompt="a circle", n=8, steps=4), range(4))
 
 
 def together(ask: Callable[[T], None], each: Iterable[T]) -> None:
-    """All at the same time."""
+    """Calls `ask` for all items in parallel."""
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(ask, each))
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A demo model: what it is loaded from, under load by what, and what an idle worker of it imports."""
+    """A demo model: its files, its load, and the modules that its idle worker imports."""
 
     path: Path
     format: Format
@@ -145,8 +145,8 @@ class Case:
 
 
 @cache
-def CASES() -> dict[str, Case]:  # noqa: N802 (as good as a constant; its weights are made when they are wanted)
-    """The demo models, by their ids."""
+def CASES() -> dict[str, Case]:  # noqa: N802 (in effect a constant, but its weights are made on demand)
+    """Returns the demo models by id."""
     demo = of_tests("demo_model")
     llama, torch = (f"services.text.engine.runtimes.{name}" for name in ("llama_cpp", "torch.engine"))
     whisper = "services.audio.engine.runtimes.faster_whisper"
@@ -161,17 +161,17 @@ def CASES() -> dict[str, Case]:  # noqa: N802 (as good as a constant; its weight
 
 
 def models_setting() -> str:
-    """ALLM_MODELS of a stack that has them all."""
+    """Returns ALLM_MODELS for a stack with all demo models."""
     return ",".join(f"{name}={case.path}" for name, case in CASES().items())
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Bytes of a model."""
+    """The memory figures of a model, in bytes."""
 
     need: MemoryEstimate
-    peak: int  # the most that a worker held under load
-    idle: int  # the most that a worker held that had only imported its runtime
+    peak: int  # the largest peak of a worker under load
+    idle: int  # the peak of a worker that has only imported its runtime
 
     @property
     def worker(self) -> int:
@@ -181,7 +181,7 @@ class Figures:
     @property
     def said(self) -> int:
         """The reservation for the model above an idle worker."""
-        return self.need.total - self.worker - self.need.parts.get("templates", 0)  # a process beside the worker
+        return self.need.total - self.worker - self.need.parts.get("templates", 0)  # templates: a separate process
 
     @property
     def above(self) -> int:
@@ -190,7 +190,7 @@ class Figures:
 
 
 def measured(model: str, serving: Serving, rounds: int = 1) -> Figures:
-    """A demo model's need, and what its workers took."""
+    """Returns a demo model's estimate and the measured memory of its workers."""
     case = CASES()[model]
     runtime = (f"{case.imports.partition('.runtimes')[0]}.__main__", case.imports)
     if runtime not in serving.idle:
@@ -200,7 +200,7 @@ def measured(model: str, serving: Serving, rounds: int = 1) -> Figures:
 
 
 def needed(model: str, case: Case, settings: Settings) -> MemoryEstimate:
-    """The need as the model's service computes it."""
+    """Returns the estimate that the model's service computes. Raises ValueError on an unexpected runtime."""
     folder, file = (case.path, "") if case.path.is_dir() else (case.path.parent, case.path.name)
     tree = LocalTree(folder, [folder])
     finding = inspect(tree, case.format, file)
@@ -218,7 +218,7 @@ def needed(model: str, case: Case, settings: Settings) -> MemoryEstimate:
 
 
 def _used(model: str, case: Case, serving: Serving) -> int:
-    """The peak of a worker under load, which is then unloaded."""
+    """Returns the peak of a worker under load; unloads the worker."""
     before = serving.workers()
     case.use(serving, model)
     (pid,) = serving.workers() - before
@@ -231,7 +231,7 @@ def _used(model: str, case: Case, serving: Serving) -> int:
 
 
 def _idle(environment: dict[str, str], modules: tuple[str, ...]) -> int:
-    """Bytes of a worker that has only imported its runtime."""
+    """Returns the bytes of a worker that has only imported its runtime."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROBE, *modules],
         env={**environment, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
@@ -244,7 +244,7 @@ def _idle(environment: dict[str, str], modules: tuple[str, ...]) -> int:
 
 
 def table(figures: dict[str, Figures]) -> str:
-    """The figures as a Markdown table, in MiB."""
+    """Formats the figures as a Markdown table, in MiB."""
     lines = ["| model | said | took | took/said | idle worker, said | took | need |", "|---|---|---|---|---|---|---|"]
     for model, each in figures.items():
         numbers = [each.said / MIB, each.above / MIB, each.worker / MIB, each.idle / MIB]

@@ -1,6 +1,6 @@
-"""What else the machine did while something was measured: time stolen by its host, other processes, the server's share.
+"""The noise of a measurement: CPU time stolen by the host, used by other processes, and used by the server.
 
-Read from `/proc/stat` and from the processes' own counters. On other systems than Linux the answer is zeros.
+The figures come from `/proc/stat` and the processes' own counters. Outside Linux they are zero.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _STAT = Path("/proc/stat")
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The machine between two moments. The shares are of all its cores together, in percent."""
+    """The CPU use of the machine between two moments. Shares are in percent of all cores together."""
 
-    steal_percent: float  # wanted by this machine, given to another one by the host
-    other_percent: float  # used by processes that are neither the client nor, where it is known, the server
+    steal_percent: float  # requested by this machine, given to another one by the host
+    other_percent: float  # used by processes other than the client and the server (if that is known)
     client_cpu_s: float
-    server_cpu_s: float  # 0 where the server's process is not known
+    server_cpu_s: float  # 0 if the server's process is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,21 @@ class _Moment:
 
 
 class NoiseMeter:
-    """Measures from its making to `read`."""
+    """A meter of the noise from its creation to `read`."""
 
     def __init__(self, server_pid: int | None = None) -> None:
         self._server_pid = server_pid
         self._start = self._moment()
 
     def read(self) -> Noise:
-        """What happened since the meter was made."""
+        """Returns the noise since the creation of the meter."""
         start, end = self._start, self._moment()
         capacity = max(end.wall - start.wall, 1e-9) * (os.cpu_count() or 1)
         client, server = end.client - start.client, end.server - start.server
         other = end.busy - start.busy - client - server
         return Noise(
             steal_percent=100 * (end.steal - start.steal) / capacity,
-            # The kernel counts in ticks of 10 ms, so a short window may come out slightly below nothing.
+            # The kernel counts in ticks of 10 ms, so a short window may be slightly negative.
             other_percent=max(0.0, 100 * other / capacity) if end.busy else 0.0,
             client_cpu_s=client,
             server_cpu_s=server,
@@ -70,7 +70,7 @@ def _machine_seconds() -> tuple[float, float]:
 
 
 def process_seconds(pid: int | None) -> float:
-    """CPU seconds that a process and all its descendants have used."""
+    """Returns the CPU seconds that a process and all its descendants have used."""
     if pid is None:
         return 0.0
     total = 0.0

@@ -1,10 +1,10 @@
-"""Whether allm collapses when more is asked of it than it can do: goodput at several times its capacity.
+"""Goodput of allm under overload, at up to four times its capacity.
 
     python -m bench.overload [--seconds 60] [--deadline 30]
 
-Requests come at a steady rate, whether or not those before them were answered: that is what overload is. Each carries
-its deadline in `x-request-timeout`; only answers that are complete by then count. First a closed loop finds how many
-requests a second the server can do; then the load comes at shares of that rate.
+Requests arrive at a steady mean rate, independent of the answers to earlier ones. Each carries its deadline in
+`x-request-timeout`; only answers that are complete by then count. A closed loop first measures the capacity in requests
+per second; the loads are shares of that rate.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from bench.weights import Precision, gguf
 
 RESULT = Path(__file__).parent / "results" / "overload.md"
 SHARES = (0.5, 1.0, 2.0, 4.0)  # of the capacity
-CLIENTS = 8  # of the closed loop that finds it: as many as have places
-TOKENS = 16  # of an answer: short ones, so that many fit into a load
-DEADLINES = 5  # that a load lasts at the least; the first of them is not counted
+CLIENTS = 8  # of the closed loop that measures the capacity: one for each slot
+TOKENS = 16  # of an answer: short, so that many fit into a load
+DEADLINES = 5  # the minimum length of a load; the first of them does not count
 GOAL = 0.9  # of the best goodput, at the highest load
 _SHOWN = 60  # characters of a reason
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one load."""
+    """The result of one load."""
 
     share: float  # of the capacity
-    rate: float  # requests a second that came
-    seconds: float  # for which they came
-    goodput: float  # answers a second that were complete by their deadline, once the queue was as long as it gets
+    rate: float  # requests sent per second
+    seconds: float  # duration of the load
+    goodput: float  # answers per second that met their deadline, once the queue had reached its full length
     sent: int
     good: int  # complete by their deadline
     refused: int  # with 429
-    late: int  # with 504, or an error event that says so
+    late: int  # with 504 or an error event about the deadline
     failed: Counter[str]  # anything else
-    answer_s: Sequence[float]  # of good ones, until the whole answer was there
+    answer_s: Sequence[float]  # of good answers, until the answer was complete
     refusal_s: Sequence[float]
 
 
 async def capacity(target: Target, requests: int) -> float:
-    """Requests a second of a closed loop."""
+    """Measures the requests per second of a closed loop."""
     address = Address.of(target.url)
     waiting = iter([_request(target, address, f"capacity {number}", 600.0) for number in range(requests + CLIENTS)])
     ended: list[float] = []
@@ -74,16 +74,16 @@ async def capacity(target: Target, requests: int) -> float:
         client.close()
 
     await asyncio.gather(*(work() for _ in range(CLIENTS)))
-    first = ended[CLIENTS - 1]  # the places are full from the beginning to here
+    first = ended[CLIENTS - 1]  # all slots are full until here
     return (len(ended) - CLIENTS) / (ended[-1] - first)
 
 
 async def load(target: Target, share: float, rate: float, seconds: float, deadline: float) -> Outcome:
-    """Requests at a rate, by a Poisson process, each with a deadline in so many seconds."""
+    """Sends requests as a Poisson process with a rate, each with a deadline in `deadline` seconds."""
     address = Address.of(target.url)
     random = Random(f"arrivals {share}")  # noqa: S311 - load, no secret
     found: list[tuple[float, str | None]] = []
-    ends: list[float] = []  # of good answers, since the beginning
+    ends: list[float] = []  # ends of good answers, since the start
 
     async def ask(number: int) -> None:
         client = Connection(address, deadline + 60.0, target.says_done)
@@ -137,7 +137,7 @@ def _request(target: Target, address: Address, seed: str, deadline: float) -> by
 
 
 def report(outcomes: Sequence[Outcome], able: float, deadline: float, noise: str) -> str:
-    """The results as Markdown."""
+    """Formats the results as Markdown."""
     best = max(outcome.goodput for outcome in outcomes)
     last = outcomes[-1]
     lines = [
@@ -168,7 +168,7 @@ def report(outcomes: Sequence[Outcome], able: float, deadline: float, noise: str
 async def _measure(
     target: Target, seconds: float, deadline: float, requests: int
 ) -> tuple[float, float, list[Outcome]]:
-    """Capacity, deadline and outcomes."""
+    """Returns capacity, deadline and outcomes."""
     able = await capacity(target, requests)
     deadline = deadline or 2 * CLIENTS / able
     seconds = max(seconds, DEADLINES * deadline)
@@ -183,7 +183,7 @@ def main(
     requests: Annotated[int, typer.Option(help="Of the closed loop that finds the capacity.")] = 96,
     out: Annotated[Path, typer.Option(help="Where the result is written.")] = RESULT,
 ) -> None:
-    """Measures goodput at 0.5, 1, 2 and 4 times the capacity; fails where the last is below 90% of the best."""
+    """Measures goodput at 0.5, 1, 2 and 4 times the capacity; fails if the last is below 90% of the best."""
     before = os.getloadavg()[0]
     with running(allm(Scenario(gguf(Precision.BF16), CLIENTS))) as server:
         target = Target(server.url, server.model, output_tokens=TOKENS, seed=str(time.time_ns()))

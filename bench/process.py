@@ -1,4 +1,4 @@
-"""A server under test as a child process: started, waited for, and stopped by its own process id."""
+"""A server under test as a child process: starts it, waits until it is ready, and stops it by its process id."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server."""
+    """The command, environment and limits for the start of a server."""
 
     name: str
     arguments: Sequence[str]
     port: int
     health_path: str
     log: Path
-    environment: Mapping[str, str] = field(default_factory=dict)  # on top of our own
-    start_seconds: float = 180.0  # how long it may take until it is healthy and lists a model
-    model: str = ""  # what to ask it for; empty: the first model that it lists
+    environment: Mapping[str, str] = field(default_factory=dict)  # in addition to our own
+    start_seconds: float = 180.0  # time limit until it is healthy and lists a model
+    model: str = ""  # the model to request; empty: the first one that it lists
 
     @property
     def url(self) -> str:
@@ -55,7 +55,7 @@ class Running:
     log: Path
 
     def idle_percent(self, seconds: float = 0.5) -> float:
-        """What it uses of one core while nobody asks it anything: a server that spins slows down whatever runs next."""
+        """Measures the idle use of one core, in percent: a server that spins slows down the next process."""
         before = process_seconds(self.pid)
         time.sleep(seconds)
         return 100 * (process_seconds(self.pid) - before) / seconds
@@ -63,13 +63,13 @@ class Running:
 
 @contextmanager
 def running(launch: Launch) -> Iterator[Running]:
-    """Starts a server, waits until it can answer, and stops it at the end with everything that it has started.
+    """Starts a server, waits until it can answer, and stops it at the end with all its child processes.
 
     Raises:
-        ServerError: it ended, or was not ready in time; the message holds the end of its log.
+        ServerError: the server ended or was not ready in time; the message holds the end of its log.
     """
     launch.log.parent.mkdir(parents=True, exist_ok=True)
-    # Being told to end must not leave the server behind: the default would end us without the clean-up below.
+    # SIGTERM must not leave the server behind: by default it would skip the clean-up below.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with launch.log.open("wb") as log:
         process = subprocess.Popen(
@@ -88,7 +88,7 @@ def running(launch: Launch) -> Iterator[Running]:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on at the moment."""
+    """Returns a port of the loopback interface that is free at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -111,7 +111,7 @@ def _listed_model(launch: Launch) -> str | None:
     try:
         with urlopen(launch.url + launch.health_path, timeout=5):
             return launch.model or first_model(launch.url)
-    except (OSError, ValueError):  # not listening yet, or an answer that is no list of models yet
+    except (OSError, ValueError):  # not listening yet, or the answer is not a list of models yet
         return None
 
 

@@ -1,8 +1,8 @@
-"""The prompts of the load: sets of chats whose length is known and whose beginnings differ, or are shared, on purpose.
+"""The prompts of the load: sets of chats with a known length, with unique or shared prefixes.
 
-Built from short common English words, which nearly every tokenizer keeps whole, so that a number of words is about that
-number of tokens. The seed decides every word: two servers that are compared get the same prompts, and no prompt comes
-twice in a run, or a prefix cache would answer for the model.
+Prompts consist of short common English words. Nearly every tokenizer keeps these whole, so the number of words is about
+the number of tokens. The seed decides every word: the compared servers get the same prompts, and no prompt repeats in a
+run, because a prefix cache would then answer for the model.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ children saw best church ever least power light thing family want mind country a
 _WORDS = _COMMON.split()
 
 OUTPUT_TOKENS = 64
-_UNIQUE_WORDS = 113  # about 143 tokens with the tokens of the model's chat template
-_PREFIX_WORDS = 496  # 500 tokens or so of a common system message
+_UNIQUE_WORDS = 113  # about 143 tokens including those of the model's chat template
+_PREFIX_WORDS = 496  # about 500 tokens of a shared system message
 _TAIL_WORDS = 28
 
 
 class PromptSet(StrEnum):
-    """Which prompts a run sends."""
+    """A set of prompts."""
 
-    UNIQUE = "unique"  # nothing in common but the chat template's own tokens
-    SHARED = "shared"  # a long system message in common, then a short question
+    UNIQUE = "unique"  # shares only the chat template's own tokens
+    SHARED = "shared"  # a long shared system message, then a short question
 
 
 def messages(prompt_set: PromptSet, seed: str) -> list[dict[str, str]]:
-    """The chat for one request; a different seed gives a different chat."""
+    """Returns the chat for one request; a different seed gives a different chat."""
     if prompt_set is PromptSet.SHARED:
         system = _text(Random("the prefix"), _PREFIX_WORDS)  # noqa: S311 - words, no secret
         user = _text(Random(f"{prompt_set} {seed}"), _TAIL_WORDS)  # noqa: S311

@@ -1,6 +1,7 @@
-"""A folder in the shape of gpt-oss with random weights: experts packed as MXFP4, the rest bf16, one shard for a layer.
+"""A model folder in the shape of gpt-oss with random weights: MXFP4 experts, the rest bf16, a shard for each layer.
 
-It says nonsense at the real model's speed, and needs no network. Needs torch, transformers, safetensors and tokenizers.
+The model generates nonsense at the real model's speed. Making it needs torch, transformers, safetensors and tokenizers,
+and no network.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models
 from transformers import GptOssConfig, GptOssForCausalLM
 
-_BLOCK = 32  # numbers that share a scale
-_EXPONENT = 120  # of the scales, 127 being 1: numbers of up to 6 / 128
+_BLOCK = 32  # numbers with a shared scale
+_EXPONENT = 120  # of the scales (127 is 1): numbers up to 6 / 128
 _DEVIATION = 0.02
-_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # that GPT-2's alphabet writes as they are
+_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's alphabet keeps
 
 
 def config(tiny: bool) -> GptOssConfig:
-    """The published 20B shape, or one for a processor and a few seconds."""
+    """Returns the published 20B shape, or a tiny one that takes seconds on a CPU."""
     if not tiny:
         return GptOssConfig(num_hidden_layers=24, num_local_experts=32)
     return GptOssConfig(
@@ -43,7 +44,7 @@ def config(tiny: bool) -> GptOssConfig:
 
 
 def write(shape: GptOssConfig, folder: Path, device: str) -> None:
-    """Writes the whole model into `folder`; `device` makes the random numbers."""
+    """Writes the whole model into `folder`; `device` generates the random numbers."""
     folder.mkdir(parents=True)
     torch.manual_seed(0)
     weight_map: dict[str, str] = {}
@@ -71,7 +72,7 @@ def write(shape: GptOssConfig, folder: Path, device: str) -> None:
 
 
 def _shards(shape: GptOssConfig, device: str) -> Iterator[dict[str, torch.Tensor]]:
-    """What is outside of the layers, then each layer."""
+    """Yields the tensors outside the layers, then those of each layer."""
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in GptOssForCausalLM(shape).state_dict().items()}
     for prefix in [None, *(f"model.layers.{number}." for number in range(int(shape.num_hidden_layers)))]:
@@ -90,7 +91,7 @@ def _shards(shape: GptOssConfig, device: str) -> Iterator[dict[str, torch.Tensor
 
 
 def _packed(name: str, size: torch.Size, device: str) -> dict[str, torch.Tensor]:
-    """Random MXFP4 for experts' weights of [experts, in, out]: two numbers in a byte, a scale for 32 of them."""
+    """Returns random MXFP4 weights of experts, [experts, in, out]: two numbers per byte, one scale per 32 numbers."""
     experts, inner, outer = size
     blocks = torch.randint(0, 256, (experts, outer, inner // _BLOCK, _BLOCK // 2), device=device, dtype=torch.uint8)
     scales = torch.full((experts, outer, inner // _BLOCK), _EXPONENT, dtype=torch.uint8)
@@ -98,7 +99,7 @@ def _packed(name: str, size: torch.Size, device: str) -> dict[str, torch.Tensor]
 
 
 def _write_tokenizer(size: int, path: Path) -> None:
-    """One that has names for all tokens: single bytes, and nothing that is ever merged."""
+    """Writes a tokenizer with a name for every token: single bytes, and tokens that never merge."""
     vocabulary = {chr(byte): place for place, byte in enumerate(_BYTES)}
     vocabulary |= {f"Ġ{token}": token for token in range(len(vocabulary), size)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

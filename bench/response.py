@@ -1,7 +1,7 @@
 """One HTTP/1.1 response that carries server-sent events, parsed as its bytes arrive, split anywhere.
 
-Hand-written because the client shares the machine with the server it measures: a general HTTP client spends several
-times the CPU per event. It knows nothing of chat completions.
+The parser is hand-written because the client shares the machine with the server under test: a general HTTP client
+spends several times the CPU per event. It is independent of chat completions.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from enum import Enum, auto
 
 
 class ResponseError(Exception):
-    """The bytes are no HTTP/1.1 response that we understand."""
+    """The bytes are not an HTTP/1.1 response that the parser supports."""
 
 
 class _Part(Enum):
     HEAD = auto()
-    SIZE = auto()  # the line with a chunk's length
+    SIZE = auto()  # the line with the length of a chunk
     CHUNK = auto()  # a chunk's bytes and the line break after them
     TRAILER = auto()
     LENGTH = auto()  # a body of known length
@@ -24,7 +24,7 @@ class _Part(Enum):
 
 
 class Response:
-    """Feed it with bytes; it gives back the body's bytes and says when the response is complete."""
+    """An incremental parser of one response: takes bytes, returns the body's bytes, and detects the end."""
 
     __slots__ = ("_body", "_left", "_part", "_raw", "content_type", "keep_alive", "status")
 
@@ -42,7 +42,7 @@ class Response:
         return self._part is _Part.COMPLETE
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next bytes from the connection and returns the body's bytes that they completed."""
+        """Takes the next bytes from the connection; returns the body's bytes in them."""
         self._raw = self._raw + data if self._raw else data
         while self._step():
             pass
@@ -51,12 +51,12 @@ class Response:
         return body
 
     def close(self) -> None:
-        """The connection has ended, which ends a body without a length."""
+        """Handles the end of the connection, which ends a body without a length."""
         if self._part is _Part.UNTIL_CLOSE:
             self._part = _Part.COMPLETE
 
     def _step(self) -> bool:
-        """One part of the response, if all its bytes are there."""
+        """Parses one part of the response; returns False if bytes are missing."""
         if self._part is _Part.CHUNK:
             return self._chunk()
         if self._part is _Part.SIZE:
@@ -119,7 +119,7 @@ class Response:
             self._raw = raw[left + 2 :]
             self._part = _Part.SIZE
             return True
-        if 0 < len(raw) <= left:  # what has come of a chunk is passed on: an event may lie in its first half
+        if 0 < len(raw) <= left:  # passes on a part of a chunk, because it may hold a whole event
             self._body.append(raw)
             self._raw = b""
             self._left = left - len(raw)
@@ -145,7 +145,7 @@ class Response:
 
 
 class EventStream:
-    """Splits a body into the data of its server-sent events; comments and other fields are dropped."""
+    """A parser that splits a body into the data of its server-sent events; drops comments and other fields."""
 
     __slots__ = ("_data", "_rest")
 
@@ -154,7 +154,7 @@ class EventStream:
         self._data: list[bytes] = []
 
     def feed(self, body: bytes) -> list[bytes]:
-        """Takes the next bytes of the body and returns the data of the events that they completed."""
+        """Takes the next bytes of the body; returns the data of the events that they complete."""
         *lines, self._rest = (self._rest + body).split(b"\n")
         events = []
         for line in lines:

@@ -1,4 +1,4 @@
-"""Where results are kept: a table for readers under its name, and the raw figures beside it under name and day."""
+"""The folder of results: a table under its name, and the raw figures next to it under name and date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.run import RESULTS_DIR, machine
 
 
 def save(name: str, text: str, content: dict[str, Any], folder: Path = RESULTS_DIR) -> None:
-    """Writes `text` as Markdown, and `content` as JSON, with the date and the machine in front of it."""
+    """Writes `text` as Markdown, and `content` as JSON after the date and the machine."""
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     now = datetime.now(UTC)

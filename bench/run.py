@@ -1,11 +1,11 @@
-"""allm against llama.cpp's own server, side by side in one run: `make bench`.
+"""Comparison of allm with llama.cpp's own server in one run: `make bench`.
 
     python -m bench.run [--quick] [--precision BF16] [--concurrency 8] [--prompts unique] [--noise-floor]
 
-For each case (precision, prompts, clients) three settings of llama-server are tried once, and the fastest is the peer.
-Then both servers are measured in turn, A/B/A/B, each started for its turn and stopped after it, so that they never
-share the machine and slow drifts of it hit both; the medians of the rounds are compared. Both get the same prompts,
-other ones in each round. `--noise-floor` puts llama-server on both sides: what differs then is the measurement's noise.
+For each case (precision, prompts, clients) the run tries three settings of llama-server once; the fastest is the peer.
+It then measures both servers in turn, A/B/A/B. Each starts for its turn and stops after it, so that they never share
+the machine and its slow drifts affect both. The result compares the medians of the rounds. Both servers get the same
+prompts, other ones in each round. `--noise-floor` runs llama-server on both sides, which shows the measurement's noise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IDLE_LIMIT_PERCENT = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure and how often."""
+    """The cases and rounds of a run."""
 
     precisions: Sequence[Precision]
     prompt_sets: Sequence[PromptSet]
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def complete(self) -> bool:
-        """Whether it holds every usual case with the usual number of requests."""
+        """True if the plan holds every usual case with the usual number of requests."""
         return not self.quick and {*product(Precision, PromptSet, CONCURRENCIES)} <= {
             *product(self.precisions, self.prompt_sets, self.concurrencies)
         }
@@ -65,17 +65,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One turn as it is kept."""
+    """One turn in the saved results."""
 
     case: Case
     server: str
     setting: str
-    round: int  # -1: a trial of the peer's settings
+    round: int  # -1 in a trial of the peer's settings
     turn: Turn
 
 
 class Runner:
-    """Goes through a plan and keeps what each turn gave."""
+    """The runner of a plan, which keeps the result of each turn."""
 
     def __init__(self, plan: Plan, binary: Path, noise_floor: bool, console: Console) -> None:
         self._plan = plan
@@ -86,7 +86,7 @@ class Runner:
         self.entries: list[Entry] = []
 
     def compare(self, case: Case) -> Comparison:
-        """The peer's best setting, then all rounds of a case."""
+        """Finds the peer's best setting, then runs all rounds of a case."""
         scenario = Scenario(gguf(Precision(case.precision)), case.concurrency, threads=self._plan.threads)
         setting = self._best_setting(case, scenario)
         ours: list[LevelResult] = []
@@ -131,7 +131,7 @@ class Runner:
 
 
 def view(comparisons: Sequence[Comparison]) -> Table:
-    """The ratios for a terminal."""
+    """Formats the ratios for a terminal."""
     shown = Table(title="allm / llama-server, medians of the rounds", title_justify="left")
     for head in ("weights", "prompts", "clients", "tokens/s", "target", "first token", "within 5% + 10 ms"):
         shown.add_column(head, justify="right")
@@ -156,7 +156,7 @@ def view(comparisons: Sequence[Comparison]) -> Table:
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures were measured on."""
+    """Describes the machine and the software of the measurement."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -168,7 +168,7 @@ def machine() -> dict[str, str | int]:
 
 
 def save(plan: Plan, comparisons: Sequence[Comparison], entries: Sequence[Entry], features: dict[str, str]) -> Path:
-    """Writes the results as JSON and, if no case was left out, as the chart and the table that the README shows."""
+    """Writes the results as JSON and, if the plan is complete, as the chart and the table of the README."""
     RESULTS_DIR.mkdir(exist_ok=True)
     now = datetime.now(UTC)
     document = {

@@ -1,4 +1,4 @@
-"""Callers of bench/paced_text.py: each reads one stream, and how late every token of it is."""
+"""Callers of bench/paced_text.py: each reads one stream and records the latency of its tokens."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from bench.response import EventStream, Response, ResponseError
 READ_BYTES = 65536
 LINE = "\n"
 SHOWN = 200  # characters of a reason
-STREAMS_A_CHANNEL = 50  # a client with more than some has several connections
+STREAMS_A_CHANNEL = 50  # a client with many streams uses several connections
 _MOMENT = re.compile(rb'"content":"(\d+)"')
 _NS = 1e-9
-RAMP_SECONDS = 2.0  # within which the streams begin, so that they do not all connect at the same moment
-SETTLE_SECONDS = 1.0  # after which the first tokens count
+RAMP_SECONDS = 2.0  # the streams begin within this time, so that they do not all connect at the same moment
+SETTLE_SECONDS = 1.0  # tokens count after this time
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One that has come."""
+    """A received token."""
 
-    made: float  # when, in seconds of the monotonic clock
-    late: float  # seconds until its caller had it
+    made: float  # creation time, in seconds of the monotonic clock
+    late: float  # seconds until its caller received it
 
 
 Caller = Callable[[int], Awaitable[list[Token]]]
 
 
 class Incomplete(Exception):
-    """A stream that did not bring what it should; the message says what."""
+    """A stream was incomplete; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """What came of many."""
+    """The results of many streams."""
 
-    late_s: list[float]  # of the tokens that were made once all streams had begun and settled
+    late_s: list[float]  # of tokens made after all streams had begun and settled
     tokens: int  # of all complete streams
     failed: list[str]
 
 
 async def read_all(caller: Caller, streams: int, seconds: float, ramp_seconds: float = RAMP_SECONDS) -> Streams:
-    """Reads streams, all at the same time, each within `seconds`. `caller` reads the one of a number."""
+    """Reads streams in parallel, each within `seconds`. `caller` reads the stream with a given number."""
     found: list[Token] = []
     failed: list[str] = []
 
@@ -72,7 +72,7 @@ async def read_all(caller: Caller, streams: int, seconds: float, ramp_seconds: f
 
 
 class GrpcCallers:
-    """Callers by gRPC, on some channels to `address`; close them."""
+    """The gRPC callers, an async context manager that closes their channels to `address`."""
 
     def __init__(self, address: str, streams: int, tokens: int) -> None:
         self._tokens = tokens
@@ -115,7 +115,7 @@ class GrpcCallers:
 
 
 class RestCallers:
-    """Callers by REST, each with a connection of its own."""
+    """The REST callers, each with its own connection."""
 
     def __init__(self, url: str, tokens: int) -> None:
         self._address = Address.of(url)

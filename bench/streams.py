@@ -1,11 +1,11 @@
-"""What the gateway costs a stream: many at the same time, with it and without it.
+"""The cost of the gateway for streams: many at the same time, with and without it.
 
     python -m bench.streams [--streams 500] [--rate 10] [--tokens 100] [--rounds 2]
 
-The service (bench/paced_text.py) has no model: its tokens come at a steady speed for each stream, so that all there is
-to measure is the way from the service to the callers. Every round reads all streams in four ways, one after the other:
-the same gRPC messages from the service itself and through the gateway, typed and as REST. Callers, service and Envoy
-share the machine: where it is busy, every process waits for the others, and all of it is counted as latency.
+The service (bench/paced_text.py) has no model and sends each stream's tokens at a fixed rate, so the bench measures
+only the path from the service to the callers. Every round reads all streams in four ways, one after the other: the same
+gRPC messages from the service itself and through the gateway, typed and as REST. Callers, service and Envoy share the
+machine: if it is busy, every process waits for the others, and all of that counts as latency.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from bench.stream_caller import RAMP_SECONDS, GrpcCallers, RestCallers, Streams,
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
-SLACK_SECONDS = 120.0  # beyond what a stream takes at its speed: a busy machine is late, not wrong
+SLACK_SECONDS = 120.0  # in addition to a stream's nominal duration, for a busy machine
 DIRECT, GATEWAY = "the service itself", "through the gateway"
 TYPED, REST = "typed gRPC", "REST (direct: the same HttpBody messages by gRPC)"
 WAYS = ((TYPED, DIRECT), (TYPED, GATEWAY), (REST, DIRECT), (REST, GATEWAY))
@@ -45,17 +45,17 @@ PERCENTS = (50, 99)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked."""
+    """The load of the bench."""
 
     streams: int
-    rate: float  # tokens a second of each stream
+    rate: float  # tokens per second of each stream
     tokens: int  # of each stream
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where it is asked, and whose CPU time is read."""
+    """The servers under load, with the processes whose CPU time counts."""
 
     service: str  # `host:port`
     service_pid: int
@@ -65,23 +65,23 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way, once."""
+    """The figures of one way in one round."""
 
     kind: str
     way: str
     seconds: float
-    late_s: tuple[float, float]  # p50 and p99 of the tokens that were made once all streams had settled
+    late_s: tuple[float, float]  # p50 and p99 of the tokens made after all streams had settled
     tokens: int
     failed: list[str]
     service_us: float  # CPU microseconds of the service per token
     gateway_us: float
     client_us: float
-    other_percent: float  # of all cores: what others used meanwhile, the machine's own work included
+    other_percent: float  # of all cores: used by other processes, including the machine's own work
 
 
 @contextmanager
 def paced_text(rate: float, log: Path) -> Iterator[tuple[str, int]]:
-    """Runs the service; its address and process id once it serves. Raises ServerError."""
+    """Runs the service; yields its address and process id once it serves. Raises ServerError."""
     address = f"127.0.0.1:{free_port()}"
     environment = {"ALLM_LISTEN": address, "ALLM_METRICS_PORT": "0", "ALLM_LOG_LEVEL": "warning"}
     command = [sys.executable, "-m", "bench.paced_text", str(rate)]
@@ -105,7 +105,7 @@ def paced_text(rate: float, log: Path) -> Iterator[tuple[str, int]]:
 
 
 def gateway(service: str, folder: Path) -> Launch:
-    """How the gateway is started in front of the service: as in a cluster."""
+    """Launches the gateway in front of the service, configured as in a cluster."""
     port = free_port()
     return Launch(
         name="gateway",
@@ -124,7 +124,7 @@ def gateway(service: str, folder: Path) -> Launch:
 
 
 async def measure(place: Place, load: Load) -> list[Reading]:
-    """All ways, as often as there are rounds."""
+    """Measures all ways in each round."""
     return [await _once(place, load, kind, way) for _ in range(load.rounds) for kind, way in WAYS]
 
 
@@ -161,7 +161,7 @@ async def _read(place: Place, load: Load, kind: str, way: str, seconds: float) -
 
 
 def report(readings: Sequence[Reading], load: Load, machine: str) -> str:
-    """The results as Markdown."""
+    """Formats the results as Markdown."""
     complete = all(not reading.failed for reading in readings)
     lines = [
         "# Streams through the gateway",
@@ -189,7 +189,7 @@ def report(readings: Sequence[Reading], load: Load, machine: str) -> str:
 
 
 def _added(readings: Sequence[Reading]) -> list[str]:
-    """The best round of each way counts: what a busy machine adds to one is not the gateway's."""
+    """Returns the gateway's overhead from the best round of each way, because a busy machine distorts the others."""
     lines = ["| streams | p50 ms | p99 ms | CPU Envoy |", "|---|---|---|---|"]
     for kind in (TYPED, REST):
         best = {
@@ -212,7 +212,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="How often each way is measured.")] = 2,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = RESULTS_DIR,
 ) -> None:
-    """Measures latency and CPU time for each token; fails where a stream was not complete."""
+    """Measures latency and CPU time for each token; fails if a stream was incomplete."""
     load, before = Load(streams, rate, tokens, rounds), os.getloadavg()[0]
     with TemporaryDirectory(prefix="allm-bench-") as kept:
         folder = Path(kept)

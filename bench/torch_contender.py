@@ -1,7 +1,6 @@
-"""The servers on torch that are compared, each started for all levels of a round, and how each is asked.
+"""The torch servers of the comparison: the launch of each, for all levels of a round, and its request parameters.
 
-All have the same bf16 weights, compute threads, most clients, context and batch. What one of them decides better by
-itself stays as it comes.
+All have the same bf16 weights, compute threads, maximum clients, context and batch. Other settings keep their defaults.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "
 
 
 class Server(StrEnum):
-    """Who is compared."""
+    """A server in the comparison."""
 
     ALLM = "allm"
     ALLM_VLLM = "allm, runtime vllm"
@@ -36,7 +35,7 @@ class Server(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """How to start one, and what differs in asking it."""
+    """The launch of a server and the differences in its requests."""
 
     launch: Launch
     endless: Mapping[str, object] = field(default_factory=lambda: {"ignore_eos": True})
@@ -44,7 +43,7 @@ class Contender:
 
 
 def contender(server: Server, folder: Path, clients: int, threads: int, console: Console) -> Contender:
-    """A server for the model in `folder`; its environment is made if it is not there yet."""
+    """Returns a server for the model in `folder`; makes its environment if it is missing."""
     make = {
         Server.ALLM: _allm,
         Server.ALLM_VLLM: _allm_vllm,
@@ -55,12 +54,12 @@ def contender(server: Server, folder: Path, clients: int, threads: int, console:
 
 
 def _allm(folder: Path, clients: int, threads: int, console: Console) -> Contender:
-    """The whole stack: Envoy, the text service and its worker, under `allm serve`."""
+    """Launches the whole stack: Envoy, the text service and its worker, under `allm serve`."""
     return Contender(_stack("allm-torch", {"ALLM_MODELS": f"bench={folder}"}, clients, threads))
 
 
 def _allm_vllm(folder: Path, clients: int, threads: int, console: Console) -> Contender:
-    """The whole stack with vLLM in the worker, of the same environment as vLLM's own server."""
+    """Launches the whole stack with vLLM in the worker, from the same environment as vLLM's own server."""
     declared = BUILD_DIR / "models-vllm.yaml"
     entry = {"id": "bench", "source": folder.as_uri(), "format": "safetensors", "runtime": "vllm"}
     declared.write_text(json.dumps({"models": [entry]}), encoding="utf-8")
@@ -85,7 +84,7 @@ def _stack(name: str, models: Mapping[str, str], clients: int, threads: int) -> 
         "ALLM_CONTEXT_TOKENS": str(CONTEXT_TOKENS),
         "ALLM_KV_TOKENS": str(CONTEXT_TOKENS * clients),
         "ALLM_BATCH_TOKENS": str(_BATCH_TOKENS),
-        "ALLM_CHUNK_TOKENS": str(_BATCH_TOKENS),  # as the others, which fill their batches with prompts too
+        "ALLM_CHUNK_TOKENS": str(_BATCH_TOKENS),  # the others also fill their batches with prompts
         "ALLM_THREADS": str(threads),
         **models,
     }
@@ -98,14 +97,14 @@ def _transformers(folder: Path, clients: int, threads: int, console: Console) ->
     port = free_port()
     arguments = [str(transformers_command(console)), "serve", str(folder), "--continuous-batching", "--device", "cpu"]
     arguments += ["--dtype", "bfloat16", "--port", str(port)]
-    # Two blocks of 256 tokens for each client, one more than a request needs: by itself it takes nearly all memory of
+    # Two blocks of 256 tokens for each client, one more than a request needs: by default it takes nearly all memory of
     # the machine, and each block makes it slower.
     arguments += ["--cb-num-blocks", str(2 * clients)]
     arguments += ["--cb-max-batch-tokens", str(_BATCH_TOKENS)]
     log = BUILD_DIR / "logs" / "transformers.log"
-    # As our workers have it: threads that spin at each barrier get in the way of the server's own.
+    # As in our workers: threads that spin at each barrier slow down the server's own threads.
     environment = {**_OFFLINE, "OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
-    # Its only way past the end token: a whole generation config in which no token ends the answer.
+    # Its only way past the end token is a complete generation config without an end token.
     config = {"max_new_tokens": OUTPUT_TOKENS, "do_sample": False, "eos_token_id": -1}
     return Contender(
         Launch("transformers", arguments, port, "/health", log, environment, _START_SECONDS, str(folder)),
@@ -122,8 +121,8 @@ def _vllm(folder: Path, clients: int, threads: int, console: Console) -> Contend
     arguments += ["--max-num-batched-tokens", str(_BATCH_TOKENS)]
     environment = {
         **_OFFLINE,
-        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: more than the others' cells for these clients
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",  # else it leaves a core to its own server
+        "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB: more than the KV cells of the others
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",  # by default it reserves a core for its own server
         "VLLM_CACHE_ROOT": str(BUILD_DIR / "vllm-cache"),
     }
     log = BUILD_DIR / "logs" / "vllm.log"

@@ -1,7 +1,7 @@
-"""A runtime under the bare batch loop, without servers: `python -m bench.torch_loop --clients 1,8,32`.
+"""Load on a runtime under the bare batch loop, without servers: `python -m bench.torch_loop --clients 1,8,32`.
 
-The same load as `bench.torch_peers` puts on whole servers, so that the difference is what gateway and service cost.
-`--profile` says where the interpreter's time goes. Needs nothing but torch, transformers and `services/text/engine`.
+The load equals that of `bench.torch_peers` on whole servers, so the difference is the cost of gateway and service.
+`--profile` profiles the interpreter. The bench needs only torch, transformers and `services/text/engine`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def main() -> None:
 
 
 def _become_a_worker(threads: int) -> None:
-    """Starts this program anew with the environment that the text service gives its workers, which is read only then.
+    """Restarts this program with the environment of the text service's workers, which libraries read only at the start.
 
-    The values are those of `services.worker.environment`, which a bare machine need not have.
+    The values are those of `services.worker.environment`, which a bare machine may lack.
     """
     environ = {
         "OMP_NUM_THREADS": str(threads),
@@ -74,7 +74,7 @@ def _become_a_worker(threads: int) -> None:
 
 
 class _Nothing:
-    """In place of a profile."""
+    """A null profiler."""
 
     def __enter__(self) -> None: ...
 
@@ -88,7 +88,7 @@ def _loader(runtime: str) -> Loader:
 
 
 def _demo(runtime: str) -> str:
-    from bench.weights import Precision, gguf, safetensors  # noqa: PLC0415 (needs more than a bare machine has)
+    from bench.weights import Precision, gguf, safetensors  # noqa: PLC0415 (not on a bare machine)
 
     return str(safetensors() if runtime == "torch" else gguf(Precision.BF16))
 

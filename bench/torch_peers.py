@@ -1,10 +1,10 @@
-"""The runtime torch against transformers' own server and vLLM, side by side: `python -m bench.torch_peers`.
+"""Comparison of the torch runtime with transformers' own server and vLLM: `python -m bench.torch_peers`.
 
     python -m bench.torch_peers [--quick] [--server allm] [--concurrency 8] [--rounds 3]
 
-All compute with the same bf16 safetensors on the CPU and answer the same prompts, other ones in each round. In a round
-each is started once, measured with 1, 8 and 32 clients, and stopped, so that they never share the machine; the order
-turns from round to round, so that slow drifts of the machine hit all. The medians of the rounds are compared.
+All use the same bf16 safetensors on the CPU and answer the same prompts, other ones in each round. A round starts each
+server once, measures it with 1, 8 and 32 clients, and stops it, so that they never share the machine. The order rotates
+from round to round, so that slow drifts of the machine affect all. The result compares the medians of the rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.torch_contender import Contender, Server, contender
 from bench.turn import machine_alone
 from bench.weights import safetensors
 
-_CORES = 2  # the default of threads for all three
+_CORES = 2  # the default number of threads of each server
 _NOISY_PERCENT = 5.0
 _ATTEMPTS = 2
 _COMPARED = (Server.ALLM, Server.TRANSFORMERS, Server.VLLM)
@@ -51,7 +51,7 @@ class Entry:
 
 
 class Rounds:
-    """Takes turns and keeps what each gave."""
+    """The rounds of the comparison: runs the servers in turn and keeps their figures."""
 
     def __init__(self, servers: Sequence[Server], levels: Sequence[int], threads: int, quick: bool) -> None:
         self._servers = servers
@@ -64,7 +64,7 @@ class Rounds:
         self.entries: list[Entry] = []
 
     def take(self, number: int) -> None:
-        """All servers, one after another, beginning with another one in each round."""
+        """Measures all servers one after another; each round begins with another one."""
         first = number % len(self._servers)
         for server in [*self._servers[first:], *self._servers[:first]]:
             made = contender(server, self._folder, max(self._levels), self._threads, self._console)
@@ -77,7 +77,7 @@ class Rounds:
                     self._level(server, made, target, clients, number, idle)
 
     def _level(self, server: Server, made: Contender, target: Target, clients: int, number: int, idle: float) -> None:
-        """Measures a level, again where others disturbed it; the less disturbed attempt counts."""
+        """Measures a level and repeats it if other processes disturbed it; the least disturbed attempt counts."""
         results: list[LevelResult] = []
         while len(results) < _ATTEMPTS and not (results and _disturbance(results[-1]) <= _NOISY_PERCENT):
             asked = replace(target, seed=f"{self._seed} {number} {len(results)}")
@@ -93,12 +93,12 @@ class Rounds:
 
 
 def _disturbance(result: LevelResult) -> float:
-    """Percent of the machine that neither the server nor the client had."""
+    """Returns the percentage of the machine that neither the server nor the client used."""
     return result.noise.steal_percent + result.noise.other_percent
 
 
 def markdown(entries: Sequence[Entry], threads: int, compared: str) -> str:
-    """The medians as a table, with what they were measured on; `compared` says which releases."""
+    """Formats the medians as a table, with a description of the machine; `compared` names the releases."""
     servers = list(dict.fromkeys(sorted((entry.server for entry in entries), key=list(Server).index)))
     about = machine()
     lines = [
@@ -127,7 +127,7 @@ def markdown(entries: Sequence[Entry], threads: int, compared: str) -> str:
 
 
 def _ratio(server: Server, clients: int, ours: float, theirs: float) -> str:
-    """Our tokens/s over a peer's, with the target where it is missed."""
+    """Formats our tokens/s over a peer's, with the target if it is missed."""
     if server is Server.ALLM or not ours or not theirs:
         return ""
     missed = server is Server.TRANSFORMERS and clients in (1, 8) and ours < _FACTOR * theirs
@@ -135,7 +135,7 @@ def _ratio(server: Server, clients: int, ours: float, theirs: float) -> str:
 
 
 def releases(servers: Sequence[Server]) -> str:
-    """Which releases were compared."""
+    """Names the compared releases."""
     found = [f"torch {version('torch').partition('+')[0]}", f"transformers {version('transformers')} under allm"]
     if Server.TRANSFORMERS in servers:
         found.append(f"{release(BUILD_DIR / 'transformers', 'transformers')} as a server")

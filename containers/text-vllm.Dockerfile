@@ -1,13 +1,13 @@
-# The text service with the runtime vllm as well. From the root of the repository:
+# The text service with the vllm runtime. From the root of the repository:
 #   docker build --file containers/text-vllm.Dockerfile --build-arg VARIANT=cuda --tag allm-text-vllm-cuda .
-# Without CUDA (VARIANT=cpu, which is for trying things out) name PyTorch's index of CPU wheels: vLLM wants those.
+# Without CUDA (VARIANT=cpu, for experiments) add PyTorch's index of CPU wheels, which vLLM needs.
 #   --build-arg PIP_EXTRA_INDEX_URL=...
-# vLLM lies in an environment of its own, /opt/vllm, since it wants other releases of what the service uses, too; workers
-# of its models are started there (ALLM_VLLM_PYTHON). What the image of text.Dockerfile serves, this one does, but for what
-# the runtime torch does.
+# vLLM has a separate environment, /opt/vllm, because it needs other releases of the service's packages; the workers of
+# its models start there (ALLM_VLLM_PYTHON). This image serves the same as that of text.Dockerfile, except the models of
+# the torch runtime.
 ARG VARIANT=cpu
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
-# Its CUDA must be the one that torch's wheels bring: the image takes the libraries from there.
+# Its CUDA must match that of torch's wheels, from which the image takes the libraries.
 ARG CUDA_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu22.04
 
 # llama.cpp, as in text.Dockerfile.
@@ -45,7 +45,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && /opt/vllm/bin/python containers/vllm_alias.py \
     && python -m pip --python /opt/vllm/bin/python install --no-deps .
 
-# Ray is what vLLM computes on several machines with. vLLM pins what it depends on most; the rest is what pip finds.
+# vLLM uses Ray to compute on several machines. vLLM pins its main dependencies; pip resolves the rest.
 FROM ${PYTHON_IMAGE} AS vllm-cuda
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -73,13 +73,13 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM ${PYTHON_IMAGE} AS run-cpu
 
 FROM ${PYTHON_IMAGE} AS run-cuda
-# libcudart and libcublas of the wheels that came with torch, for llama.cpp.
+# libcudart and libcublas from torch's wheels, for llama.cpp.
 ENV LD_LIBRARY_PATH=/opt/vllm/lib/python3.11/site-packages/nvidia/cu13/lib \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 FROM run-${VARIANT}
-# A compiler: vLLM makes kernels for the machine that it is on.
+# A compiler, because vLLM compiles kernels for its machine.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ gcc libgomp1 libnuma1 \
     && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 allm \

@@ -1,19 +1,19 @@
 # The text service. From the root of the repository:
 #   docker build --file containers/text.Dockerfile --tag allm-text .
-# With CUDA: --build-arg VARIANT=cuda. Then there is torch, too, and llama.cpp is compiled for the GPUs of CUDA_ARCHITECTURES.
+# With CUDA: --build-arg VARIANT=cuda. This adds torch and compiles llama.cpp for the GPUs of CUDA_ARCHITECTURES.
 ARG VARIANT=cpu
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
-# Its CUDA must be the one that torch's wheels bring: the image takes the libraries from there.
+# Its CUDA must match that of torch's wheels, from which the image takes the libraries.
 ARG CUDA_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu22.04
 
-# llama.cpp for any x86-64 processor with AVX2, or any 64-bit ARM: not only for the one that builds.
+# llama.cpp for any x86-64 CPU with AVX2 or any 64-bit ARM, not only for the build machine's.
 FROM ${PYTHON_IMAGE} AS llama-cpu
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ gcc make \
     && rm -rf /var/lib/apt/lists/*
 COPY constraints.txt /src/
-# No cache: pip would take a wheel from there that was built with other CMAKE_ARGS.
+# No cache: it may hold a wheel that was built with other CMAKE_ARGS.
 RUN CMAKE_ARGS="-DGGML_NATIVE=OFF" \
     python3 -m pip wheel --no-cache-dir --no-deps --no-binary llama-cpp-python \
     --constraint /src/constraints.txt --wheel-dir /wheels llama-cpp-python
@@ -50,7 +50,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM ${PYTHON_IMAGE} AS run-cpu
 
 FROM ${PYTHON_IMAGE} AS run-cuda
-# libcudart and libcublas of the wheels that came with torch, for llama.cpp.
+# libcudart and libcublas from torch's wheels, for llama.cpp.
 ENV LD_LIBRARY_PATH=/opt/allm/lib/python3.11/site-packages/nvidia/cu13/lib \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

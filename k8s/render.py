@@ -1,8 +1,8 @@
-"""Renders `k8s` from the Helm chart: `python -m k8s.render`.
+"""Renderer of the kustomize manifests from the Helm chart: `python -m k8s.render`.
 
-The chart is the one source. The kustomize base is what it gives with its own values, and each component the difference
-that some values make: new objects as they are, changed ones as strategic merge patches. tests/deploy holds that what is
-checked in is current, and that base and components together are exactly what the chart gives for the same values.
+The chart is the only source. The kustomize base is the chart with its default values. Each component is the difference
+that some values make: new objects in full, changed ones as strategic merge patches. tests/deploy checks that the
+committed files are current, and that base and components together equal the chart's output for the same values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHART = KUBERNETES / "helm" / "allm"
 RELEASE = "allm"
 NAMESPACE = "allm"
 HEADER = "# Rendered from k8s/helm/allm by `python -m k8s.render`; change the chart, not this file.\n"
-# By which field Kubernetes merges the items of a list; lists that are not here are replaced whole.
+# The field by which Kubernetes merges the items of a list; it replaces other lists as a whole.
 MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -43,13 +43,13 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """What a kustomize component changes: the chart's values, and the components that must stand before it."""
+    """A kustomize component: its values of the chart, and the components that must come before it."""
 
     values: Values
     on: tuple[str, ...] = field(default=())
 
 
-# In the order in which a kustomization must name them.
+# In the order that a kustomization must use.
 COMPONENTS: dict[str, Component] = {
     "keys": Component({"auth": {"mode": "keys"}}),
     "gpu": Component({name: {"gpu": {"count": 1}} for name in ("text", "audio", "image")}),
@@ -92,10 +92,10 @@ COMPONENTS: dict[str, Component] = {
 
 
 def helm_template(values: Sequence[Values]) -> list[Object]:
-    """What the chart gives for its own values with each of `values` over them. Rendered once; nobody may change it.
+    """Renders the chart with `values` over its defaults. The result is cached; callers must not change it.
 
     Raises:
-        RuntimeError: helm refuses; its words are in the message.
+        RuntimeError: helm failed; the message holds its error.
     """
     return _helm_template(tuple(map(json.dumps, values)))
 
@@ -117,24 +117,24 @@ def _helm_template(values: tuple[str, ...]) -> list[Object]:
 
 
 def _documents(text: str) -> Iterator[Object]:
-    # libyaml's parser where it is there: ten times as fast.
+    # libyaml's parser, if available, is ten times as fast.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return (found for found in yaml.load_all(text, Loader=loader) if found)
 
 
 def identity(found: Object) -> tuple[str, str]:
-    """Kind and name, which tell an object from all others of a rendering."""
+    """Returns kind and name, which identify an object in a rendering."""
     return found["kind"], found["metadata"]["name"]
 
 
 def needed(name: str) -> list[str]:
-    """The components that a component stands on, and itself, in their order."""
+    """Returns the components that a component depends on, and itself, in order."""
     wanted = {*COMPONENTS[name].on, name}
     return [each for each in COMPONENTS if each in wanted]
 
 
 def difference(old: Any, new: Any) -> Any:
-    """The strategic merge patch that makes `new` of `old`, two different mappings."""
+    """Returns the strategic merge patch from `old` to `new`, two different mappings."""
     patch: Object = {key: None for key in old if key not in new}
     for key, value in new.items():
         if key not in old:
@@ -160,14 +160,14 @@ def _items(old: list[Object], new: list[Object], merge_key: str) -> list[Object]
             patch.append(item)
         elif known != item:
             patch.append({merge_key: item[merge_key], **difference(known, item)})
-    # kustomize puts what a patch names before everything else, and `$(NAME)` counts only after NAME.
+    # kustomize puts the items of a patch before all others, and `$(NAME)` resolves only after NAME.
     named = {item[merge_key] for item in patch}
     referred = {name for item in patch for name in re.findall(r"\$\((\w+)\)", str(item.get("value", "")))}
     return [item for item in new if item[merge_key] in referred - named] + patch
 
 
 def render(target: Path) -> None:
-    """Writes the base and all components below `target`, in the place of what is there."""
+    """Writes the base and all components below `target`, replacing the existing ones."""
     for name in ("base", "components"):
         shutil.rmtree(target / name, ignore_errors=True)
     base = helm_template([])

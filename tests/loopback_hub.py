@@ -1,15 +1,15 @@
-"""A small hub on loopback, serving real folders as repositories, with faults on request.
+"""A small hub on loopback that serves real folders as repositories, with faults on request.
 
     with LoopbackHub() as hub:
         commit = hub.add("org/model", folder)
-        ...                                   # whoever is started with HF_ENDPOINT=hub.endpoint finds hf://org/model
-        hub.add("org/model", newer_folder)    # a new commit of the branch; the old one stays there
+        ...                                   # a process with HF_ENDPOINT=hub.endpoint finds hf://org/model
+        hub.add("org/model", newer_folder)    # a new commit of the branch; the old one stays available
 
-It speaks what huggingface_hub does: the listing of a repository, and its files. Large files (`LFS`, by suffix or size)
-are listed with their SHA-256 and redirected to another port, as to a CDN; small ones are served directly. Files are
-copied when added: changing the folder later changes nothing. Every repository also has a `.gitattributes`, as there.
+It serves the parts of the protocol that huggingface_hub uses: a repository's listing, and its files. Large files
+(`LFS`, by suffix or size) are listed with their SHA-256 and redirected to another port, as to a CDN; small ones are
+served directly. Files are copied when added. Every repository also has a `.gitattributes`, as on the real hub.
 
-Faults name a file by its path in whatever repository; LISTING is the listing. Those with `times` end by themselves.
+Faults name a file by its path, in any repository; LISTING is the listing. Those with `times` end by themselves.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 LISTING = ""
 LFS = (".safetensors", ".gguf", ".bin", ".pt", ".onnx")
-LFS_BYTES = 1024 * 1024  # larger files are large whatever their suffix
+LFS_BYTES = 1024 * 1024  # larger files count as large whatever their suffix
 PIECE = 64 * 1024  # bytes written at once
-INVERTED = bytes(range(256))[::-1]  # of each byte, what it becomes where a file is to be corrupt
-DEADLINE = 60.0  # seconds that a gate holds, should a test forget it
+INVERTED = bytes(range(256))[::-1]  # the replacement of each byte in a corrupt file
+DEADLINE = 60.0  # seconds after which a forgotten gate opens
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody asked for."""
+    """A request that the hub received."""
 
     method: str
     path: str  # of the address, as sent, without the query
     range: str  # the header; empty: none
-    file: str  # path in the repository; empty: the listing, or nothing that there is
-    cdn: bool  # whether it came to the port that large files are redirected to
-    authorized: bool  # whether it carried a token
+    file: str  # path in the repository; empty: the listing, or an unknown path
+    cdn: bool  # true: it came to the port that large files are redirected to
+    authorized: bool  # true: it carried a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,44 +68,44 @@ class Gate:
 
     def __init__(self, after_bytes: int) -> None:
         self.after_bytes = after_bytes
-        self.reached = threading.Event()  # somebody waits at it
+        self.reached = threading.Event()  # a download waits at the gate
         self._open = threading.Event()
 
     def wait_reached(self, seconds: float = DEADLINE) -> None:
-        """Waits until a download is held. Raises AssertionError when none comes."""
+        """Waits until a download is held. Raises AssertionError when none arrives."""
         assert self.reached.wait(seconds), "no download came to the gate"
 
     def open(self) -> None:
-        """Lets all go on, those that come later too."""
+        """Releases all downloads, later ones too."""
         self._open.set()
 
     def hold(self) -> None:
-        """What a download does here."""
+        """Blocks a download until the gate opens."""
         self.reached.set()
         self._open.wait(DEADLINE)
 
 
 @dataclass
 class Fault:
-    """One thing that goes wrong with one file, so many times; -1: always."""
+    """A fault of one file, which occurs `times` times; -1: always."""
 
     kind: str  # cut, corrupt, status
     times: int
     after_bytes: int = 0
     code: int = 0
-    larger_than: int = 0  # bytes: smaller answers, such as headers that are read, are spared
+    larger_than: int = 0  # bytes: smaller answers, such as headers, are spared
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class LoopbackHub:
-    """The hub. Starts when made, ends with `close` or `with`."""
+    """The hub. Starts when created, ends with `close` or `with`."""
 
     def __init__(self) -> None:
-        self.requests: deque[Request] = deque()  # in the order they came; clear it at will
-        self.ignore_ranges = False  # answers 200 and the whole file, whatever part is asked for
-        self.bytes_per_second = 0  # of each download; 0: as fast as can be
-        self.token = ""  # when set, only requests with it see repositories; others get 401, as for private ones
-        self.sent = 0  # bytes of files' contents, over all answers
+        self.requests: deque[Request] = deque()  # in order of arrival; clear it at will
+        self.ignore_ranges = False  # answers 200 and the whole file, whatever range is requested
+        self.bytes_per_second = 0  # of each download; 0: unlimited
+        self.token = ""  # when set, requests without it get 401, as for private repositories
+        self.sent = 0  # bytes of files' contents, in all answers
         self._store = Path(tempfile.mkdtemp(prefix="loopback-hub-"))
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -117,10 +117,10 @@ class LoopbackHub:
         self.endpoint = self._servers[0].address  # for HF_ENDPOINT
         self.cdn_endpoint = self._servers[1].address
 
-    # --- what is there
+    # --- repositories
 
     def add(self, repository: str, folder: Path, revision: str = "main") -> str:
-        """Puts the files of a folder there as the branch's new commit, and returns that."""
+        """Adds the files of a folder as the branch's new commit, and returns the commit."""
         attributes = self._store / "gitattributes"
         attributes.write_text("*.safetensors filter=lfs diff=lfs merge=lfs -text\n")
         blobs = {".gitattributes": self._stored(attributes)} | {
@@ -130,7 +130,7 @@ class LoopbackHub:
         }
         with self._lock:
             branches = self._repositories.setdefault(repository, {})
-            # The parent belongs to it, so that the same files in a later commit are another one.
+            # The hash includes the parent, so that the same files in a later commit make a different one.
             story = [repository, branches.get(revision, ""), *((path, blob.git_id) for path, blob in blobs.items())]
             commit = hashlib.sha1(json.dumps(story).encode(), usedforsecurity=False).hexdigest()
             branches[revision] = commit
@@ -138,30 +138,30 @@ class LoopbackHub:
         return commit
 
     def asked(self, file: str, method: str = "GET", *, cdn: bool | None = None) -> list[Request]:
-        """The requests for a file so far; `cdn`: only those that came to that port, or only the others."""
+        """Returns the requests for a file so far; `cdn`: only those on the CDN's port, or only the others."""
         return [
             request
             for request in list(self.requests)
             if request.file == file and request.method == method and cdn in (None, request.cdn)
         ]
 
-    # --- what goes wrong
+    # --- faults
 
     def cut(self, path: str, after_bytes: int, times: int = 1, larger_than: int = 0) -> None:
-        """Closes the connection in the middle of a file, so many bytes into the answer."""
+        """Closes the connection in the middle of a file, after this many bytes of the answer."""
         self._fail(path, Fault("cut", times, after_bytes=after_bytes, larger_than=larger_than))
 
     def corrupt(self, path: str, times: int = 1, larger_than: int = 0) -> None:
-        """Serves other bytes, as many as there should be."""
+        """Serves wrong bytes, of the right length."""
         self._fail(path, Fault("corrupt", times, larger_than=larger_than))
 
     def status(self, path: str, code: int, times: int = 1, headers: Mapping[str, str] | None = None) -> None:
-        """Answers with a status instead. 404 of a file says that there is no such file, 404 of the listing no such
+        """Answers with a status. 404 for a file means that there is no such file, 404 for the listing no such
         repository."""
         self._fail(path, Fault("status", times, code=code, headers=dict(headers or {})))
 
     def gate(self, path: str, after_bytes: int = 0) -> Gate:
-        """Holds every download of a file, so many bytes into the answer, until the gate is opened."""
+        """Holds every download of a file after this many bytes of the answer, until the gate is opened."""
         gate = Gate(after_bytes)
         with self._lock:
             self._gates[path] = gate
@@ -178,7 +178,7 @@ class LoopbackHub:
         self.bytes_per_second = 0
 
     def close(self) -> None:
-        """Stops serving; every connection is cut."""
+        """Stops serving and cuts every connection."""
         self._closing.set()
         self.heal()
         for server in self._servers:
@@ -193,21 +193,21 @@ class LoopbackHub:
     ) -> None:
         self.close()
 
-    # --- for the handlers
+    # --- used by the handlers
 
     def find(self, repository: str, revision: str) -> tuple[str, dict[str, Blob]] | None:
-        """A commit and its files, or None."""
+        """Returns a commit and its files, or None."""
         with self._lock:
             commit = self._repositories.get(repository, {}).get(revision, revision)
             files = self._commits.get((repository, commit))
             return (commit, files) if files is not None else None
 
     def has(self, repository: str) -> bool:
-        """Whether there is such a repository."""
+        """Checks that the repository exists."""
         return repository in self._repositories
 
     def take(self, path: str, *kinds: str, size: int = 0) -> Fault | None:
-        """The next fault of a file of one of these kinds for an answer of that size, used up by one."""
+        """Returns a file's next fault of one of these kinds for an answer of that size, and uses it up by one."""
         with self._lock:
             for fault in self._faults.get(path, []):
                 if fault.kind in kinds and fault.times and size >= fault.larger_than:
@@ -216,7 +216,7 @@ class LoopbackHub:
         return None
 
     def gate_of(self, path: str) -> Gate | None:
-        """The gate in front of a file."""
+        """Returns the gate of a file."""
         return self._gates.get(path)
 
     def count(self, sent: int) -> None:
@@ -225,7 +225,7 @@ class LoopbackHub:
             self.sent += sent
 
     def pause(self, sent: int) -> None:
-        """Keeps to `bytes_per_second`."""
+        """Sleeps to keep to `bytes_per_second`."""
         if self.bytes_per_second:
             self._closing.wait(sent / self.bytes_per_second)
 
@@ -269,7 +269,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: callers that go away in the middle are what tests do."""
+        """Logs nothing: tests disconnect in the middle of answers."""
 
     def stop(self) -> None:
         self.shutdown()
@@ -295,7 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
     def _answer(self) -> None:
         self._body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -317,7 +317,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif api and api[3]:
             revision = unquote(api[3])
         allowed = not hub.token or self.headers.get("authorization") == f"Bearer {hub.token}"
-        if not hub.has(repository) or not allowed:  # the real one tells nobody which of them it is
+        if not hub.has(repository) or not allowed:  # the real hub does not reveal which of them it is
             return self._refuse(401, ("RepoNotFound", "Invalid username or password."))
         found = hub.find(repository, revision)
         if not found:
@@ -415,7 +415,7 @@ class _Handler(BaseHTTPRequestHandler):
                 gate.hold()
             if cut and begin - start >= cut.after_bytes:
                 break
-            hub.count(len(data))  # first: who has received it all may look at once
+            hub.count(len(data))  # first: a client with all the bytes may check it immediately
             self.wfile.write(data.translate(INVERTED) if corrupt else data)
             hub.pause(len(data))
         if cut:
@@ -424,7 +424,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.shutdown(socket.SHUT_RDWR)
 
     def _pieces(self, blob: Blob, start: int, stop: int, marks: list[int]) -> Iterator[tuple[int, bytes]]:
-        """The content in pieces that begin at every mark, which count from the start of the answer."""
+        """Yields the content in pieces that begin at every mark; marks count from the start of the answer."""
         slow = self.server.hub.bytes_per_second
         piece = min(PIECE, max(1, slow // 20)) if slow else PIECE
         edges = {start + mark for mark in marks} | set(range(start, stop, piece))

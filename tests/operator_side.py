@@ -1,4 +1,4 @@
-"""A running stack from an operator's side: registers models over REST and waits for what becomes of them."""
+"""A running stack from an operator's side: registers models over REST and waits for their states."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Reply:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The model that a management verb answers with."""
+        """Returns the model in the answer of a management verb."""
         assert self.status == 200, self
         model: dict[str, Any] = self.json["model"]
         return model
 
     @property
     def error(self) -> dict[str, Any]:
-        """OpenAI's error object; fails where the body is anything else."""
+        """Returns OpenAI's error object; fails for any other body."""
         error: dict[str, Any] = self.json["error"]
         assert set(error) == {"message", "type", "param", "code"}, self
         return error
 
     @property
     def text(self) -> str:
-        """What the assistant says."""
+        """Returns the assistant's text."""
         assert self.status == 200, self
         text: str = self.json["choices"][0]["message"]["content"]
         return text
@@ -55,13 +55,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Operator:
-    """Whoever manages the models of a stack. `root` is one of its ALLM_MODEL_ROOTS."""
+    """The operator of a stack's models. `root` is one of its ALLM_MODEL_ROOTS."""
 
     stack: Stack
     root: Path
 
     def call(self, method: str, path: str, body: object = None) -> Reply:
-        """One request over a connection of its own."""
+        """Sends one request over its own connection."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json"} if data else {}
         with closing(http.client.HTTPConnection("127.0.0.1", self.stack.port, timeout=PATIENCE_SECONDS)) as connection:
@@ -70,18 +70,18 @@ class Operator:
                 return Reply(response.status, response.headers, response.read())
 
     def register(self, model_id: str, source: str | Path, format: str, **more: object) -> Reply:
-        """POST /v1/models; a path becomes a file:// source."""
+        """Sends POST /v1/models; a path becomes a file:// source."""
         text = source.as_uri() if isinstance(source, Path) else source
         return self.call("POST", "/v1/models", {"id": model_id, "source": text, "format": format, **more})
 
     def taken(self, model_id: str, source: str | Path, format: str, **more: object) -> dict[str, Any]:
-        """Registers what must be taken."""
+        """Registers a model and checks that it was accepted; returns it."""
         reply = self.register(model_id, source, format, **more)
         assert reply.status == 200, reply
         return reply.model
 
     def refused(self, model_id: str, source: str | Path, format: str, **more: object) -> str:
-        """Registers what must be refused with 400, and leaves nothing; gives the message."""
+        """Registers a model and checks that it was refused with 400 and left no trace; returns the message."""
         reply = self.register(model_id, source, format, **more)
         assert reply.status == 400, reply
         assert reply.error["type"] == "invalid_request_error"
@@ -90,22 +90,22 @@ class Operator:
         return message
 
     def verb(self, model_id: str, verb: str, body: object = None) -> Reply:
-        """POST /v1/models/{id}:verb."""
+        """Sends POST /v1/models/{id}:verb."""
         return self.call("POST", f"/v1/models/{urllib.parse.quote(model_id)}:{verb}", {} if body is None else body)
 
     def delete(self, model_id: str) -> Reply:
         return self.call("DELETE", f"/v1/models/{urllib.parse.quote(model_id, safe='')}")
 
     def ready(self) -> list[str]:
-        """What GET /v1/models lists."""
+        """Returns the ids that GET /v1/models lists."""
         return [model["id"] for model in self.call("GET", "/v1/models").json["data"]]
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """What GET /v1/models?state=all lists, by id."""
+        """Returns the models of GET /v1/models?state=all, by id."""
         return {model["id"]: model for model in self.call("GET", "/v1/models?state=all").json["data"]}
 
     def until(self, condition: Callable[[], Any]) -> Any:
-        """Waits for something to become true; gives it."""
+        """Waits until a condition is true, and returns its value."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (found := condition()):
             assert time.monotonic() < deadline, (self.all(), self.stack.output())
@@ -120,13 +120,13 @@ class Operator:
         return model
 
     def chat(self, model_id: str, content: str = QUESTION, **parameters: object) -> Reply:
-        """A short chat at temperature 0."""
+        """Sends a short chat at temperature 0."""
         messages = [{"role": "user", "content": content}]
         body = {"model": model_id, "temperature": 0, "max_tokens": 16, "messages": messages, **parameters}
         return self.call("POST", "/v1/chat/completions", body)
 
     def answer(self, model_id: str) -> str:
-        """What a model says to QUESTION."""
+        """Returns a model's answer to QUESTION."""
         reply = self.chat(model_id)
         assert reply.status == 200, (reply, self.stack.output())
         text: str = reply.json["choices"][0]["message"]["content"]
@@ -135,7 +135,7 @@ class Operator:
 
 @contextmanager
 def operating(home: Path, hub: LoopbackHub, **settings: str) -> Iterator[Operator]:
-    """A stack of its own, which knows the hub and may read `home / models-here`."""
+    """Runs a separate stack, which knows the hub and may read `home / models-here`."""
     root = home / "models-here"
     root.mkdir(parents=True)
     environ = {

@@ -1,4 +1,4 @@
-"""A collector of traces on loopback: takes what services and gateway send by OTLP, and lays it out as trees."""
+"""A trace collector on loopback: receives OTLP from services and gateway, and arranges the spans as trees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Seen:
-    """A span that has arrived."""
+    """A span that was received."""
 
     service: str
     resource: dict[str, Any]
@@ -38,13 +38,13 @@ class Seen:
 
     @property
     def text(self) -> str:
-        """All that it tells in words."""
+        """Returns all its text."""
         return f"{self.name} {self.resource} {self.attributes} {self.message}"
 
 
 @dataclass
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """What has been sent so far."""
+    """The collector, with all spans so far."""
 
     spans: list[Seen] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)  # of every batch
@@ -62,7 +62,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def wait(self, wanted, seconds: float = WAIT_SECONDS) -> Any:
-        """Waits until `wanted` of all spans gives something, and returns that."""
+        """Waits until `wanted` of all spans returns a true value, and returns that."""
         ends = time.monotonic() + seconds
         with self._arrived:
             while not (found := wanted(list(self.spans))):
@@ -91,23 +91,23 @@ class Trace:
     spans: list[Seen]
 
     def one(self, name: str) -> Seen:
-        """The only span of that name."""
+        """Returns the only span of that name."""
         (found,) = [span for span in self.spans if span.name == name]
         return found
 
     def all(self, name: str) -> list[Seen]:
-        """All spans of that name, in order."""
+        """Returns all spans of that name, in order."""
         return sorted((span for span in self.spans if span.name == name), key=lambda span: span.started)
 
     def parent(self, span: Seen) -> Seen | None:
-        """The span above it; None: it is the root. Fails for one whose parent has not arrived."""
+        """Returns the parent of a span; None: it is the root. Fails when the parent has not arrived."""
         if not span.parent_id:
             return None
         (found,) = [each for each in self.spans if each.span_id == span.parent_id]
         return found
 
     def path(self, span: Seen) -> list[str]:
-        """Names from the root down to it."""
+        """Returns the names from the root down to the span."""
         above = self.parent(span)
         return [*(self.path(above) if above else []), span.name]
 

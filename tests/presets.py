@@ -1,6 +1,6 @@
-"""The stacks that several files share. A test asks for one by its name, and leaves it as it found it.
+"""The stacks that several files share. A test requests one by its name, and leaves it unchanged.
 
-What a test kills is back before the test ends: the next one, of another file, finds the stack healthy.
+A test restores whatever it kills before it ends: the next test, of another file, finds the stack healthy.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack, running_stack
 from tests.whisper_weights import tiny_en_ct2
 
 SHAPES = Path(__file__).parent.parent / "training" / "shapes_sd" / "weights"
-# Models of `breakable` that cannot be served.
+# Models of `breakable` that cannot be loaded.
 BROKEN, STRANGE, HOLLOW = "broken", "strange", "hollow"
-# Models in safetensors for which official lists know a cache in GGUF, by their names on the hub: the publisher of one
+# Models in safetensors for which official lists name a GGUF cache, by their names on the hub: the publisher of one
 # is on the list of publishers, that of the other is not.
 CACHES = {"qwen/model": "nvidia/model-gguf", "qwen/other": "stranger/other-gguf"}
 CACHE = "cache.gguf"
 
 
 def preset(function: Callable[..., Iterator[Any]]) -> Any:
-    """A fixture for the whole session, all of whose tests run in one process: the scheduler goes by the id."""
+    """Returns a session fixture whose tests all run in one process: the scheduler uses the id."""
     return pytest.fixture(scope="session", params=[pytest.param(None, id=f"on_{function.__name__}")])(function)
 
 
 @pytest.fixture(scope="session")
 def session_hub() -> Iterator[LoopbackHub]:
-    """The hub that the stacks here know."""
+    """The hub that the stacks in this file use."""
     with LoopbackHub() as hub:
         yield hub
 
 
 @preset
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """All services and a model of every kind, for tests that stop and kill nothing."""
+    """All services and a model of every kind, for tests that stop or kill nothing."""
     models = {MODEL: demo_model(), ENCODER: minilm(), SPEECH_MODEL: tiny_en_ct2(), IMAGE_MODEL: SHAPES}
     settings = {"ALLM_MODELS": named(models), "ALLM_AUDIO_REPLICAS": "1", "ALLM_IMAGE_REPLICAS": "1"}
     with running_stack(tmp_path_factory.mktemp("allm"), **settings) as running:
@@ -52,7 +52,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @preset
 def shared_operator(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """Somebody who registers models, on a stack that nobody breaks."""
+    """An operator of a stack that no test breaks."""
     home = tmp_path_factory.mktemp("allm")
     with operating(home, session_hub, **supported(home)) as operator:
         yield operator
@@ -60,10 +60,10 @@ def shared_operator(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathF
 
 @preset
 def breakable(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """All services, which may be killed; beside the good model some that cannot be served."""
+    """All services, which may be killed; one good model and some that cannot be loaded."""
     home = tmp_path_factory.mktemp("breakable")
     strange = llama(home / f"{STRANGE}.gguf", architecture="made-up")
-    hollow = llama(home / f"{HOLLOW}.gguf")  # a whole header, and nothing behind it
+    hollow = llama(home / f"{HOLLOW}.gguf")  # a complete header without weights
     broken = home / f"{BROKEN}.gguf"
     broken.write_bytes(hollow.read_bytes()[:-8])
     models = {MODEL: demo_model(), BROKEN: broken, STRANGE: strange, HOLLOW: hollow}
@@ -89,18 +89,18 @@ def two_replicas(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFact
 
 @preset
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Nobody gets in without a key; catalog, authorizer and gateway may be killed."""
+    """A stack that requires keys; catalog, authorizer and gateway may be killed."""
     with running_stack(tmp_path_factory.mktemp("keys") / "home", ALLM_AUTH="keys") as running:
         yield running
 
 
 def named(models: dict[str, Path]) -> str:
-    """Models as ALLM_MODELS has them."""
+    """Formats models for ALLM_MODELS."""
     return ",".join(f"{name}={path}" for name, path in models.items())
 
 
 def supported(home: Path) -> dict[str, str]:
-    """The setting that names a list of known caches, which is written to this folder."""
+    """Writes a list of known caches to this folder, and returns the setting that names it."""
     about = {"format": "gguf", "file": CACHE, "runtime": "llama_cpp", "devices": ["cpu", "cuda", "mps"]}
     models = [{"source": model, "artifacts": [{"repository": cache, **about}]} for model, cache in CACHES.items()]
     path = home / "supported_models.json"

@@ -1,4 +1,4 @@
-"""A worker of a model that does nothing by itself: a test says what it says."""
+"""A fake worker that does nothing by itself: the test writes its messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.worker.process import WorkerDied
 
 
 class PuppetWorker:
-    """In the place of a WorkerProcess. `accept`: what it answers to a message at once, if anything."""
+    """A stand-in for WorkerProcess. `accept` returns the immediate answer to a message, or None."""
 
     pid = 1
     ended = False

@@ -1,4 +1,4 @@
-"""A real redis-server on a free loopback port, with what it keeps in a folder of its own."""
+"""A real redis-server on a free loopback port, with its data in its own folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSWORD = "s3cr/et"
 
 
 class RedisServer:
-    """Started at once; `stop` it. Every command that it has acknowledged survives its end."""
+    """Starts immediately; call `stop` at the end. Every acknowledged command survives a kill."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,12 +31,12 @@ class RedisServer:
 
     @property
     def pid(self) -> int:
-        """Its process id, while it runs."""
+        """Returns its process id while it runs."""
         assert self._process
         return self._process.pid
 
     def connect(self) -> redis.Redis:
-        """For a look at what is in it. Close it."""
+        """Returns a client for inspecting the data. Close it."""
         return redis.Redis.from_url(self.url, retry=None)
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class RedisServer:
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
-        """Ends it without a word, as kill -9 does."""
+        """Kills it with SIGKILL."""
         if self._process:
             self._process.kill()
             self._process.wait()

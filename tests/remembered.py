@@ -1,7 +1,7 @@
-"""What a reference implementation makes of fixed input: computed once a machine, and kept in the user's cache folder.
+"""Cached results of reference implementations: computed once per machine, and kept in the user's cache folder.
 
-Only what is compared with is remembered, never anything of ours. What the result depends on is part of its name: the
-packages in their versions, the input, and the test file that computes it.
+Only references are cached, never results of allm. The file name covers everything that the result depends on: the
+packages with their versions, the input, and the test file that computes it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.demo_model import models_cache
 
 
 def remembered(test: str, packages: Iterable[str], given: Iterable[bytes], make: Callable[[], Any]) -> Any:
-    """What `make` returns, which JSON can hold; from an earlier run where there was one with the same of everything.
+    """Returns the result of `make`, which must be JSON, or the result of an earlier run with the same inputs.
 
-    `test` is the `__file__` of the caller, `given` what `make` works on, its name first.
+    `test` is the caller's `__file__`; `given` is the input of `make`, its name first.
     """
     parts = [Path(test).read_bytes(), *(f"{name} {version(name)}".encode() for name in packages), *given]
     digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

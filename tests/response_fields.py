@@ -1,5 +1,5 @@
-"""The fields that every `response` object has, null where there is nothing to say: those that the public compliance
-checks for servers of OpenAI's Responses demand."""
+"""The fields that every `response` object has, null where they are empty: those that the public compliance
+checks for servers of OpenAI's Responses require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running stack computes, by the runtimes' own counters, and callers who leave before it is done."""
+"""The work of a running stack, by the runtimes' own counters, and callers who disconnect early."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Runtime:
     model: str
 
     def counter(self, name: str) -> float:
-        """A metric as the service tells it; 0 before the model is loaded."""
+        """Returns a metric of the service; 0 before the model is loaded."""
         with urllib.request.urlopen(self.stack.note["metrics"][self.service], timeout=PATIENCE_SECONDS) as reply:
             found = re.search(
                 rf'^{name}{{model="{re.escape(self.model)}"}} (\S+)$', reply.read().decode(), re.MULTILINE
@@ -37,31 +37,31 @@ class Runtime:
 
     @property
     def steps(self) -> float:
-        """Steps that were computed."""
+        """Returns the number of computed steps."""
         return self.counter("allm_engine_steps_total")
 
     @property
     def running(self) -> float:
-        """Requests that have a place."""
+        """Returns the number of running requests."""
         return self.counter("allm_requests_running")
 
     @property
     def idle(self) -> bool:
-        """Whether no request runs or waits."""
+        """Returns true when no request runs or waits."""
         return self.running == 0 and self.counter("allm_requests_waiting") == 0
 
     @property
     def ended(self) -> float:
-        """Requests that have ended, well or not, as the service knows."""
+        """Returns the number of requests that the service counts as ended, successful or not."""
         with urllib.request.urlopen(self.stack.note["metrics"][self.service], timeout=PATIENCE_SECONDS) as reply:
             pattern = rf'^allm_requests_total{{[^}}]*model="{re.escape(self.model)}"[^}}]*}} (\S+)$'
             return sum(map(float, re.findall(pattern, reply.read().decode(), re.MULTILINE)))
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Its service's workers do nothing until the service knows of one more request that has ended.
+        """Suspends the service's workers until the service counts one more ended request.
 
-        Who hangs up inside the block is cancelled before the next step, however busy the machine is.
+        A caller who hangs up inside the block is cancelled before the next step, however busy the machine is.
         """
         service = psutil.Process(self.stack.note["children"][self.service])
         workers = [each for each in service.children() if f"services.{self.service}.engine" in each.cmdline()]
@@ -76,7 +76,7 @@ class Runtime:
                 worker.resume()
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Waits for something to become true."""
+        """Waits until a condition is true."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             assert time.monotonic() < deadline, self.stack.output()
@@ -87,13 +87,13 @@ class Runtime:
 def asked(
     stack: Stack, path: str, body: bytes, kind: str = "application/json", headers: Mapping[str, str] | None = None
 ) -> Iterator[http.client.HTTPConnection]:
-    """A request that is sent, and whose response is still to be read. Leaving hangs up."""
+    """Sends a request whose response is still to be read. Leaving the block hangs up."""
     with closing(http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_SECONDS)) as connection:
         connection.request("POST", path, body, {"content-type": kind, **(headers or {})})
         yield connection
 
 
 def answer(connection: http.client.HTTPConnection) -> tuple[int, Any]:
-    """Waits for a whole response: its status, and its JSON."""
+    """Reads a whole response: its status, and its JSON."""
     with closing(connection.getresponse()) as response:
         return response.status, json.loads(response.read())

@@ -12,7 +12,7 @@ SUITE = Path(__file__).parents[1] / ".venv/schema-suite/tests/draft2020-12"
 
 @dataclass(frozen=True)
 class Case:
-    """A schema of the suite, and what the suite says of some instances."""
+    """A schema of the suite, with instances and their expected results."""
 
     name: str
     schema: dict[str, Any]
@@ -21,7 +21,7 @@ class Case:
 
 
 def schema_cases() -> list[Case]:
-    """All of the draft, optional parts included, but for schemas that are just true or false."""
+    """Returns all cases of the draft, optional parts included, except schemas that are only true or false."""
     assert SUITE.is_dir(), f"{SUITE} is missing: run make test, or make .venv/schema-suite/.fetched"
     found = []
     for path in sorted(SUITE.rglob("*.json")):

@@ -1,7 +1,7 @@
-"""Real speech with transcripts for tests: read aloud (LibriVox, by pocketsphinx), and prompts of a telephone system.
+"""Real speech with transcripts for tests: readings from LibriVox, and prompts of a telephone system.
 
-`librivox()` are five sentences at 16 kHz, in the source distribution of pocketsphinx, which `make test` fetches.
-`prompts()` are sentences at 8 kHz, which Debian's asterisk-core-sounds-en packages.
+`librivox()` returns five sentences at 16 kHz from the source distribution of pocketsphinx, which `make test` fetches.
+`prompts()` returns sentences at 8 kHz from Debian's package asterisk-core-sounds-en.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 FETCHED = Path(__file__).parents[1] / ".venv" / "speech" / "test" / "data" / "librivox"
 SOUNDS = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
 SOUND_TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
-# Whole sentences of ordinary words, whose transcripts say what is spoken.
+# Whole sentences of ordinary words, whose transcripts match the recordings.
 PROMPTS = (
     "agent-alreadyon",
     "agent-newlocation",
@@ -34,43 +34,43 @@ LONG_PROMPT = "demo-instruct"  # longer than a window of 30 s
 
 @dataclass(frozen=True)
 class Clip:
-    """A recording, and what is said in it."""
+    """A recording and its transcript."""
 
     path: Path  # WAV, int16, mono
     transcript: str
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Returns the duration."""
         with wave.open(str(self.path)) as file:
             return file.getnframes() / file.getframerate()
 
 
 @functools.cache
 def librivox() -> tuple[Clip, ...]:
-    """Five sentences from a novel, 3 to 7 s each, at 16 kHz."""
+    """Returns five sentences from a novel, 3 to 7 s each, at 16 kHz."""
     assert FETCHED.exists(), "pocketsphinx' recordings are not there: make test fetches them"
     names = (FETCHED / "fileids").read_text().split()
     texts = {name: (FETCHED / f"{name}.txt").read_text().strip() for name in names}
-    # The transcript of this one has a word twice.
+    # This transcript repeats a word.
     texts = {name: text.replace("a more a amiable", "a more amiable") for name, text in texts.items()}
     return tuple(Clip(FETCHED / f"{name}.wav", text) for name, text in texts.items())
 
 
 @functools.cache
 def prompts() -> tuple[Clip, ...]:
-    """Ten announcements, 4 to 28 s each, at 8 kHz."""
+    """Returns ten announcements, 4 to 28 s each, at 8 kHz."""
     return tuple(_prompt(name) for name in PROMPTS)
 
 
 @functools.cache
 def long_prompt() -> Clip:
-    """An announcement longer than a window of 30 s, at 8 kHz."""
+    """Returns an announcement longer than a window of 30 s, at 8 kHz."""
     return _prompt(LONG_PROMPT)
 
 
 def clips() -> tuple[Clip, ...]:
-    """All short ones."""
+    """Returns all short clips."""
     return (*librivox(), *prompts())
 
 

@@ -1,4 +1,4 @@
-"""Work done for a key with a rate of tokens, and what it came to."""
+"""Work done for a key with a token rate, and the tokens that it used."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from services.auth.token_rates import TokenRates
 
 
 class Purse:
-    """A key that may use so many tokens a minute, and a process that counts for itself. Time stands still."""
+    """A key with a limit of tokens per minute, counted within one process. The clock stands still."""
 
     def __init__(self, tokens: int) -> None:
         self._rates = TokenRates(None, lambda: 0.0)
         self._caller = Caller(Identity("key_ann", frozenset({INFERENCE}), (), tokens), self._rates)
 
     async def pays(self, work: Awaitable[Any]) -> Any:
-        """Does something for this key, in a context of its own."""
+        """Awaits work on behalf of this key, in a separate context."""
 
         async def paid() -> Any:
             keep_caller(self._caller)
@@ -29,6 +29,6 @@ class Purse:
 
     @property
     def spent(self) -> float:
-        """Tokens that were counted."""
+        """Returns the number of tokens counted."""
         account = self._rates._accounts.get("key_ann")
         return account.used if account else 0

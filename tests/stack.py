@@ -1,4 +1,4 @@
-"""The whole stack as `allm serve` runs it: real Envoy, real text service, real model, own folder, free ports."""
+"""The whole stack as `allm serve` runs it: real Envoy, real services, real models, a separate folder, free ports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stack:
 
     @property
     def note(self) -> dict[str, Any]:
-        """`run.json`, as it is now."""
+        """Returns the current `run.json`."""
         note: dict[str, Any] = json.loads((self.home / "run.json").read_text())
         return note
 
@@ -50,19 +50,19 @@ class Stack:
         return f"127.0.0.1:{self.port}"
 
     def output(self) -> str:
-        """What a person has seen so far, and the ends of the logs."""
+        """Returns the terminal output so far, and the ends of the logs."""
         parts = [self.home / "output.txt", *(self.home / "logs").glob("*.log")]
         return "\n".join(f"--- {part.name}\n{part.read_text(errors='replace')[-4000:]}" for part in parts)
 
     def is_ready(self) -> bool:
-        """Whether the models of its settings are registered."""
+        """Returns true when the models of its settings are registered."""
         try:
             return bool(self.note["ready"])
         except FileNotFoundError:
             return False
 
     def is_healthy(self) -> bool:
-        """Whether the gateway accepts connections and has a healthy service behind it."""
+        """Returns true when the gateway accepts connections and has a healthy service behind it."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as reply:
                 return bool(reply.status == 200)
@@ -77,13 +77,13 @@ class Stack:
             time.sleep(POLL_SECONDS)
 
     def stop(self) -> int:
-        """Asks it to end, and gives its exit status."""
+        """Stops the stack and returns its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_SECONDS)
 
 
 def environment(home: Path, **settings: str) -> dict[str, str]:
-    """The machine's environment without allm's settings, and these instead."""
+    """Returns the machine's environment with these settings in place of allm's own."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ALLM_")}
     return {**inherited, "ALLM_HOME": str(home), "ALLM_METRICS_PORT": "0", **settings}
 
@@ -96,7 +96,7 @@ def running_stack(home: Path, **settings: str) -> Iterator[Stack]:
         "ALLM_PORT": str(port),
         "ALLM_MODELS": f"{MODEL}={demo_model()}",
         "ALLM_ALIASES": f"{ALIAS}={MODEL}",
-        "ALLM_AUDIO_REPLICAS": "0",  # whom sound or pictures matter says so; the others start sooner
+        "ALLM_AUDIO_REPLICAS": "0",  # tests of audio or images set it; the others start sooner
         "ALLM_IMAGE_REPLICAS": "0",
     }
     home.mkdir(parents=True, exist_ok=True)

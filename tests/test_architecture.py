@@ -1,6 +1,6 @@
-"""The shape of the code base: nothing is discovered or plugged in, layers hold, and every file follows the house rules.
+"""The structure of the code base: no discovery, no plugins, layers that hold, and the house rules for every file.
 
-Read from the source with `ast`, so that a line that is never run counts too.
+Reads the source with `ast`, so that lines that never run count too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in SOURCES]
 
 
 def every_source(check: Callable[[str], None]) -> Callable[[], None]:
-    """Makes one test of a check of a file: it checks them all, and tells of every one that is wrong.
+    """Makes one test of a check of a file: it checks all files and reports every failure.
 
-    As tests of their own they would be half of all tests, and telling of so many takes longer than checking.
+    As separate tests they would be half of all tests, and reporting them takes longer than checking.
     """
 
     def test() -> None:
@@ -52,7 +52,7 @@ def tree(name: str) -> ast.Module:
 
 
 def dotted(node: ast.expr) -> str:
-    """`a.b.c` of such an expression; what is no plain name becomes `?`."""
+    """Returns `a.b.c` for such an expression; anything but a plain name becomes `?`."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -62,7 +62,7 @@ def dotted(node: ast.expr) -> str:
 
 @cache
 def uses(name: str) -> set[str]:
-    """Every name that a file uses, spelled out with what it was imported from: `from os import environ as e; e` is
+    """Returns every name that a file uses, with its import resolved: after `from os import environ as e`, `e` is
     `os.environ`."""
     imported: dict[str, str] = {}
     for node in ast.walk(tree(name)):
@@ -80,7 +80,7 @@ def uses(name: str) -> set[str]:
 
 @cache
 def imports(name: str) -> set[str]:
-    """Modules that a file imports anywhere, also inside functions."""
+    """Returns the modules that a file imports anywhere, also inside functions."""
     found: set[str] = set()
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
@@ -102,7 +102,7 @@ def test_there_is_something_to_look_at() -> None:
 
 # --- no discovery, no plugins
 
-# What finds or loads code that no line of ours names, and the one place where a line may.
+# Functions that find or load code that no source line names, and the only files that may use them.
 DISCOVERY = {
     # One static table each, checked below.
     "importlib.import_module": {
@@ -110,7 +110,7 @@ DISCOVERY = {
         "services/image/engine/__main__.py",
         "services/text/engine/__main__.py",
     },
-    # Finds data files in wheels and what is installed, imports nothing.
+    # Finds data files in wheels and installed packages, imports nothing.
     "importlib.util.find_spec": {
         "services/audio/engine/vad.py",
         "services/cli/serve/extras.py",
@@ -170,7 +170,7 @@ def test_no_module_that_exists_to_find_others_is_imported(name: str) -> None:
 
 @every_source
 def test_no_class_registers_itself(name: str) -> None:
-    """Subclass hooks are how plugins come in without being named."""
+    """Subclass hooks would let plugins in without naming them."""
     hooks = {"__init_subclass__", "__subclasses__", "__subclasshook__"}
     assert not [node for node in ast.walk(tree(name)) if isinstance(node, ast.FunctionDef) and node.name in hooks]
     assert not [node for node in ast.walk(tree(name)) if isinstance(node, ast.Attribute) and node.attr in hooks]
@@ -205,7 +205,7 @@ def test_the_only_library_opened_by_hand_is_the_c_library_of_the_process() -> No
     ],
 )
 def test_the_only_import_by_name_reads_a_table_that_stands_in_the_source(name: str, table: object, read: str) -> None:
-    """`RUNTIMES` is written out in the file, never added to, and what is imported comes from it."""
+    """`RUNTIMES` is a literal in the file, never extended, and the imported names come from it."""
     assignments = [
         node
         for node in ast.walk(tree(name))
@@ -307,8 +307,8 @@ def test_heavy_libraries_are_imported_only_where_they_are_run(name: str) -> None
 
 
 def test_a_service_loads_no_heavy_library() -> None:
-    """Not only no line of ours: nothing that the service's modules import does either."""
-    heavy = set(HEAVY) - {"jinja2", "llguidance"}  # small: templates are rendered and schemas checked in the service
+    """The modules that a service imports may not load one either."""
+    heavy = set(HEAVY) - {"jinja2", "llguidance"}  # small: the service renders templates and checks schemas
     for service in ("text", "audio", "image", "catalog", "authorizer"):
         program = f"import sys, services.{service}.__main__; sys.exit(' '.join({heavy!r} & set(sys.modules)) or 0)"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -317,7 +317,7 @@ def test_a_service_loads_no_heavy_library() -> None:
 
 _LOWEST = ("services.byte_count", "services.errors", "services.settings", "services.storage", "services.telemetry")
 _CALLS = (*_LOWEST, "services.auth", "services.rpc", "services.rest")
-# Folders that import less than their layer in .importlinter allows, and all of ours that they may import.
+# Folders that may import less than their layer in .importlinter allows, and the allm modules they may import.
 MAY_IMPORT = {
     "services/audio/engine/": (
         "services.worker.channel",
@@ -347,7 +347,7 @@ def test_some_folders_import_little(name: str) -> None:
 
 @every_source
 def test_only_the_wire_knows_the_wire(name: str) -> None:
-    """Protobuf and gRPC stop at the servicers; the core, the manager and the engine speak their own words."""
+    """Protobuf and gRPC stop at the servicers; core, manager and engine use their own types."""
     wire = {"allm", "grpc", "google", "grpc_health", "grpc_reflection"}
     known = (
         "services/auth/",
@@ -391,14 +391,14 @@ def test_nothing_is_unpickled(name: str) -> None:
     "module", ["text.engine", "audio.engine", "audio.sound.decoding", "image.engine", "image.pictures.coding"]
 )
 def test_workers_start_without_grpc(module: str) -> None:
-    """They are loaded once per model, or file: what the service speaks is no part of them."""
+    """One process starts per model, or per file: none of them needs the service's protocols."""
     others = {"grpc", "google.protobuf", "jinja2"}
     program = f"import sys, services.{module}.__main__; sys.exit(' '.join({others!r} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# Reads it, hands it to children, or tells gRPC something that it only reads there: nothing else has to do with it.
+# These read the environment, pass it to children, or set a variable that only gRPC reads there; nothing else may.
 ENVIRONMENT = {
     "services/settings/settings.py",
     "services/worker/process.py",
@@ -442,7 +442,7 @@ import services.text.__main__
 
 
 def test_grpc_is_told_about_forks_before_it_is_imported() -> None:
-    """It reads that once: told later, its handlers run at every start of a worker, and cancel calls."""
+    """gRPC reads the variable once, at import: later its handlers run at every start of a worker, and cancel calls."""
     environ = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", GRPC_IMPORT], capture_output=True, text=True, env=environ, check=True)
     assert done.stdout == "0\n"
@@ -452,13 +452,13 @@ def test_grpc_is_told_about_forks_before_it_is_imported() -> None:
 
 
 def documented(name: str) -> Iterator[tuple[str, str | None]]:
-    """Everything public in a file, with its docstring."""
+    """Yields every public object in a file, with its docstring."""
 
     def inside(node: ast.AST, path: str) -> Iterator[tuple[str, str | None]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 if child.name.startswith("_"):
-                    continue  # what is private explains itself by its name; so do special methods
+                    continue  # private names explain themselves; so do special methods
                 yield f"{path}.{child.name}", ast.get_docstring(child)
                 if isinstance(child, ast.ClassDef):
                     yield from inside(child, f"{path}.{child.name}")
@@ -502,7 +502,7 @@ def test_files_are_named_for_their_noun() -> None:
 
 @every_source
 def test_validation_is_no_assert_of_a_callers_value(name: str) -> None:
-    """`python -O` takes asserts away; those that stay are about our own code and say so."""
+    """`python -O` removes asserts; the remaining ones check our own code and say so."""
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.Assert):
             line = (ROOT / name).read_text().splitlines()[node.lineno - 1]
@@ -510,14 +510,14 @@ def test_validation_is_no_assert_of_a_callers_value(name: str) -> None:
 
 
 def test_no_test_imports_a_conftest() -> None:
-    """Each folder has one, and which of them that name means depends on what was collected before."""
+    """Each folder has one, and the name's meaning depends on the order of collection."""
     asking = re.compile(r"^\s*(from conftest import|import conftest)", re.MULTILINE)
     found = [path for path in (ROOT / "tests").rglob("*.py") if "node_modules" not in path.parts]
     assert found
     assert [str(path) for path in found if asking.search(path.read_text())] == []
 
 
-# Tests of several modules at once; all others in a folder that `services` has too are named for their module.
+# Tests of several modules; in a folder that `services` has too, every other test is named for its module.
 WIDE_TESTS = {
     "audio/engine/test_engine_parity.py",
     "audio/engine/test_engine_worker.py",
@@ -562,7 +562,7 @@ WIDE_TESTS = {
 
 
 def test_every_test_file_mirrors_a_module() -> None:
-    """tests/a/test_x.py tests services/a/x.py, where there is a folder services/a."""
+    """tests/a/test_x.py tests services/a/x.py, if the folder services/a exists."""
     found = set()
     for folder in (ROOT / "services").rglob("*/"):
         for path in (ROOT / "tests" / folder.relative_to(ROOT / "services")).glob("test_*.py"):

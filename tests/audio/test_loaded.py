@@ -1,4 +1,4 @@
-"""A loaded Whisper model with a worker that says what the test wants: sound in, news out, and what bounds both."""
+"""A loaded Whisper model with a scripted worker: audio in, messages out, and the limits of both."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ SECOND = bytes(2 * 16_000)
 
 
 class Scripted(PuppetWorker):
-    """A worker that does nothing by itself."""
+    """A worker that sends only scripted messages."""
 
     @property
     def sound(self) -> int:
-        """Samples that came."""
+        """Counts the samples that the worker has received."""
         return sum(len(message.samples) for message in self.sent if isinstance(message, Sound)) // 2
 
 
@@ -82,7 +82,7 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-# --- news
+# --- messages
 
 
 async def test_a_request_is_its_options_then_its_sound_and_gives_its_news_in_order() -> None:
@@ -158,7 +158,7 @@ async def test_what_is_said_before_an_error_is_heard_before_it() -> None:
     assert worker.sound == 0
 
 
-# --- bounds
+# --- limits
 
 
 async def test_sound_waits_while_the_worker_has_enough() -> None:
@@ -271,13 +271,13 @@ async def test_consumed_sound_is_not_owed() -> None:
 
 @pytest.mark.parametrize("whose", [1, 2])
 async def test_sound_that_is_consumed_is_progress_of_its_request_alone(whose: int) -> None:
-    """A long silence is never decoded, and a request that comes must not hide that the decoding of another hangs."""
+    """Silence is never decoded, and another request's progress must not hide that a decoding hangs."""
     worker = Scripted()
     async with loaded(worker, stall_seconds=0.2) as model:
         with model.hear("me", Decoding()) as job, model.hear("you", Decoding()):
             await job.feed(bytes(2 * SOUND_OWED), last=True)
             begun = time.monotonic()
-            # That it is killed is waited for, however long it takes; that it is not, for three times the limit.
+            # Waits without limit for an expected kill, and three times the limit to see that no kill happens.
             while not worker.killed and (whose == 2 or time.monotonic() - begun < 0.6):
                 worker.say(Consumed(whose, 16_000))
                 await asyncio.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""What the registry promises of audio, the worker has; and how Whisper models are started."""
+"""The audio manager: the worker has the runtimes of the registry, and a model without weights leaves no worker."""
 
 from __future__ import annotations
 

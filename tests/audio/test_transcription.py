@@ -1,4 +1,4 @@
-"""The core with a real worker and real weights: a text, its events in order, and every way that a request ends."""
+"""The core with a real worker and real weights: the text, the order of events, and every way a request ends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def audio(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Audio
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tight(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Audio]:
-    """One request at a time."""
+    """Runs the core with a limit of one request at a time."""
     limits = {"ALLM_AUDIO_BATCH": "1", "ALLM_AUDIO_QUEUE": "0", "ALLM_STALL_SECONDS": "60"}
     async with transcribing(tmp_path_factory.mktemp("tight"), {"tiny": tiny_en_ct2()}, **limits) as running:
         yield running
@@ -62,7 +62,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def worker(audio: Audio) -> psutil.Process:
-    """The worker that serves now."""
+    """Returns the worker that serves now."""
     await audio.file(librivox()[0].path)
     (resident,) = audio.residents
     return psutil.Process(resident.pid)
@@ -75,7 +75,7 @@ async def is_idle(audio: Audio) -> None:
 
 
 def heard_by_worker(monkeypatch: pytest.MonkeyPatch) -> list[Decoding]:
-    """What workers are asked from now on."""
+    """Records the decodings that workers receive from now on."""
     sent: list[Decoding] = []
     hear = LoadedWhisper.hear
 
@@ -93,7 +93,7 @@ async def error_of(audio: Audio, *arguments: object, **changes: object) -> AllmE
     return caught.value
 
 
-# --- what comes
+# --- results
 
 
 @pytest.mark.parametrize("vad", [None, VadOptions()])
@@ -142,7 +142,7 @@ async def test_silence_gives_no_text(audio: Audio) -> None:
 
 
 async def test_a_live_request_tells_a_phrase_before_the_next_begins(audio: Audio) -> None:
-    """The caller's first phrase is answered while the feed is open, and a pause costs nothing."""
+    """The first phrase is returned while the feed is open, and a pause costs nothing."""
     clip, feed = librivox()[2], LiveFeed()
     sound = clip.path.read_bytes()[44:] + bytes(2 * SECOND)
     request = asked(vad=VadOptions(), live=True)
@@ -178,7 +178,7 @@ async def test_a_multilingual_model_finds_the_language_and_translates(tmp_path: 
             assert word_errors(text(events), librivox()[1].transcript) < MAY_DIFFER
 
 
-# --- what is refused
+# --- errors
 
 
 async def test_a_model_that_knows_english_alone_is_named_where_more_is_asked_of_it(audio: Audio) -> None:
@@ -228,7 +228,7 @@ async def test_sound_over_the_limit_is_refused_while_it_is_decoded(tmp_path: Pat
 async def test_decoding_begins_at_the_temperature_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, audio: Audio, given: float | None, ladder: tuple[float, ...]
 ) -> None:
-    """And goes on as the reference does, where a result looks wrong."""
+    """The fallback temperatures match the reference's, for results that look wrong."""
     sent = heard_by_worker(monkeypatch)
     async with audio.transcriptions.transcribe(asked(temperature=given), LiveFeed(), PLAIN, "me"):
         pass
@@ -236,7 +236,7 @@ async def test_decoding_begins_at_the_temperature_that_is_asked_for(
 
 
 async def test_of_a_long_prompt_the_worker_gets_the_end(monkeypatch: pytest.MonkeyPatch, audio: Audio) -> None:
-    """All of it would keep the sound of others waiting for seconds."""
+    """The whole prompt would delay other requests' audio by seconds."""
     sent = heard_by_worker(monkeypatch)
     prompt = "a" * 60_000 + "b" * PROMPT_END + " \n" * 1000
     async with audio.transcriptions.transcribe(asked(prompt=prompt), LiveFeed(), PLAIN, "me"):
@@ -244,7 +244,7 @@ async def test_of_a_long_prompt_the_worker_gets_the_end(monkeypatch: pytest.Monk
     assert [decoding.prompt for decoding in sent] == ["b" * PROMPT_END]
 
 
-# --- how it ends
+# --- how requests end
 
 
 async def test_whoever_leaves_frees_the_worker_at_once(audio: Audio) -> None:
@@ -253,7 +253,7 @@ async def test_whoever_leaves_frees_the_worker_at_once(audio: Audio) -> None:
         assert await anext(events) == Started("tiny")
         await feed.put(librivox()[0].path.read_bytes()[44:])
     await is_idle(audio)
-    await feed.put(bytes(100 * SECOND))  # nobody reads: it is dropped, and nobody waits
+    await feed.put(bytes(100 * SECOND))  # no reader: the audio is dropped, and no call blocks
     assert await worker(audio) == before
 
 
@@ -263,7 +263,7 @@ async def test_a_killed_worker_ends_its_requests_and_the_next_gets_another(audio
         assert await anext(events) == Started("tiny")
         await feed.put(bytes(SECOND))
         (job,) = audio.residents[0]._requests.values()
-        await until(lambda: time.monotonic() - job.started > JUST)  # else it might not have been read
+        await until(lambda: time.monotonic() - job.started > JUST)  # otherwise the request might not have been read
         before.kill()
         with pytest.raises(Internal, match="SIGKILL"):
             async for _ in events:
@@ -279,7 +279,7 @@ async def test_a_hung_worker_is_replaced_and_its_request_ends_with_timeout(
     before = await worker(tight)
     before.suspend()
     since, clock = time.monotonic(), time.monotonic
-    fast = SimpleNamespace(monotonic=lambda: since + 20 * (clock() - since))  # a minute is three seconds
+    fast = SimpleNamespace(monotonic=lambda: since + 20 * (clock() - since))  # one minute passes in three seconds
     monkeypatch.setattr(watchdog, "time", fast)
     with pytest.raises(Timeout, match="no progress for 60 seconds"):
         await tight.file(librivox()[0].path)
@@ -298,7 +298,7 @@ async def test_beyond_the_queue_requests_are_refused(tight: Audio) -> None:
 
 
 async def test_a_worker_that_falls_behind_holds_a_bounded_part_of_the_sound(audio: Audio) -> None:
-    """Ten minutes are sent ahead; the rest waits with the caller."""
+    """Ten minutes are sent ahead; the rest stays with the caller."""
     process, feed = await worker(audio), LiveFeed()
     process.suspend()
     try:
@@ -321,7 +321,7 @@ async def test_a_worker_that_falls_behind_holds_a_bounded_part_of_the_sound(audi
         process.resume()
 
 
-# --- keys with a rate of tokens
+# --- keys with a token rate limit
 
 
 async def test_a_second_of_sound_counts_as_ten_tokens(audio: Audio) -> None:

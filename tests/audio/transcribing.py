@@ -1,4 +1,4 @@
-"""The core of the audio service on real weights: store, manager, decoders and transcriptions, without a wire."""
+"""The core of the audio service on real weights: store, manager, decoders and transcriptions, without a network API."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from services.settings.settings import load_settings
 
 PATIENCE_SECONDS = 120.0
 LIMIT_BYTES = 1024**3
-MAY_DIFFER = 0.35  # share of the words: tests of the service are not about accuracy
+MAY_DIFFER = 0.35  # share of the words: these tests do not measure accuracy
 
 
 @dataclass(frozen=True)
 class Audio:
-    """What a test speaks to."""
+    """The running core, with helpers for tests."""
 
     folder: Path
     manager: AudioManager
@@ -40,12 +40,12 @@ class Audio:
 
     @property
     def residents(self) -> list[LoadedWhisper]:
-        """Loaded models."""
+        """Lists the loaded models."""
         return [resident for _, resident in self.manager.residents()]
 
     @contextmanager
     def upload(self, content: bytes | Path) -> Iterable[Upload]:
-        """A file as a caller would have sent it."""
+        """Stores a file as an upload."""
         data = content.read_bytes() if isinstance(content, Path) else content
         with Upload(self.folder, LIMIT_BYTES) as upload:
             upload.write(data)
@@ -54,18 +54,18 @@ class Audio:
     async def events(
         self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None = None, client: str = "me"
     ) -> list[Event]:
-        """All of them."""
+        """Returns all events of a request."""
         async with self.transcriptions.transcribe(request, source, raw, client) as events:
             return [event async for event in events]
 
     async def file(self, path: Path, **changes: object) -> list[Event]:
-        """All events of a file with the first model."""
+        """Returns all events of a file with the first model."""
         with self.upload(path) as upload:
             return await self.events(asked(**changes), upload)
 
 
 def asked(model: str = "tiny", **changes: object) -> TranscriptionRequest:
-    """A request that decodes greedily: what is tested here is not how well."""
+    """Builds a request with greedy decoding: these tests do not measure accuracy."""
     return TranscriptionRequest(**{"model": model, "beam_size": 1} | changes)  # type: ignore[arg-type]
 
 
@@ -95,7 +95,7 @@ async def transcribing(folder: Path, models: dict[str, Path], **environ: str) ->
 
 
 def stored(model_id: str, path: Path, registry: EngineRegistry) -> StoredModel:
-    """A model as the provision would have stored it, found by the same inspection."""
+    """Describes a model as the provisioner would store it, found by the same inspection."""
     folder, file = (path, "") if path.is_dir() else (path.parent, path.name)
     tree = LocalTree(folder, [folder])
     finding = inspect(tree, "whisper", file)
@@ -108,22 +108,22 @@ def stored(model_id: str, path: Path, registry: EngineRegistry) -> StoredModel:
 
 
 def text(events: Iterable[Event]) -> str:
-    """What all segments say."""
+    """Returns the text of all segments."""
     return "".join(event.segment.text for event in events if isinstance(event, SegmentDone))
 
 
 def words(said: str) -> list[str]:
-    """A text without what spelling and punctuation may make of it."""
+    """Splits a text into words, ignoring case and punctuation."""
     return re.findall(r"[a-z0-9]+", said.lower().replace("'", ""))
 
 
 def word_errors(said: str, expected: str) -> float:
-    """Share of words that differ."""
+    """Returns the word error rate."""
     return float(jiwer.wer(" ".join(words(expected)), " ".join(words(said))))
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Returns True if the process runs."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

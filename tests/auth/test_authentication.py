@@ -1,4 +1,4 @@
-"""ALLM_AUTH=keys at a real grpc.aio server: who is let in, to what, and how everybody else is told."""
+"""ALLM_AUTH=keys on a real grpc.aio server: authentication, scopes, and the refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class Servicer(model_service_pb2_grpc.ModelServiceServicer, text_service_pb2_grpc.TextServiceServicer):
-    """Notes who was let in."""
+    """A servicer that notes the authenticated calls."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -78,7 +78,7 @@ class Servicer(model_service_pb2_grpc.ModelServiceServicer, text_service_pb2_grp
 
 
 class Door:
-    """The server, its log, and ways to knock."""
+    """A server, its log, and client calls."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel, servicer: Servicer, log: io.StringIO) -> None:
         self.address = address
@@ -147,7 +147,7 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
 
 
 def tampered() -> Metadata:
-    """The rights of an operator under the signature of somebody else."""
+    """Returns an operator's rights under another identity's signature."""
     ((_, mine),), ((_, theirs),) = ann(), shown(identity("key_ann", ADMIN), b"x" * 32)
     return ((HEADER, theirs.rpartition(".")[0] + "." + mine.rpartition(".")[2]),)
 
@@ -229,7 +229,7 @@ async def test_what_the_gateway_asks_again_of_another_replica_may_be_late(door: 
 
 
 async def test_a_stream_outlives_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked at when a call starts."""
+    """The server checks the identity only at the start of a call."""
     clock = [time.time()]
     async with open_door(Authenticator(SECRET, clock=lambda: clock[0]), monkeypatch) as door:
         watching = model_service_pb2.WatchModelsRequest(statuses=True)
@@ -300,10 +300,10 @@ async def test_an_unknown_scope_cannot_be_demanded() -> None:
 
 
 def servicers() -> list[type]:
-    """Every class of ours that answers RPCs."""
+    """Returns every allm class that serves RPCs."""
     found = []
     for module in pkgutil.walk_packages(services.__path__, "services."):
-        # The authorizer is asked by the gateway alone, in Envoy's words, who it is that calls.
+        # Only the gateway calls the authorizer, through Envoy's API, to authenticate callers.
         if ".engine" in module.name or module.name.startswith("services.authorizer"):
             continue
         if not module.name.rsplit(".", 1)[-1].endswith(("servicer", "facade")):
@@ -315,7 +315,7 @@ def servicers() -> list[type]:
 
 
 def test_every_rpc_says_what_scope_it_needs() -> None:
-    """A method that nothing surrounds would let everybody in."""
+    """An undecorated method would admit everybody."""
     kinds = servicers()
     needed: dict[str, set[str]] = {}
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""Signed identities: what is taken, and everything that is not."""
+"""Signed identities: the accepted form, and refusals of everything else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def base64url(data: bytes) -> str:
 
 
 def signed(payload: bytes, secret: bytes = SECRET, version: str = "v1") -> str:
-    """What somebody with a secret could make of any payload, by the contract and not by our code."""
+    """Signs any payload, following the contract instead of allm's code."""
     before = f"{version}.{base64url(payload)}"
     return f"{before}.{base64url(hmac.new(secret, before.encode(), hashlib.sha256).digest())}"
 

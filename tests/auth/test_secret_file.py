@@ -1,4 +1,4 @@
-"""The file with the secret: made once, for its owner alone."""
+"""The secret file: created once, readable by its owner only."""
 
 from __future__ import annotations
 

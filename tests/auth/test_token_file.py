@@ -1,4 +1,4 @@
-"""Where replicas count tokens together: a SQLite file of the host, and a real Redis."""
+"""The token ledgers that replicas share: a SQLite file of the host, and a real Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.identities import ann, write_secret
 from tests.redis_server import RedisServer
 
 REDIS = pytest.param("redis", marks=pytest.mark.slow)
-SLOW = 6  # tokens a minute: a tenth a second, so that little drains while a test runs
+SLOW = 6  # tokens per minute: 0.1 per second, so that little drains during a test
 EXCHANGES = 50
 _OTHER = """
 import asyncio, sys
@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(params=["file", REDIS])
 async def two(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[TokenLedger, TokenLedger]]:
-    """Two replicas' ways to one ledger."""
+    """Yields two replicas' connections to one ledger."""
     ledgers: list[TokenLedger]
     if request.param == "file":
         ledgers = [await TokenFile.open(tmp_path / "rates.db") for _ in range(2)]
@@ -73,7 +73,7 @@ async def test_what_one_adds_the_other_sees(two: tuple[TokenLedger, TokenLedger]
 
 async def test_it_drains_at_the_rate_and_never_below_nothing(two: tuple[TokenLedger, TokenLedger]) -> None:
     one, other = two
-    await one.exchange([Spent("ann", 60_000, 1_000_000)])  # a thousand a second
+    await one.exchange([Spent("ann", 60_000, 1_000_000)])  # 1000 per second
     before = (await other.exchange([Spent("ann", 60_000, 0)]))[0]
     assert 900_000 < before <= 1_000_000
     deadline = time.monotonic() + 60
@@ -164,7 +164,7 @@ async def test_a_redis_that_goes_and_comes_back(tmp_path: Path) -> None:
         server.kill()
         one.charge("ann", SLOW, 1000)
         async with asyncio.timeout(60):
-            await one.admit("bob", SLOW)  # goes on
+            await one.admit("bob", SLOW)  # still answers
         server.start()
         deadline = time.monotonic() + 60
         while True:
@@ -191,7 +191,7 @@ async def test_a_service_counts_where_its_settings_say(
     caller = one.look(known)
     await caller.admit()
     caller.spend(1000)
-    await one.close()  # which tells the rest
+    await one.close()  # writes the remaining counts
     with pytest.raises(RateLimited):
         await other.look(known).admit()
     await other.close()

@@ -1,4 +1,4 @@
-"""Tokens per minute: what is refused, for how long, and what happens to what is counted elsewhere or not at all."""
+"""Tokens per minute: refusals, retry times, and counts that other replicas or no replica hold."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from services.auth.identity import INFERENCE, Identity
 from services.auth.token_rates import Spent, TokenRates
 from services.errors import RateLimited
 
-RATE = 600  # a minute: ten a second
+RATE = 600  # per minute: 10 per second
 PATIENCE = 60.0
 
 
 class Clock:
-    """Seconds that only a test moves."""
+    """A clock that only tests advance, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Ledger:
-    """What replicas share, without a drain; can be out of order."""
+    """A shared ledger without a drain; it can fail."""
 
     def __init__(self) -> None:
         self.used: dict[str, float] = {}
@@ -106,7 +106,7 @@ async def test_alone_it_drains_at_the_rate(clock: Clock) -> None:
     await rates.admit("bob", RATE)
     clock.now += 9.9
     await refused(rates)
-    clock.now += 1.1  # eleven seconds, as was said
+    clock.now += 1.1  # 11 seconds in total, the announced retry time
     await rates.admit("ann", RATE)
     await rates.close()
 
@@ -137,7 +137,7 @@ async def test_replicas_count_together(clock: Clock, ledger: Ledger) -> None:
     other.charge("ann", RATE, 300)
     await until(lambda: ledger.used["ann"] == 700)
     for each in (one, other):
-        clock.now += 3  # what was heard is older than it is believed
+        clock.now += 3  # older than the maximum age of the ledger's figures
         await refused(each)
     await one.close()
     await other.close()
@@ -153,7 +153,7 @@ async def test_a_fresh_replica_hears_of_it_before_its_first_request(ledger: Ledg
 async def test_what_is_known_is_not_asked_again(ledger: Ledger, rates: TokenRates) -> None:
     await rates.admit("ann", RATE)
     before = ledger.exchanges
-    ledger.slow = asyncio.Event()  # nobody would come back from it
+    ledger.slow = asyncio.Event()  # every exchange would block
     for _ in range(RATE):
         await rates.admit("ann", RATE)
         rates.charge("ann", RATE, 1)
@@ -165,7 +165,7 @@ async def test_what_is_known_is_not_asked_again(ledger: Ledger, rates: TokenRate
 async def test_many_at_once_ask_once(clock: Clock, ledger: Ledger) -> None:
     rates = TokenRates(ledger.open, clock)
     await asyncio.gather(*(rates.admit("ann", RATE) for _ in range(100)))
-    assert ledger.exchanges <= 2  # the other one is the regular exchange
+    assert ledger.exchanges <= 2  # the second one is the regular exchange
     await rates.close()
 
 
@@ -175,7 +175,7 @@ async def test_a_slow_ledger_holds_up_nobody_for_long(ledger: Ledger, rates: Tok
         await rates.admit("ann", RATE)
     rates.charge("ann", RATE, 700)
     ledger.slow.set()
-    await until(lambda: ledger.used.get("ann") == 700)  # once, although it was asked twice
+    await until(lambda: ledger.used.get("ann") == 700)  # counted once, although two requests asked
 
 
 async def test_without_its_ledger_each_counts_its_own(
@@ -191,7 +191,7 @@ async def test_without_its_ledger_each_counts_its_own(
     assert [(one.message, one.reason, one.details) for one in warnings] == [
         ("tokens per minute cannot be shared between replicas now: each counts its own", "OSError", "away")
     ]
-    clock.now += 5  # 50 tokens have drained away, and are no longer of interest
+    clock.now += 5  # 50 tokens have drained and no longer count
     ledger.broken = False
     await until(lambda: "ann" in ledger.used)
     assert ledger.used["ann"] == pytest.approx(650)
@@ -247,10 +247,10 @@ async def test_only_callers_with_a_rate_are_counted(clock: Clock) -> None:
 
 
 async def test_what_a_request_pays(rates: TokenRates) -> None:
-    """Not a time but what takes time: neither a task nor a wait where the ledger was heard of lately."""
+    """A recent ledger exchange saves the request both a task and a wait; the test measures no time."""
     await rates.admit("ann", RATE)
     tasks = len(asyncio.all_tasks())
     admitting = rates.admit("ann", RATE)
     with pytest.raises(StopIteration):
-        admitting.send(None)  # it does not give way
+        admitting.send(None)  # does not suspend
     assert len(asyncio.all_tasks()) == tasks

@@ -1,4 +1,4 @@
-"""Keys of tests, and a table that knows them."""
+"""API keys for tests, and a table of them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SECRET = b"a secret that only tests have, 32 bytes and more"
 
 
 def shown_key(name: str) -> str:
-    """The key itself, as its owner has it."""
+    """Returns the secret key itself, as its owner holds it."""
     return PREFIX + name.ljust(43, "x")
 
 
 def known(name: str, **more: Any) -> KnownKey:
-    """What is known of it: it may ask models, unless told otherwise."""
+    """Returns the record of a key, with the inference scope by default."""
     return KnownKey(**({"id": f"key_{name}", "sha256": key_hash(shown_key(name)), "scopes": ("inference",)} | more))
 
 
 def table(*keys: KnownKey) -> KeyTable:
-    """One that has heard of these."""
+    """Returns a loaded table of the keys."""
     found = KeyTable()
     found.fill(keys)
     return found

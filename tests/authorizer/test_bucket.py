@@ -1,4 +1,4 @@
-"""How many requests of a key pass, and what is told of it."""
+"""The rate limit of a key's requests, and the headers that report it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_more_than_a_minutes_worth_is_never_saved() -> None:
 @pytest.mark.parametrize("per_minute", [1, 7, 60, 600, 2**31 - 1])
 def test_whoever_waits_as_long_as_told_gets_through(per_minute: int) -> None:
     bucket, now = Bucket(per_minute, 0.0), 0.0
-    bucket._content = 0.0  # as if all were taken
+    bucket._content = 0.0  # empties the bucket
     seconds = bucket.take(now)
     assert 1 <= seconds <= math.ceil(60 / per_minute)
     assert bucket.take(now + seconds) == 0

@@ -1,4 +1,4 @@
-"""Who may pass, and as whom."""
+"""The gatekeeper's checks, and the identity that it signs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Clock:
-    """Seconds that only a test moves."""
+    """A clock that only tests advance, in seconds."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -53,7 +53,7 @@ def test_an_identity_is_signed_anew_long_before_it_is_over() -> None:
         text = door.check(ask()).identity
         assert verify(text, SECRET, clock.now + 30).subject == "key_ann", "it lasts for a while yet"
     assert text != first
-    clock.now = NOW - 3600  # somebody sets the clock back
+    clock.now = NOW - 3600  # the system clock is set back
     assert verify(door.check(ask()).identity, SECRET, clock.now).expires <= clock.now + 60
 
 

@@ -1,4 +1,4 @@
-"""The table follows a real catalog: what is made, what is revoked, and what happened while it was away."""
+"""The key table follows a real catalog: new keys, revoked keys, and changes during an outage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE = 60.0  # seconds
 
 @asynccontextmanager
 async def catalog(home: Path, address: str) -> AsyncIterator[ApiKeys]:
-    """The part of the catalog that keeps keys, serving as long as the block runs."""
+    """Serves the key part of the catalog as long as the block runs."""
     database = await Database.open(home / "catalog.db", MIGRATIONS)
     keys = await ApiKeys.load(database)
     server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
@@ -63,7 +63,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="keys-") as folder:  # a socket's path must be short
+    with tempfile.TemporaryDirectory(prefix="keys-") as folder:  # a socket path must be short
         yield f"unix:{folder}/s"
 
 
@@ -102,7 +102,7 @@ async def test_what_is_known_holds_while_the_catalog_is_away_and_is_brought_up_t
             caplog.clear()
         await until(lambda: "does not tell of keys" in caplog.text)
         assert table.find(kept)
-        async with catalog(tmp_path, f"{address}-elsewhere") as keys:  # revoked where this table cannot hear of it
+        async with catalog(tmp_path, f"{address}-elsewhere") as keys:  # revoked where this table cannot see it
             await keys.revoke(second.id)
         assert table.find(lost)
         async with catalog(tmp_path, address) as keys:
@@ -113,7 +113,7 @@ async def test_what_is_known_holds_while_the_catalog_is_away_and_is_brought_up_t
 
 
 class Wire:
-    """A way to a Unix socket that can stop passing anything on, as if the machine at its end were gone."""
+    """A proxy to a Unix socket that can stop forwarding, like a machine that is gone."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -157,7 +157,7 @@ class Wire:
 async def test_a_catalog_that_falls_silent_is_noticed(
     tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The connection stays, and nobody answers pings."""
+    """The connection stays open, but nobody answers pings."""
     wire = Wire(address.removeprefix("unix:"))
     async with catalog(tmp_path, address) as keys, wire.listening(f"{address.removeprefix('unix:')}-wire"):
         made, secret = await keys.create(NewKey(name="a"))
@@ -172,7 +172,7 @@ async def test_a_catalog_that_falls_silent_is_noticed(
 
 
 async def test_as_many_keys_as_there_may_be(tmp_path: Path, address: str) -> None:
-    """The limit: they are heard of in one go, and none is looked for in all others."""
+    """At the limit, one event delivers all keys, and a lookup does not scan the others."""
     async with catalog(tmp_path, address) as keys:
         made, secret = await keys.create(NewKey(name="real"))
         more = {f"key_{number:016x}": _copy(made, number) for number in range(MAX_KEYS - 1)}

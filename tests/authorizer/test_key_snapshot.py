@@ -1,4 +1,4 @@
-"""What is known of keys outlives the process that knows it."""
+"""The key snapshot outlives the process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_every_change_is_written(tmp_path: Path) -> None:
 async def test_what_changes_while_it_is_written_is_written_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_snapshot, "RETRY_SECONDS", 3600.0)  # it does not take that for a failure
+    monkeypatch.setattr(key_snapshot, "RETRY_SECONDS", 3600.0)  # a retry after a failure would be too late
     path, keys = tmp_path / "keys.json", KeyTable()
     async with kept(path, keys) as snapshot:
         write = snapshot._write

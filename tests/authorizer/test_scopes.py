@@ -1,4 +1,4 @@
-"""Which scope a path needs: the same as the services themselves ask for."""
+"""The scope of each path at the gateway equals the scope that the service requires."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SERVICES = (
 
 
 def methods() -> Iterator[tuple[str, str, str, str]]:
-    """Every RPC behind the gateway: its name, the scope that its servicer asks for, and each way to it."""
+    """Yields every RPC behind the gateway: its name, its servicer's scope, and each verb and path to it."""
     for service, servicer in SERVICES:
         for method in service.methods:
             scope = getattr(servicer, method.name).scope
@@ -59,7 +59,7 @@ WAYS = sorted(set(methods()))
 
 
 def test_the_gateway_asks_for_the_same_scope_as_the_service() -> None:
-    """Our own processes' calls are no way through the gateway: to be an operator is the least that they need there."""
+    """The gateway requires the admin scope for methods of allm's own processes, which do not call through it."""
     for name, scope, verb, path in WAYS:
         with case(name=name, scope=scope, verb=verb, path=path):
             assert needed_scope(verb, path) == (ADMIN if scope == SERVICE else scope)

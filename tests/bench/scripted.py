@@ -1,4 +1,4 @@
-"""An endpoint on loopback that answers every chat with bytes a test has written, in the pieces it has cut them into."""
+"""An endpoint on loopback that answers every chat with bytes from a test, in the pieces that the test has cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END = b"0\r\n\r\n"
 
 @dataclass
 class Endpoint:
-    """The address of a scripted endpoint, and what it was asked."""
+    """The address of a scripted endpoint, and the requests that it got."""
 
     url: str
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -24,22 +24,22 @@ class Endpoint:
 
 
 def chunk(body: bytes) -> bytes:
-    """A chunk of HTTP/1.1's chunked encoding."""
+    """Encodes a chunk of HTTP/1.1's chunked encoding."""
     return b"%x\r\n%s\r\n" % (len(body), body)
 
 
 def event(data: Any) -> bytes:
-    """An event of a stream in a chunk of its own."""
+    """Encodes an event of a stream in a separate chunk."""
     return chunk(b"data: " + json.dumps(data).encode() + b"\n\n")
 
 
 def text(content: str) -> bytes:
-    """The event for a piece of text."""
+    """Encodes the event for a piece of text."""
     return event({"choices": [{"index": 0, "delta": {"content": content}, "finish_reason": None}]})
 
 
 def usage(tokens: int) -> bytes:
-    """The event with the usage."""
+    """Encodes the event with the usage."""
     details = {"cached_tokens": 3}
     return event(
         {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": tokens, "prompt_tokens_details": details}}
@@ -47,7 +47,7 @@ def usage(tokens: int) -> bytes:
 
 
 def answer(tokens: int) -> bytes:
-    """A whole answer of so many tokens, as OpenAI would send it."""
+    """Encodes a whole answer of this many tokens, as OpenAI would send it."""
     first = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]})
     last = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
     done = chunk(b"data: [DONE]\n\n")
@@ -56,7 +56,7 @@ def answer(tokens: int) -> bytes:
 
 @asynccontextmanager
 async def serving(script: Script) -> AsyncIterator[Endpoint]:
-    """Runs an endpoint that writes each of the script's pieces by itself, then closes unless asked to keep alive."""
+    """Runs an endpoint that writes each of the script's pieces separately, then closes unless asked to keep alive."""
     endpoint = Endpoint("")
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -24,7 +24,7 @@ def test_every_request_is_answered_and_counted_and_the_warm_up_is_not(engine: Ll
     assert len(figures.first) == 5
     assert len(figures.gaps) == 5 * 3
     assert all(seconds > 0 for seconds in (*figures.first, *figures.gaps, figures.cpu))
-    # At best both clients are in each step; at worst one by one.
+    # At best both clients are in every step; at worst they alternate.
     assert 4 * 3 <= figures.steps <= 5 * 5
     assert figures.tokens_per_second == pytest.approx(20 / figures.wall)
     assert figures.line().startswith("  2 clients ")

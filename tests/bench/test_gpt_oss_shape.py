@@ -1,4 +1,4 @@
-"""The GPU's benchmark, as a miniature on the processor: it must still run on the day when a GPU is at hand."""
+"""A miniature of the GPU's benchmark on the CPU: it keeps the benchmark working until a GPU is available."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 PATIENCE_SECONDS = 170
-# Runs it as `python -m` does: first as it is, then as a miniature. One process is enough.
+# Runs it as `python -m` does: first unchanged, then as a miniature, in one process.
 TWICE = """
 import runpy, sys
 for arguments in ([], ["--tiny", "--clients", "1,3"]):

@@ -1,4 +1,4 @@
-"""The table of the comparison of drawing: ratios within a round, CPU time beside them, and targets that were missed."""
+"""The table of the comparison of image generation: ratios within a round, CPU time, and missed targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOP = PLAN.name
 
 
 def entry(name: str, number: int, clients: int, wall_s: float, cpu_s: float) -> Entry:
-    """A turn of eight pictures."""
+    """A turn of eight images."""
     level = Level(clients, list(range(8)))
     timing = Timing(wall_s, [wall_s / 8] * 8, [b""] * 8)
     noise = Noise(steal_percent=1, other_percent=2, client_cpu_s=0, server_cpu_s=cpu_s)
@@ -21,7 +21,7 @@ def entry(name: str, number: int, clients: int, wall_s: float, cpu_s: float) -> 
 
 
 def turns(clients: int, ours: list[float], loop: list[float]) -> list[Entry]:
-    """A round for each pair of times; allm takes half of the loop's CPU time."""
+    """Returns a round for each pair of times; allm takes half of the loop's CPU time."""
     pairs = enumerate(zip(ours, loop, strict=True))
     return [
         each

@@ -1,4 +1,4 @@
-"""Percentiles and the figures made of answers."""
+"""Percentiles, and the figures computed from answers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ TOKENS = 4
 
 
 async def load(script: Script, **changes: Any) -> LevelResult:
-    """One client, two requests."""
+    """Runs one client with two requests."""
     async with serving(script) as endpoint:
         target = Target(endpoint.url, "m", output_tokens=TOKENS, **changes)
         return await run_level(target, Level(PromptSet.UNIQUE, 1, requests=2, warmup=0))
@@ -130,7 +130,7 @@ async def test_keep_alive_uses_one_connection_for_each_client() -> None:
 
 async def test_a_silent_server_times_out() -> None:
     async with serving(lambda _: [HEAD, text("a")]) as endpoint:
-        # It keeps the connection open and waits for a next request, which does not come.
+        # The server keeps the connection open and waits for another request, which does not come.
         target = Target(endpoint.url, "m", keep_alive=True, timeout_seconds=0.05)
         result = await run_level(target, Level(PromptSet.UNIQUE, 1, requests=1, warmup=0))
     assert result.errors == {"no complete answer within 0.05 s": 1}

@@ -1,4 +1,4 @@
-"""What counts as a good answer under overload, and what the report says of it."""
+"""The criteria for a good answer under overload, and the report on them."""
 
 from __future__ import annotations
 

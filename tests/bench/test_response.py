@@ -1,4 +1,4 @@
-"""HTTP/1.1 responses and server-sent events, cut anywhere."""
+"""HTTP/1.1 responses and server-sent events, cut at arbitrary positions."""
 
 from __future__ import annotations
 

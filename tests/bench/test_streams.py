@@ -1,4 +1,4 @@
-"""The measuring of streams: a service that paces, callers that notice what is missing, and the table of both."""
+"""The stream benchmark: a service with a fixed pace, callers that detect missing parts, and the table of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of the torch runtime beside its peers."""
+"""The table that compares the torch runtime with its peers."""
 
 from __future__ import annotations
 

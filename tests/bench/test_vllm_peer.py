@@ -1,4 +1,4 @@
-"""The table of the runtime vllm beside vLLM's own server."""
+"""The table that compares the runtime vllm with vLLM's own server."""
 
 from __future__ import annotations
 

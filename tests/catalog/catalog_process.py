@@ -1,4 +1,4 @@
-"""The catalog as a process of its own, which tests may kill."""
+"""The catalog as a separate process that tests may kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START_SECONDS = 60.0
 
 
 def launch(home: Path, **environ: str):
-    """Starts it; its socket is `home`/s, its only root of local sources `home`/files."""
+    """Starts the catalog on the socket `home`/s, with `home`/files as its only root of local sources."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("ALLM_")}
     settings = {
         "ALLM_LISTEN": f"unix:{home}/s",
@@ -36,7 +36,7 @@ def launch(home: Path, **environ: str):
 
 
 async def until_serving(process: asyncio.subprocess.Process) -> None:
-    """Reads its log up to where it serves."""
+    """Reads the log until the catalog serves."""
     async with asyncio.timeout(START_SECONDS):
         while b'"msg": "serving"' not in (line := await process.stderr.readline()):
             assert line, "it ended before it served"
@@ -44,15 +44,15 @@ async def until_serving(process: asyncio.subprocess.Process) -> None:
 
 @asynccontextmanager
 async def connected(home: Path) -> AsyncIterator[model_service_pb2_grpc.ModelServiceStub]:
-    """A client of it, over a connection of its own."""
-    # Channels to one address share what they know of it, also that it was gone a moment ago.
+    """Yields a client stub on a separate connection."""
+    # Channels to one address share subchannels by default, including a recent connection failure.
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(f"unix:{home}/s", options=options) as channel:
         yield model_service_pb2_grpc.ModelServiceStub(channel)
 
 
 async def killed(process: asyncio.subprocess.Process) -> None:
-    """Kills it, unless it has ended, and waits for its end."""
+    """Kills the process if it still runs, and waits for its exit."""
     if process.returncode is None:
         process.kill()
     await process.communicate()

@@ -1,4 +1,4 @@
-"""The catalog as it runs, in this process: real gRPC on a socket, a real database, real files."""
+"""The catalog in the test process: real gRPC on a socket, a real database, real files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TEXT, AUDIO = model_pb2.MODALITY_TEXT, model_pb2.MODALITY_AUDIO
 
 
 class Clock:
-    """Seconds that only a test moves."""
+    """A clock that only tests advance, in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -53,7 +53,7 @@ class Clock:
 
 @dataclass
 class Service:
-    """A running catalog, and a client's stubs."""
+    """A running catalog and its client stubs."""
 
     settings: Settings
     catalog: Catalog
@@ -70,7 +70,7 @@ class Service:
         self.machine = machine_service_pb2_grpc.MachineServiceStub(self.channel)
 
     async def register(self, model_id: str, file: str = "", **more: Any) -> model_pb2.Model:
-        """Registers a GGUF file, which is written unless it is there."""
+        """Registers a GGUF file and writes the file if it does not exist."""
         path = self.files / (file or f"{model_id.replace('/', '-')}.gguf")
         if not path.exists():
             gguf(path)
@@ -79,12 +79,12 @@ class Service:
         return answer.model
 
     async def get(self, name: str) -> model_pb2.Model:
-        """One model."""
+        """Returns one model."""
         answer = await self.models.GetModel(model_service_pb2.GetModelRequest(id=name))
         return answer.model
 
     async def report(self, replica: str = "text-1", complete: bool = False, **more: Any) -> bool:
-        """Reports as a replica; gives whether the next report must be complete."""
+        """Sends a report as a replica. Returns whether the next report must be complete."""
         request = {"replica": replica, "modality": TEXT, "complete": complete} | more
         if complete:
             request = {"device": "cpu", "runtimes": [llama_cpp()]} | request
@@ -92,17 +92,17 @@ class Service:
         return bool(answer.send_complete)
 
     def watch(self, **request: Any) -> Any:
-        """An open watch."""
+        """Opens a watch of the models."""
         return self.models.WatchModels(model_service_pb2.WatchModelsRequest(**request))
 
     def watch_machine(self, seconds: int = 0) -> Any:
-        """An open watch of the machine, with so much of the past."""
+        """Opens a watch of the machine, with `seconds` of history."""
         history = duration_pb2.Duration(seconds=seconds)
         return self.machine.WatchMachine(machine_service_pb2.WatchMachineRequest(history=history))
 
 
 def llama_cpp(**more: Any) -> model_service_pb2.RuntimeOffer:
-    """What a text service offers."""
+    """Returns the llama_cpp offer of a text service."""
     offer: dict[str, Any] = {
         "name": "llama_cpp",
         "formats": [model_pb2.FORMAT_GGUF],
@@ -114,19 +114,19 @@ def llama_cpp(**more: Any) -> model_service_pb2.RuntimeOffer:
 
 
 def torch(**more: Any) -> model_service_pb2.RuntimeOffer:
-    """What a text service with another runtime offers besides."""
+    """Returns the torch offer of a text service."""
     return llama_cpp(**({"name": "torch", "formats": [model_pb2.FORMAT_SAFETENSORS]} | more))
 
 
 def status(model_id: str, state: Any = READY, **more: Any) -> model_service_pb2.ModelStatus:
-    """What a replica says of a model."""
+    """Returns a replica's status of a model."""
     said = model_pb2.ReplicaStatus(**({"state": state, "generation": 1, "device": "cpu"} | more))
     return model_service_pb2.ModelStatus(id=model_id, status=said)
 
 
 @asynccontextmanager
 async def running(home: Path, **environ: str) -> AsyncIterator[Service]:
-    """A catalog for as long as the block runs; its files lie in `home`/files."""
+    """Runs a catalog as long as the block; its files lie in `home`/files."""
     files = home / "files"
     files.mkdir(exist_ok=True)
     settings = load_settings({"ALLM_HOME": str(home), "ALLM_MODEL_ROOTS": str(files)} | environ)
@@ -134,7 +134,7 @@ async def running(home: Path, **environ: str) -> AsyncIterator[Service]:
     clock = Clock()
     registrations = await Registrations.load(database)
     catalog = Catalog(registrations, settings.model, load_supported(settings.model.supported), clock)
-    folder = tempfile.mkdtemp(prefix="catalog-")  # a socket's path must be short
+    folder = tempfile.mkdtemp(prefix="catalog-")  # a socket path must be short
     server = grpc.aio.server()
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelServicer(catalog), server)
     models_service_pb2_grpc.add_ModelsServiceServicer_to_server(ModelsFacade(catalog), server)
@@ -154,7 +154,7 @@ async def running(home: Path, **environ: str) -> AsyncIterator[Service]:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a caller is told of an error."""
+    """The error that a caller receives."""
 
     code: grpc.StatusCode
     message: str
@@ -163,7 +163,7 @@ class Refusal:
 
 
 async def refusal(call: Any) -> Refusal:
-    """The error that a typed call ends with."""
+    """Returns the error of a typed call."""
     try:
         answer = await call
     except grpc.aio.AioRpcError as error:
@@ -176,12 +176,12 @@ async def refusal(call: Any) -> Refusal:
 
 
 async def event(stream: Any) -> Any:
-    """The next event of a watch."""
+    """Returns the next event of a watch."""
     return await asyncio.wait_for(stream.read(), PATIENCE)
 
 
 async def snapshot(stream: Any) -> list[Any]:
-    """The models of a watch up to its mark."""
+    """Returns the models of a watch before the synced event."""
     found = []
     while not (received := await event(stream)).HasField("synced"):
         assert received.HasField("changed"), received
@@ -190,5 +190,5 @@ async def snapshot(stream: Any) -> list[Any]:
 
 
 def ids(models: Iterable[Any]) -> list[str]:
-    """Their ids."""
+    """Returns the ids of the models."""
     return [model.id for model in models]

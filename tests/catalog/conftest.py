@@ -10,7 +10,7 @@ from tests.loopback_hub import LoopbackHub
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    """A hub on loopback in the place of the real one."""
+    """Replaces the real hub with one on loopback."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with LoopbackHub() as served:
         monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)

@@ -1,4 +1,4 @@
-"""Models as a test wants them registered, without files."""
+"""Registered models without files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURED = Measurement(
 
 
 def facts(model_id: str = "m", **changes: Any) -> ModelFacts:
-    """A small text model in GGUF."""
+    """Returns the facts of a small text model in GGUF."""
     plain: dict[str, Any] = {
         "id": model_id,
         "modality": "text",
@@ -29,7 +29,7 @@ def facts(model_id: str = "m", **changes: Any) -> ModelFacts:
 
 
 def desired(model_id: str, *aliases: str, **changes: Any) -> DesiredModel:
-    """A registered model."""
+    """Returns a registered model."""
     plain: dict[str, Any] = {
         "facts": facts(model_id),
         "aliases": aliases,

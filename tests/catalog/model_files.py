@@ -1,4 +1,4 @@
-"""Small model files for the catalog's tests: just enough of each format to be inspected."""
+"""Small model files for the catalog's tests: the minimum of each format that an inspection accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def gguf(path: Path, architecture: str = "llama", context: int = 2048, padding: int = 0) -> Path:
-    """A GGUF file without tensors; `padding` bytes follow its header."""
+    """Writes a GGUF file without tensors; `padding` bytes follow its header."""
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = [
         _text("general.architecture") + struct.pack("<I", 8) + _text(architecture),
@@ -19,7 +19,7 @@ def gguf(path: Path, architecture: str = "llama", context: int = 2048, padding: 
 
 
 def safetensors(folder: Path, architecture: str = "llama") -> Path:
-    """A folder with one weight of eight bytes."""
+    """Writes a model folder with one weight of eight bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": architecture, "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 1024}
     (folder / "config.json").write_text(json.dumps(config))

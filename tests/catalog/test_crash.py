@@ -1,4 +1,4 @@
-"""The real process, killed in the middle of registrations and reports: what it confirmed is there, and nothing half."""
+"""The real process, killed during registrations and reports: confirmed changes persist, and no change is partial."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUNDS = 20
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="catalog-"))  # a socket's path must be short
+    folder = Path(tempfile.mkdtemp(prefix="catalog-"))  # a socket path must be short
     yield folder
     shutil.rmtree(folder)
 
@@ -37,7 +37,7 @@ def request(home: Path, model_id: str) -> model_service_pb2.RegisterModelRequest
 
 
 async def register_until_killed(home: Path, prefix: str, tried: list[str], confirmed: set[str]) -> None:
-    """Registers one model after the other; notes each before it is sent, and again once it is confirmed."""
+    """Registers models one after the other; notes each before the request, and again once confirmed."""
     async with connected(home) as models:
         for number in range(10_000):
             model_id = f"{prefix}-{number}"
@@ -51,7 +51,7 @@ async def register_until_killed(home: Path, prefix: str, tried: list[str], confi
 
 
 async def report_until_killed(home: Path, replica: str, confirmed: set[str]) -> None:
-    """Reports what is confirmed as ready, again and again."""
+    """Reports confirmed models as ready, repeatedly."""
     async with connected(home) as models:
         while True:
             said = model_pb2.ReplicaStatus(state=model_pb2.MODEL_STATE_READY, generation=1)
@@ -70,7 +70,7 @@ async def report_until_killed(home: Path, replica: str, confirmed: set[str]) -> 
 
 
 async def check(home: Path, tried: list[str], confirmed: set[str]) -> set[str]:
-    """What is there after a restart: everything confirmed, nothing that was not asked for, and all of it whole."""
+    """Checks the state after a restart: every confirmed model exists, no unrequested one does, and each is complete."""
     async with connected(home) as models:
         listed = await models.ListModels(model_service_pb2.ListModelsRequest())
         found = {model.id: model for model in listed.models}
@@ -78,7 +78,7 @@ async def check(home: Path, tried: list[str], confirmed: set[str]) -> set[str]:
         for model in found.values():
             wanted = request(home, model.id)
             assert (list(model.aliases), model.source) == (list(wanted.aliases), wanted.source)
-        for model_id in set(tried[-8:]):  # who was in the middle of it is wholly there, or not at all
+        for model_id in set(tried[-8:]):  # an interrupted registration is complete or absent
             for name in (model_id, *request(home, model_id).aliases):
                 try:
                     answer = await models.GetModel(model_service_pb2.GetModelRequest(id=name))

@@ -1,4 +1,4 @@
-"""The SQLite file: migrations, one owner, whole transactions, and refusals in plain words."""
+"""The SQLite file: migrations, one owner, atomic transactions, and clear refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantised safetensors in the catalog: who reads them is what replicas say, and it is remembered over a restart."""
+"""Quantised safetensors in the catalog: replicas report the supported methods; a restart keeps the findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ READS = {"architectures": ["gpt_oss", "qwen3"], "quantizations": ["gpt_oss:mxfp4
 
 
 def quantised(folder: Path, architecture: str, method: str) -> Path:
-    """A model whose config.json names a method."""
+    """Writes a model whose config.json names a quantisation method."""
     safetensors(folder, architecture)
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": method}}))

@@ -1,4 +1,4 @@
-"""The faults that are injected: all of them, and those of the short form."""
+"""The injected faults: the full list, and the short form."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.chaos.process_faults import (
 )
 
 SERVICES = ("text", "audio", "image")
-# One caller of each kind: the storm and the soak ask for much at once.
+# One caller of each kind: the storm and the soak send many requests concurrently.
 SHORT: tuple[Fault, ...] = tuple(
     replace(fault, load=dict.fromkeys(fault.load, 1))
     for fault in (
         in_turn(worker_killed("text"), worker_stopped("text")),
         worker_killed("audio", "image"),
-        # The service is killed first: a later kill would hide what it keeps for good.
+        # The service is killed first: a later kill would hide resources that it never releases.
         in_turn(service_killed("text"), service_stopped("text"), gateway_killed()),
         no_memory("text"),
         disk_full(),

@@ -1,4 +1,4 @@
-"""A storm of requests that are cancelled at random moments, and what is left of them."""
+"""A storm of requests that are cancelled at random moments, and the resources that it leaves behind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.stack import Stack
 
 SHARES = {TEXT: 5, WHOLE: 2, TYPED: 1, SOUND: 1, PICTURES: 1}  # of ten requests
 AT_ONCE = 16
-LONGEST_SECONDS = 2.0  # until a request is cancelled; many end before on their own
-STORMS = 3  # measured at most: pools of threads grow up to their bounds when they are needed, a leak grows each time
+LONGEST_SECONDS = 2.0  # before a request is cancelled; many end earlier by themselves
+STORMS = 3  # storms measured at most: thread pools grow to their bounds on demand, a leak grows each time
 
 
 @dataclass(frozen=True)
 class StormFinding:
-    """What a storm left behind: before it, after it."""
+    """The footprint before and after a storm."""
 
     requests: int
     cancelled: int
@@ -31,7 +31,7 @@ class StormFinding:
 
     @property
     def growth(self) -> float:
-        """Of memory, as a share of what it was."""
+        """The relative growth of memory."""
         return self.after.memory / self.before.memory - 1
 
     def __str__(self) -> str:
@@ -42,9 +42,9 @@ class StormFinding:
 
 
 async def cancel_storm(stack: Stack, known: KnownAnswers, count: int) -> StormFinding:
-    """One storm to warm up, and some that are measured, until nothing but memory has grown for good in one of them.
+    """Runs a warm-up storm, then measured storms until one of them leaves no permanent growth except memory.
 
-    Fails when something has grown in each.
+    Fails when every storm leaves growth.
     """
     await _storm(stack, known, count, seed=1)
     for left in reversed(range(STORMS)):
@@ -62,9 +62,9 @@ async def cancel_storm(stack: Stack, known: KnownAnswers, count: int) -> StormFi
 
 
 async def _storm(stack: Stack, known: KnownAnswers, count: int, seed: int) -> int:
-    """How many were cancelled; the others had ended before. Then one of each kind may come to its end.
+    """Runs a storm and returns the number of cancelled requests; the others ended earlier. Then runs one of each kind.
 
-    Raises LostAnswer for an answer that is not right.
+    Raises LostAnswer for a wrong answer.
     """
     chance = random.Random(seed)  # noqa: S311 - moments to cancel
     places = asyncio.Semaphore(AT_ONCE)
@@ -87,7 +87,7 @@ async def _storm(stack: Stack, known: KnownAnswers, count: int, seed: int) -> in
         kinds = _dealt(SHARES, count, chance)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(kind, chance.uniform(0, LONGEST_SECONDS))) for kind in kinds]
-        for kind in SHARES:  # the stack is well, and has again what it keeps at hand
+        for kind in SHARES:  # the stack is healthy, and fills its caches again
             await caller.call(kind)
     finally:
         await caller.close()
@@ -95,7 +95,7 @@ async def _storm(stack: Stack, known: KnownAnswers, count: int, seed: int) -> in
 
 
 def _dealt(shares: Mapping[str, int], count: int, chance: random.Random) -> list[str]:
-    """So many kinds of requests, in their shares, in any order."""
+    """Returns `count` kinds of requests, in their shares, in random order."""
     deck = [kind for kind, share in shares.items() for _ in range(share)]
     kinds = [deck[at % len(deck)] for at in range(count)]
     chance.shuffle(kinds)

@@ -1,10 +1,10 @@
-"""The long forms: `make chaos` and `make soak`. Each prints what it found, and writes it to bench/results.
+"""The long forms: `make chaos` and `make soak`. Each prints its findings and writes them to bench/results.
 
-    python -m tests.chaos.chaos_run faults           # all of them, and a cancel storm
-    python -m tests.chaos.chaos_run only WORD...     # those whose names have one of the words
+    python -m tests.chaos.chaos_run faults           # all faults, and a cancel storm
+    python -m tests.chaos.chaos_run only WORD...     # faults whose names contain one of the words
     python -m tests.chaos.chaos_run soak SECONDS
 
-Exits with 1 when a request hung or was lost, or something is left behind.
+Exits with 1 when a request hung or was lost, or resources are left behind.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.chaos.soak import soak
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 STORM = 1000
-FLAT = 0.02  # by which memory may grow
+FLAT = 0.02  # allowed growth of memory
 BAD = (Outcome.HUNG, Outcome.LOST)
-SHOWN = 6  # reasons of failures told for each fault
+SHOWN = 6  # reasons of failures printed for each fault
 
 
 def main() -> int:
-    """Runs what the command line names."""
+    """Runs the command that the arguments name."""
     what, *rest = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="allm-chaos-") as folder, chaos_stack(Path(folder)) as stack:
         if what == "only":
@@ -59,7 +59,7 @@ async def _only(stack: ChaosStack, words: list[str]) -> int:
 
 async def _faults(stack: ChaosStack) -> tuple[list[str], bool]:
     found = await _suffered(stack, LONG)
-    _written("chaos", [*table(found), "", *_told(found)])  # whatever becomes of the storm
+    _written("chaos", [*table(found), "", *_told(found)])  # even if the storm fails
     try:
         storm = await cancel_storm(stack.operator.stack, stack.known, STORM)
         said, good = str(storm), storm.growth <= FLAT
@@ -89,7 +89,7 @@ def _told(found: list[Finding]) -> Iterator[str]:
 
 
 def _harmless(found: list[Finding]) -> bool:
-    """Whether nothing hung or was lost, and nothing failed that should not have noticed."""
+    """Checks that no request hung or was lost, and that no spared request failed."""
     return not any(
         finding.tally.reasons(*BAD) or any(attempt.kind in finding.fault.spared for attempt in finding.tally.failed)
         for finding in found

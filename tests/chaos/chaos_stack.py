@@ -27,22 +27,22 @@ DEMO_BYTES = 98 * 1024 * 1024  # at least, of `bundled`
 
 @dataclass(frozen=True)
 class ChaosStack:
-    """A stack with nothing wrong yet, and what is needed to break it."""
+    """A healthy stack, and the handles for breaking it."""
 
     operator: Operator
     hub: LoopbackHub
     known: KnownAnswers
-    disk: Path | None  # a small file system, with the stack's home; None: the superuser alone may mount one
+    disk: Path | None  # a small file system with the stack's home; None: only the superuser may mount one
 
     @property
     def home(self) -> Path:
-        """ALLM_HOME."""
+        """Returns ALLM_HOME."""
         return self.operator.stack.home
 
 
 @contextmanager
 def chaos_stack(folder: Path, *, short: bool = False) -> Iterator[ChaosStack]:
-    """Starts it, and asks for everything once. `short`: its texts are short."""
+    """Starts the stack and sends one request of each kind. `short`: its texts are short."""
     models = f"{MODEL}={demo_model()},{SPEECH_MODEL}={tiny_en_ct2()},{IMAGE_MODEL}={SHAPES}"
     with _small_disk(folder / "disk") as disk, LoopbackHub() as hub:
         home, root = folder / "disk" / "allm", folder / "models-here"
@@ -54,8 +54,8 @@ def chaos_stack(folder: Path, *, short: bool = False) -> Iterator[ChaosStack]:
             "ALLM_MODEL_ROOTS": str(root),
             "ALLM_AUDIO_REPLICAS": "1",
             "ALLM_IMAGE_REPLICAS": "1",
-            "ALLM_THREADS": "1",  # three models compute at once; on a busy machine threads mostly wait for each other
-            # Pools of one: what is left of a storm can be counted, whichever moment it ended at.
+            "ALLM_THREADS": "1",  # three models compute concurrently; more threads would mostly wait for each other
+            # Pools of one: the resources left after a storm can be counted, whichever moment it ended at.
             "ALLM_AUDIO_DECODERS": "1",
             "ALLM_IMAGE_CODECS": "1",
             "ALLM_STALL_SECONDS": str(STALL_SECONDS),
@@ -68,7 +68,7 @@ def chaos_stack(folder: Path, *, short: bool = False) -> Iterator[ChaosStack]:
 
 
 def bundled(folder: Path) -> Path:
-    """A copy of the small model of the wheel, in a folder of its own: quick to load; what it says is poor."""
+    """Returns a copy of the wheel's small model in a separate folder: it loads fast and answers badly."""
     source = bundled_model()
     assert source is not None, "the extra `demo` is not installed: make test installs it"
     folder.mkdir(parents=True, exist_ok=True)

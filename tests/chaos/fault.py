@@ -1,4 +1,4 @@
-"""A fault, how it is injected, and what is measured of it."""
+"""A fault, its injection, and its measured effects."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tests.chaos.gateway_caller import GatewayCaller
 from tests.chaos.outcome import Outcome, Tally
 from tests.chaos.steady_load import SteadyLoad, steady_load
 
-# Injects and, where it does not go away by itself, repairs; returns the moment from which on all should be well again.
+# Injects the fault and repairs it if needed; returns the moment from which on the stack should be healthy again.
 Inject = Callable[[ChaosStack, SteadyLoad], Awaitable[float]]
 
 
 async def _nothing(stack: ChaosStack) -> None:
-    """What most faults need beforehand."""
+    """The default preparation: none."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong while requests run."""
+    """A fault that occurs while requests run."""
 
     name: str
     inject: Inject
     load: Mapping[str, int]  # callers for each kind of request
-    may_cut: bool = False  # whether connections may break: what served them is killed or stopped
-    spared: frozenset[str] = frozenset()  # kinds of which no request may fail at all
-    late: frozenset[str] = frozenset()  # kinds that have no answer before the fault is over
+    may_cut: bool = False  # true: connections may break, because the fault kills or stops their server
+    spared: frozenset[str] = frozenset()  # kinds of which no request may fail
+    late: frozenset[str] = frozenset()  # kinds that get no answer before the fault is over
     prepare: Callable[[ChaosStack], Awaitable[None]] = _nothing
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a fault did to the requests that ran meanwhile."""
+    """The effects of a fault on the requests that ran meanwhile."""
 
     fault: Fault
     tally: Tally
@@ -43,7 +43,7 @@ class Finding:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """Of the printed table."""
+        """A row of the printed table."""
         tally = self.tally
         counts = [tally.count(outcome) for outcome in (Outcome.COMPLETED, Outcome.REFUSED, Outcome.CUT)]
         bad = [tally.count(Outcome.HUNG), tally.count(Outcome.LOST)]
@@ -62,21 +62,21 @@ HEAD = ("fault", "sent", "completed", "failed clearly", "of these, cut", "hung",
 
 
 def table(findings: list[Finding]) -> list[str]:
-    """Lines of Markdown."""
+    """Returns the lines of a Markdown table."""
     align = ["---", *["---:"] * (len(HEAD) - 1)]
     return ["| " + " | ".join(row) + " |" for row in (HEAD, align, *(finding.row for finding in findings))]
 
 
 async def suffer(stack: ChaosStack, fault: Fault, pause: float = 0.0) -> Finding:
-    """Injects a fault under load, waits until everything is answered again, and then until nothing is at work.
+    """Injects a fault under load, waits until every kind of request succeeds again, and then until the stack is idle.
 
-    `pause`: seconds that a caller waits after its first answer; each later pause is longer.
+    `pause`: seconds between a caller's first two requests; each later pause is longer.
     """
     await fault.prepare(stack)
     caller = GatewayCaller(stack.operator.stack, stack.known)
     try:
         async with steady_load(caller, fault.load, pause) as load:
-            # With a fault before the first answers there would be nothing to lose.
+            # A fault before the first answers would interrupt nothing.
             await load.completed(set(fault.load) - fault.late, since=0.0)
             await load.until(lambda: load.running > 0)
             well = await fault.inject(stack, load)
@@ -88,9 +88,9 @@ async def suffer(stack: ChaosStack, fault: Fault, pause: float = 0.0) -> Finding
 
 
 def in_turn(*faults: Fault) -> Fault:
-    """Several faults under one load: each is injected when every kind of request succeeds again after the one before.
+    """Combines faults under one load: each is injected when every kind of request succeeds after the previous fault.
 
-    They agree in everything but their names and what they inject.
+    They may differ only in name and injection.
     """
     first, *others = faults
     agreed = (first.load, first.may_cut, first.spared)
@@ -108,5 +108,5 @@ def in_turn(*faults: Fault) -> Fault:
 
 
 def now() -> float:
-    """The clock of attempts."""
+    """Returns the clock of attempts."""
     return time.monotonic()

@@ -1,4 +1,4 @@
-"""What a stack holds of the machine: processes, threads, open files, tasks and memory; and whether it is at work."""
+"""The resources of a stack: processes, threads, open files, tasks and memory; and a check that it is idle."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ SETTLE_SECONDS = 120.0
 BUSY = ("allm_requests_running", "allm_requests_waiting", "allm_kv_cells_active")
 TASKS = "allm_tasks"
 SERVICES = ("text", "audio", "image")
-# Threads, files and tasks that a storm may leave though nothing leaks: pools of threads grow up to their bounds when
-# they are needed. What every request leaves behind is far more.
+# Threads, files and tasks that a storm may leave without a leak: thread pools grow to their bounds on demand.
+# A leak per request would leave far more.
 SLACK = 4
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of all processes of a stack together. Memory: each page counts once, shared ones by share (PSS)."""
+    """The resources of all processes of a stack. Memory is the proportional set size (PSS)."""
 
-    processes: Counter[str]  # by what they are
+    processes: Counter[str]  # by kind
     threads: int
     files: int
     tasks: int  # of the services' event loops
     memory: int  # bytes
 
     def beyond(self, other: Footprint) -> list[str]:
-        """What this one has more of, by more than SLACK where that counts; memory left out."""
+        """Lists the resources that exceed the other's, threads, files and tasks by more than SLACK; ignores memory."""
         more = [f"processes: {dict(found)}" for found in [self.processes - other.processes] if found]
         for name in ("threads", "files", "tasks"):
             mine, others = getattr(self, name), getattr(other, name)
@@ -53,7 +53,7 @@ class Footprint:
 
 
 def footprint(stack: Stack) -> Footprint:
-    """As it is now. Processes that end meanwhile do not count."""
+    """Measures the current footprint. Processes that end meanwhile do not count."""
     kinds: Counter[str] = Counter()
     threads = files = memory = 0
     for pid, kind in members(stack).items():
@@ -70,7 +70,7 @@ def footprint(stack: Stack) -> Footprint:
 
 
 def work(stack: Stack) -> list[str]:
-    """What the stack still computes, or holds for a request; nothing once all requests have ended."""
+    """Lists the stack's running work and held models; empty once all requests have ended."""
     busy = [f"{name} of {model}: {value:g}" for name, model, value in _metrics(stack) if name in BUSY and value]
     for service in SERVICES:
         with grpc.insecure_channel(f"unix:{stack.note['folder']}/{service}.sock") as channel:
@@ -81,12 +81,12 @@ def work(stack: Stack) -> list[str]:
 
 
 async def at_rest(stack: Stack) -> None:
-    """Waits until nothing is at work any more. Fails with what still is."""
+    """Waits until the stack is idle. Fails with the remaining work."""
     await _until(lambda: work(stack))
 
 
 async def settled(stack: Stack, before: Footprint) -> Footprint:
-    """Waits until a stack at rest has no more of anything than before. Fails with what it still has."""
+    """Waits until an idle stack holds no more resources than before. Fails with the surplus."""
     await at_rest(stack)
     await _until(lambda: footprint(stack).beyond(before))
     return footprint(stack)
@@ -100,7 +100,7 @@ async def _until(left: Callable[[], list[str]]) -> None:
 
 
 def _metrics(stack: Stack) -> Iterator[tuple[str, str, float]]:
-    """Name, model and value of every sample of all services; Envoy's own are many, and tell of no model."""
+    """Yields name, model and value of every sample of the services; not Envoy's, which are many and name no model."""
     for url in [url for name, url in stack.note["metrics"].items() if name != "gateway"]:
         with urllib.request.urlopen(url, timeout=SETTLE_SECONDS) as reply:
             for family in text_string_to_metric_families(reply.read().decode()):

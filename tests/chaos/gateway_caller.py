@@ -1,7 +1,7 @@
-"""Requests through the gateway, one kind a method, that check their answers to the last word.
+"""Requests through the gateway, one method per kind, that check their answers to the last word.
 
-Each returns when its answer is right, and raises RefusedCall, CutCall or LostAnswer. Every request has a connection of
-its own, so that none of them suffers from what became of another one's.
+Each returns when its answer is right, and raises RefusedCall, CutCall or LostAnswer. Every request has a separate
+connection, so that a broken connection affects only one request.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.chaos.told_errors import call_refusal, refusal
 from tests.stack import MODEL, SPEECH_MODEL, Stack
 
 OK = 200
-CALL_SECONDS = 900.0  # of each step of a call: whoever calls has a limit for the whole, which is shorter
+CALL_SECONDS = 900.0  # of each step of a call: the caller's limit for the whole request is shorter
 TEXT, WHOLE, TYPED, STORED, SOUND, PICTURES = "stream", "whole", "typed", "stored", "sound", "picture"
-FETCHED, FRAIL = "fetched", "frail"  # streams of models that a fault is about; the names are theirs, too
+FETCHED, FRAIL = "fetched", "frail"  # kinds of streams, named after the models that faults affect
 
 
 class GatewayCaller:
-    """Asks one stack. One for each event loop."""
+    """A caller of one stack. Create one for each event loop."""
 
     def __init__(self, stack: Stack, known: KnownAnswers) -> None:
         self._stack = stack
@@ -37,11 +37,11 @@ class GatewayCaller:
         self._http = httpx.AsyncClient(base_url=f"{stack.base_url}/", timeout=CALL_SECONDS, limits=limits)
 
     async def close(self) -> None:
-        """Lets go of all connections."""
+        """Closes all connections."""
         await self._http.aclose()
 
     async def call(self, kind: str) -> None:
-        """One request of a kind."""
+        """Sends one request of a kind."""
         calls = {WHOLE: self.whole, TYPED: self.typed, STORED: self.stored, SOUND: self.sound, PICTURES: self.picture}
         try:
             await (calls[kind]() if kind in calls else self.stream(MODEL if kind == TEXT else kind))
@@ -51,7 +51,7 @@ class GatewayCaller:
             raise call_refusal(error) from error
 
     async def stream(self, model: str = MODEL) -> None:
-        """A stream whose schema allows one text only, another for each request: it cannot be somebody else's."""
+        """Streams with a schema that allows a single text, different for each request: no other answer can match."""
         number = next(self._numbers)
         text = " ".join(f"{number} is the number {number + step}." for step in range(self._known.sentences))
         schema = {"type": "object", "properties": {"text": {"const": text}}, "required": ["text"]}
@@ -77,7 +77,7 @@ class GatewayCaller:
             raise LostAnswer(f"another text than asked for: {told!r}")
 
     async def whole(self) -> None:
-        """A completion in one piece."""
+        """Requests a completion without streaming."""
         known = self._known.texts[next(self._numbers) % len(self._known.texts)]
         answer = await self._http.post("chat/completions", json=known.body)
         if answer.status_code != OK:
@@ -85,7 +85,7 @@ class GatewayCaller:
         _compare(answer.json()["choices"][0]["message"]["content"], known.text)
 
     async def stored(self) -> None:
-        """A response that is kept, and read again."""
+        """Stores a response, and retrieves it."""
         known = self._known.texts[next(self._numbers) % len(self._known.texts)]
         body = {"model": MODEL, "input": known.prompt, "max_output_tokens": known.tokens, "temperature": 0}
         answer = await self._http.post("responses", json=body)
@@ -96,7 +96,7 @@ class GatewayCaller:
         _compare(answer.json()["output"][0]["content"][0]["text"], known.text)
 
     async def typed(self) -> None:
-        """A stream over gRPC."""
+        """Streams over gRPC."""
         known = self._known.texts[next(self._numbers) % len(self._known.texts)]
         message = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=known.prompt)])
         sampling = chat_pb2.SamplingParameters(temperature=0, max_tokens=known.tokens)
@@ -112,7 +112,7 @@ class GatewayCaller:
         _compare(told, known.text)
 
     async def sound(self) -> None:
-        """A transcription."""
+        """Transcribes a clip."""
         clip = self._known.clip
         files = {"file": (clip.name, clip.read_bytes())}
         answer = await self._http.post("audio/transcriptions", data={"model": SPEECH_MODEL}, files=files)
@@ -122,7 +122,7 @@ class GatewayCaller:
             raise LostAnswer(f"another transcript: {answer.json()['text']!r}")
 
     async def picture(self) -> None:
-        """A drawing."""
+        """Draws an image."""
         answer = await self._http.post("images/generations", json=PICTURE)
         if answer.status_code != OK:
             raise refusal(answer.content, answer.status_code)
@@ -135,7 +135,7 @@ class GatewayCaller:
 
 
 async def _chunks(answer: httpx.Response) -> AsyncIterator[dict]:
-    """The events of a stream. Raises LostAnswer when it ends without its last one."""
+    """Yields the events of a stream. Raises LostAnswer when it ends without its last one."""
     async for line in answer.aiter_lines():
         if not line.startswith("data: "):
             continue

@@ -1,8 +1,8 @@
-"""What the models answer while nothing is wrong: every later answer is held against it.
+"""The models' answers while the stack is healthy: every later answer is compared with them.
 
-A greedy answer may turn at a step where two tokens are nearly as likely as each other, because cells that were computed
-in another batch differ in the last bits. So a text is asked for with its logprobs once, and used up to the first such
-step only. Sound and pictures are compared with a little slack, far less than another sound or picture would need.
+A greedy answer may diverge at a step where two tokens are almost equally likely, because KV cells that were computed
+in another batch differ in the last bits. So each text is requested with its logprobs once, and used only up to the
+first such step. Transcripts and images are compared with a tolerance far below the difference between two inputs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tests.speech import librivox
 from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
 
 PROMPTS = tuple(f"Write the numbers {first}, up to 60, separated by commas." for first in ("1, 2, 3", "1, 2, 3, 4, 5"))
-MARGIN = 0.3  # by which the likeliest token is ahead of the next one, in logprobs
+MARGIN = 0.3  # minimum lead of the likeliest token over the next one, in logprobs
 TOKENS = 32
 SHORT_TOKENS = 12
-ALIKE = 0.8  # share of words
-SHADES = 8.0  # of 255, between two pictures of one seed
+ALIKE = 0.8  # share of equal words
+SHADES = 8.0  # of 255: largest mean difference between two images of one seed
 PICTURE = {"model": IMAGE_MODEL, "prompt": "a red circle on a blue background", "seed": 7, "steps": 4}
 SECONDS = 240.0
 
 
 @dataclass(frozen=True)
 class KnownText:
-    """A prompt, and so many tokens of its greedy answer."""
+    """A prompt, and the first tokens of its greedy answer."""
 
     prompt: str
     tokens: int
@@ -40,43 +40,43 @@ class KnownText:
 
     @property
     def body(self) -> dict[str, object]:
-        """The request for it."""
+        """The body of its request."""
         messages = [{"role": "user", "content": self.prompt}]
         return {"model": MODEL, "messages": messages, "max_tokens": self.tokens, "temperature": 0}
 
 
 @dataclass(frozen=True)
 class KnownAnswers:
-    """Of one stack."""
+    """The known answers of one stack."""
 
     texts: tuple[KnownText, ...]
     clip: Path
     words: list[str]
     picture: Image.Image
-    sentences: int = 2  # of a stream's text, which the request itself names
+    sentences: int = 2  # sentences in a stream's text, which the request itself contains
 
     def hears(self, text: str) -> bool:
-        """Whether a transcript is that of the clip."""
+        """Checks that a transcript matches the clip."""
         return SequenceMatcher(None, self.words, _words(text)).ratio() >= ALIKE
 
     def shows(self, png: bytes) -> bool:
-        """Whether a file holds the picture, whole. Raises OSError for what is no picture."""
+        """Checks that a file contains the whole image. Raises OSError for an invalid image."""
         found = _opened(png)
         if found.size != self.picture.size:
             return False
         return max(ImageStat.Stat(ImageChops.difference(found, self.picture)).mean) <= SHADES
 
 
-# For callers who ask for streams alone: those need no known answers.
+# For callers who only stream: those need no known answers.
 SHORT_STREAMS = KnownAnswers((), Path(os.devnull), [], Image.new("RGB", (1, 1)), sentences=1)
 
 
 def ask(stack: Stack, *, short: bool = False) -> KnownAnswers:
-    """Asks a stack with which nothing is wrong; loads all models meanwhile. `short`: asks for short texts."""
+    """Asks a healthy stack, which loads all models meanwhile. `short`: requests short texts."""
     tokens = SHORT_TOKENS if short else TOKENS
     with httpx.Client(base_url=f"{stack.base_url}/", timeout=SECONDS) as client:
         texts = [_text(client, prompt, tokens) for prompt in PROMPTS]
-        # A text whose first half is not certain is of no use.
+        # A text that diverges in its first half is useless.
         certain = tuple(text for text in texts if text.tokens >= tokens // 2)
         assert certain, texts
         clip = min(librivox(), key=lambda clip: clip.seconds)

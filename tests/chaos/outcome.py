@@ -1,4 +1,4 @@
-"""What became of a request, and the count of many."""
+"""The outcome of a request, and a tally of many."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """How a request ended, seen from its client."""
+    """The end of a request, as its client sees it."""
 
-    COMPLETED = "completed"  # whole, and what it should be
-    REFUSED = "refused"  # an error that says what is wrong
-    CUT = "cut"  # the connection was refused or broke: the client knows that there is no answer
-    HUNG = "hung"  # no end within its limit
-    LOST = "lost"  # it looks complete and is not what it should be, ended without its terminal event, or says nothing
+    COMPLETED = "completed"  # complete and correct
+    REFUSED = "refused"  # an error that names the problem
+    CUT = "cut"  # the connection was refused or broke: the client notices the missing answer
+    HUNG = "hung"  # no end within the time limit
+    LOST = "lost"  # looks complete but is wrong, lacks its terminal event, or is empty
 
 
 FOLDERS, NUMBER = re.compile(r"(/[\w.-]+)+/"), re.compile(r"worker \d+")
@@ -30,11 +30,11 @@ class Attempt:
     outcome: Outcome
     started: float
     ended: float
-    why: str = ""  # what it was told, or what is wrong with what it got
+    why: str = ""  # the error message, or the defect of the answer
 
 
 class RefusedCall(Exception):
-    """The request got an error that says what is wrong; the message is that."""
+    """The request got an error that names the problem; the message is that error."""
 
 
 class CutCall(Exception):
@@ -42,31 +42,31 @@ class CutCall(Exception):
 
 
 class LostAnswer(Exception):
-    """What came is not what should have come; the message says in what way."""
+    """The answer is wrong; the message names the defect."""
 
 
 class Tally:
-    """Attempts, counted. `may_cut`: whether a broken connection is a fair end, as where a server dies."""
+    """Counts attempts by outcome. `may_cut`: a broken connection is acceptable, because a server dies."""
 
     def __init__(self, attempts: Iterable[Attempt], *, may_cut: bool = True) -> None:
         self.attempts = list(attempts)
         self._may_cut = may_cut
 
     def count(self, outcome: Outcome) -> int:
-        """How many ended like that."""
+        """Returns the number of attempts with that outcome."""
         return len(self.of(outcome))
 
     def of(self, outcome: Outcome) -> list[Attempt]:
-        """Those that ended like that; unfair cuts count as lost."""
+        """Returns the attempts with that outcome; unacceptable cuts count as lost."""
         return [attempt for attempt in self.attempts if self._fair(attempt.outcome) is outcome]
 
     @property
     def failed(self) -> list[Attempt]:
-        """Those without their answer, for whatever reason."""
+        """Returns the attempts without an answer, for whatever reason."""
         return [attempt for attempt in self.attempts if attempt.outcome is not Outcome.COMPLETED]
 
     def reasons(self, *outcomes: Outcome) -> dict[str, int]:
-        """What they were told, and how many of them were; without what differs from run to run."""
+        """Counts attempts by their error message, without the parts that differ from run to run."""
         found: dict[str, int] = {}
         for outcome in outcomes:
             for attempt in self.of(outcome):

@@ -1,4 +1,4 @@
-"""Faults of what surrounds the processes: the disk, the hub, a model's file, the clients' connections."""
+"""Faults outside the processes: the disk, the hub, a model's file, the clients' connections."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.chaos.steady_load import SteadyLoad
 from tests.stack import MODEL, SPEECH_MODEL
 
 CUT_BYTES = 20_000_000
-HEADER_BYTES = 8 * 1024 * 1024  # what is read to register a model comes in smaller answers, which are spared
+HEADER_BYTES = 8 * 1024 * 1024  # the reads that register a model get smaller answers, which are spared
 CUTS = 3
 FILE = "small.gguf"
 STORING = {TEXT: 2, TYPED: 1, STORED: 1}
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, whatever is unread
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST, even with unread data
 PIECE = 1024 * 1024
 
 
 def disk_full() -> Fault:
-    """Nothing more fits on the disk with ALLM_HOME, and a model must be loaded there."""
+    """Fills the disk that holds ALLM_HOME, and kills the worker, so that the model must be loaded again."""
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         assert stack.disk, "file systems can only be mounted by the superuser"
@@ -50,7 +50,7 @@ def disk_full() -> Fault:
 
 
 def disk_full_at_start() -> Fault:
-    """A service has to start while nothing more fits on the disk."""
+    """Fills the disk, and then kills a service, which must start again."""
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         assert stack.disk, "file systems can only be mounted by the superuser"
@@ -67,7 +67,7 @@ def disk_full_at_start() -> Fault:
 
 
 def hub_cut() -> Fault:
-    """The hub's connection breaks in the middle of a download, several times. Whatever else is served is spared."""
+    """Cuts the hub's connection in the middle of a download, several times. Other requests are spared."""
 
     async def prepare(stack: ChaosStack) -> None:
         folder = stack.operator.root.parent / "hub"
@@ -92,7 +92,7 @@ def hub_cut() -> Fault:
 
 
 def file_damaged() -> Fault:
-    """A model's file loses its second half while it is served, and is repaired later. Other models are spared."""
+    """Truncates a model's file to half while it is served, and repairs it later. Other models are spared."""
 
     async def prepare(stack: ChaosStack) -> None:
         path = await asyncio.to_thread(bundled, stack.operator.root / FRAIL)
@@ -102,7 +102,7 @@ def file_damaged() -> Fault:
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         path = stack.operator.root / FRAIL / FILE
         os.truncate(path, path.stat().st_size // 2)
-        await asyncio.to_thread(stack.operator.verb, FRAIL, "unload")  # where all of it had been read before
+        await asyncio.to_thread(stack.operator.verb, FRAIL, "unload")  # if all of it had been read before
         since = now()
         await load.until(lambda: load.ended(FRAIL, since=since, failed=True) >= 3)
         whole = path.with_suffix(".whole")
@@ -117,7 +117,7 @@ def file_damaged() -> Fault:
 
 
 def clients_gone(count: int) -> Fault:
-    """Clients that hang up or reset their connections, in the middle of bodies and answers. The others are spared."""
+    """Clients hang up or reset their connections, in the middle of bodies and answers. Other clients are spared."""
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         chance = random.Random(7)  # noqa: S311 - moments to go away
@@ -137,7 +137,7 @@ def clients_gone(count: int) -> Fault:
 
 
 async def _go_away(address: tuple[str, int], chance: random.Random) -> None:
-    """One client: begins a request, of which all or a part is sent, and is gone at some moment."""
+    """Runs a client that sends all or part of a request, and disconnects at a random moment."""
     reader, writer = await asyncio.open_connection(*address)
     request = chance.choice((_chat, _upload))(address)
     part = chance.choice((1.0, 1.0, chance.random()))

@@ -1,4 +1,4 @@
-"""Faults of processes: killed and stopped ones, and ones that get no memory."""
+"""Faults of processes: kill, stop, and lack of memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.chaos.steady_load import SteadyLoad
 WORDS = {TEXT: 2, WHOLE: 1, TYPED: 1}
 LOADS = {"text": WORDS, "audio": {SOUND: 2}, "image": {PICTURES: 2}}
 PATIENCE_SECONDS = 240.0
-# Of the addresses of a worker with its model: too little for what its libraries take and the model besides.
+# Of the address space of a worker with its model: too small for its libraries plus the model.
 SHARES = {"text": 0.7, "audio": 0.5, "image": 0.6}
 
 
 def worker_killed(*services: str) -> Fault:
-    """kill -9 of the workers of services."""
+    """Kills the workers of services with SIGKILL."""
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         for service in services:
@@ -35,7 +35,7 @@ def worker_killed(*services: str) -> Fault:
 
 
 def worker_stopped(*services: str) -> Fault:
-    """SIGSTOP of the workers of services, which never go on: the watchdog ends them."""
+    """Stops the workers of services with SIGSTOP, and never continues them: the watchdog kills them."""
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         pids = [pid for service in services for pid in worker_pids(stack.operator.stack, service)]
@@ -48,7 +48,7 @@ def worker_stopped(*services: str) -> Fault:
 
 
 def service_killed(*services: str) -> Fault:
-    """kill -9 of services; the supervisor starts them again."""
+    """Kills services with SIGKILL; the supervisor restarts them."""
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         pids = {service: service_pid(stack.operator.stack, service) for service in services}
@@ -62,12 +62,12 @@ def service_killed(*services: str) -> Fault:
 
 
 def service_stopped(*services: str) -> Fault:
-    """SIGSTOP of services: whatever runs on them must end all the same. Then they go on."""
+    """Stops services with SIGSTOP: their requests must end all the same. Then continues them."""
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         with stopped(*(service_pid(stack.operator.stack, service) for service in services)):
             since, running = now(), load.running
-            # Until what ran before has ended, and as many of those that came since.
+            # Waits until the earlier requests have ended, and as many later ones.
             await load.until(lambda: load.ended(since=since) >= 2 * running)
         return now()
 
@@ -75,17 +75,17 @@ def service_stopped(*services: str) -> Fault:
 
 
 def gateway_killed() -> Fault:
-    """kill -9 of Envoy."""
+    """Kills Envoy with SIGKILL."""
     return _bystander_killed("gateway", "kill -9 of Envoy", may_cut=True)
 
 
 def catalog_killed() -> Fault:
-    """kill -9 of the catalog, of which no request may notice anything."""
+    """Kills the catalog with SIGKILL; no request may fail."""
     return _bystander_killed("catalog", "kill -9 of the catalog", spared=frozenset(WORDS))
 
 
 def no_memory(service: str) -> Fault:
-    """A model must be loaded, and its worker gets less memory than it took before: RLIMIT_AS, of workers only."""
+    """Kills a worker, and limits the next one to less memory than the model needs: RLIMIT_AS, of workers only."""
 
     async def inject(stack: ChaosStack, load: SteadyLoad) -> float:
         workers = worker_pids(stack.operator.stack, service)
@@ -95,7 +95,7 @@ def no_memory(service: str) -> Fault:
             since = now()
             for pid in workers:
                 kill(pid)
-            # The first failures tell of the killed worker, those after them of loads that did not succeed.
+            # The first failures come from the killed worker, the later ones from failed loads.
             await load.until(lambda: load.ended(since=since, failed=True) >= 2 * load.callers)
         finally:
             starving.cancel()
@@ -108,7 +108,7 @@ def no_memory(service: str) -> Fault:
 
 
 async def _starve(stack: ChaosStack, service: str, most: int) -> None:
-    """Allows every worker that starts so many bytes of addresses."""
+    """Limits the address space of every new worker to `most` bytes."""
     limited: set[int] = set()
     while True:
         for pid in set(worker_pids(stack.operator.stack, service)) - limited:
@@ -116,7 +116,7 @@ async def _starve(stack: ChaosStack, service: str, most: int) -> None:
             limited.add(pid)
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 if psutil.Process(pid).memory_info().vms > most:
-                    kill(pid)  # it was quicker than the limit: the next one is not
+                    kill(pid)  # it allocated before the limit was set: kill it, so that the next one starts limited
         await asyncio.sleep(0.01)
 
 
@@ -127,7 +127,7 @@ def _limit(pid: int, most: int) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition of the machine. Raises TimeoutError."""
+    """Waits for a condition. Raises TimeoutError."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if time.monotonic() > deadline:

@@ -14,12 +14,12 @@ from tests.chaos.steady_load import steady_load
 from tests.stack import Stack
 
 LOAD = {TEXT: 2, WHOLE: 1, TYPED: 1, STORED: 1, SOUND: 1, PICTURES: 1}
-SAMPLES = 20  # looks at the memory; four at least
+SAMPLES = 20  # measurements of memory; at least four
 
 
 @dataclass(frozen=True)
 class SoakFinding:
-    """What came of it. `memory`: bytes at each sample, in order."""
+    """The result of a soak. `memory`: bytes at each sample, in order."""
 
     seconds: float
     tally: Tally
@@ -29,17 +29,17 @@ class SoakFinding:
 
     @property
     def growth(self) -> float:
-        """Of memory, at rest afterwards, as a share of what it was at rest before."""
+        """The relative growth of idle memory, from before to after."""
         return self.after.memory / self.before.memory - 1
 
     @property
     def drift(self) -> float:
-        """Of memory under load: the mean of the last quarter of samples against that of the second one."""
+        """The relative growth of memory under load: the mean of its last quarter against that of its second."""
         quarter = len(self.memory) // 4
         return _mean(self.memory[-quarter:]) / _mean(self.memory[quarter : 2 * quarter]) - 1
 
     def lines(self) -> list[str]:
-        """A report in Markdown."""
+        """Returns the lines of a Markdown report."""
         kinds = sorted({attempt.kind for attempt in self.tally.attempts})
         rows = ["| kind | completed | failed | slowest, s |", "| --- | ---: | ---: | ---: |"]
         for kind in kinds:
@@ -59,12 +59,12 @@ class SoakFinding:
 
 
 async def soak(stack: Stack, known: KnownAnswers, seconds: float, samples: int = SAMPLES) -> SoakFinding:
-    """Loads a stack for so long. Fails when processes, threads, files or tasks are left behind."""
+    """Loads a stack for this many seconds. Fails when processes, threads, files or tasks are left behind."""
     caller = GatewayCaller(stack, known)
     memory: list[int] = []
     try:
         async with steady_load(caller, LOAD) as load:
-            await load.completed(LOAD, since=0.0)  # until caches and buffers have what they keep
+            await load.completed(LOAD, since=0.0)  # until caches and buffers have reached their size
         await at_rest(stack)
         before = footprint(stack)
         async with steady_load(caller, LOAD) as load:
@@ -72,7 +72,7 @@ async def soak(stack: Stack, known: KnownAnswers, seconds: float, samples: int =
             for sample in range(1, samples + 1):
                 await asyncio.sleep(max(0.0, start + seconds * sample / samples - time.monotonic()))
                 memory.append((await asyncio.to_thread(footprint, stack)).memory)
-            # However slow the machine is, each kind has to have been asked for.
+            # On a slow machine each kind must still be requested.
             await load.completed(LOAD, since=start)
     finally:
         await caller.close()

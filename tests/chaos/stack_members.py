@@ -1,4 +1,4 @@
-"""The processes of a stack: which is which, stopped and killed by their ids."""
+"""The processes of a stack: finding, stopping and killing them by their ids."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ WORKERS = {"text": "services.text.engine", "audio": "services.audio.engine", "im
 
 
 def service_pid(stack: Stack, name: str) -> int:
-    """Process id of a service, `catalog` and `gateway` too; 0 while it is away."""
+    """Returns the process id of a service, `catalog` and `gateway` too; 0 while it is down."""
     return int(stack.note["children"].get(name, 0))
 
 
 def worker_pids(stack: Stack, name: str) -> list[int]:
-    """Process ids of a service's workers."""
+    """Returns the process ids of a service's workers."""
     return [child.pid for child in _children(service_pid(stack, name)) if WORKERS[name] in _command(child)]
 
 
 def members(stack: Stack) -> dict[int, str]:
-    """Every process of a stack, the supervisor too, by what it is."""
+    """Returns the kind of every process of a stack, by process id; includes the supervisor."""
     own = {stack.process.pid: "supervisor"} | {pid: name for name, pid in stack.note["children"].items()}
     found = dict(own)
     for child in _children(stack.process.pid):
@@ -35,13 +35,13 @@ def members(stack: Stack) -> dict[int, str]:
 
 
 def kill(pid: int) -> None:
-    """kill -9."""
+    """Kills a process with SIGKILL."""
     os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
 def stopped(*pids: int) -> Iterator[None]:
-    """Processes do nothing at all while the block runs; those that are gone by its end stay gone."""
+    """Suspends processes with SIGSTOP while the block runs; ignores processes that have ended by then."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -53,7 +53,7 @@ def stopped(*pids: int) -> Iterator[None]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, whoever has yet to be told."""
+    """Returns true when a process has ended, also while it is a zombie."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Load through the gateway: callers who ask again and again, each as soon as it has its answer, until told to stop."""
+"""Load through the gateway: callers who send the next request as soon as they have an answer, until stopped."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from contextlib import asynccontextmanager
 from tests.chaos.gateway_caller import GatewayCaller
 from tests.chaos.outcome import Attempt, CutCall, LostAnswer, Outcome, RefusedCall
 
-# A request's longest time here. The services' own limits are shorter (chaos_stack.py), so whatever takes longer hangs.
+# A request's time limit here. The services' own limits are shorter (chaos_stack.py), so a request beyond it hangs.
 LIMIT_SECONDS = 300.0
-PAUSE_SECONDS = 0.2  # after a refusal: clients that heed `retry-after` wait longer
+PAUSE_SECONDS = 0.2  # after a refusal: clients that honour `retry-after` wait longer
 OUTCOMES = {RefusedCall: Outcome.REFUSED, CutCall: Outcome.CUT, LostAnswer: Outcome.LOST}
 
 
 class SteadyLoad:
-    """Callers, and what became of their requests."""
+    """Callers, and the outcomes of their requests."""
 
     def __init__(self, caller: GatewayCaller, counts: Mapping[str, int], pause: float = 0.0) -> None:
         """`counts`: callers for each kind of request.
 
-        `pause`: seconds that each caller waits after its first answer; each later pause is longer.
+        `pause`: seconds between a caller's first two requests; each later pause is longer.
         """
         self.attempts: list[Attempt] = []
         self.running = 0
@@ -35,11 +35,11 @@ class SteadyLoad:
 
     @property
     def callers(self) -> int:
-        """How many ask at the same time."""
+        """Returns the number of concurrent callers."""
         return sum(self._counts.values())
 
     def ended(self, *kinds: str, since: float, failed: bool = False) -> int:
-        """How many requests of these kinds (of all: none) have ended since then; `failed`: without an answer."""
+        """Counts the requests of these kinds (default: all) that ended since then; `failed`: without an answer."""
         return sum(
             1
             for attempt in self.attempts
@@ -49,7 +49,7 @@ class SteadyLoad:
         )
 
     async def until(self, condition: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> None:
-        """Waits until a condition holds that attempts change. Raises TimeoutError."""
+        """Waits for a condition that depends on attempts. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             while not condition():
                 self._news.clear()
@@ -57,7 +57,7 @@ class SteadyLoad:
                     await asyncio.wait_for(self._news.wait(), PAUSE_SECONDS)
 
     async def completed(self, kinds: Collection[str], since: float) -> float:
-        """Waits until of each of the kinds a request has completed that began since then; when the last of them did."""
+        """Waits until a request of each kind, begun since then, has completed; returns when the last of them did."""
 
         def ends() -> dict[str, float]:
             first: dict[str, float] = {}
@@ -85,7 +85,7 @@ class SteadyLoad:
 
 
 async def attempt(kind: str, call: Callable[[], Awaitable[None]], seconds: float = LIMIT_SECONDS) -> Attempt:
-    """Makes one request to its end, whatever that is."""
+    """Runs one request and returns its outcome."""
     started, outcome, why = time.monotonic(), Outcome.COMPLETED, ""
     try:
         async with asyncio.timeout(seconds):
@@ -101,7 +101,7 @@ async def attempt(kind: str, call: Callable[[], Awaitable[None]], seconds: float
 async def steady_load(
     caller: GatewayCaller, counts: Mapping[str, int], pause: float = 0.0
 ) -> AsyncIterator[SteadyLoad]:
-    """Load for as long as the block runs; then every request that is under way may come to its end."""
+    """Runs load while the block runs; then waits for the requests in progress."""
     load = SteadyLoad(caller, counts, pause)
     async with asyncio.TaskGroup() as group:
         for kind, count in counts.items():

@@ -16,9 +16,9 @@ from tests.chaos.soak import soak
 STORM = 60  # requests
 SOAK_SECONDS = 4
 SOAK_SAMPLES = 4
-PAUSE_SECONDS = 0.3  # a fault needs requests that run, not a full processor
-# By which memory may grow. The long forms hold it to 2%; so few requests do not fill all caches and arenas that a warm
-# process keeps, and how many of them they fill is chance.
+PAUSE_SECONDS = 0.3  # a fault needs running requests, not a fully loaded processor
+# Allowed growth of memory. The long forms allow 2%; so few requests fill the caches and arenas of a warm process only
+# in part, and that part is random.
 MOST_GROWTH = 1.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosStack]:
-    """The stack that is broken and heals, again and again."""
+    """The stack into which all faults are injected."""
     with chaos_stack(tmp_path_factory.mktemp("chaos"), short=True) as stack:
         yield stack
 

@@ -1,4 +1,4 @@
-"""What the callers of the fault injection notice: were they blind, every fault would look harmless."""
+"""The defects that the callers of the fault injection notice: if they missed one, every fault would look harmless."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ END = "0\r\n\r\n"
 
 @asynccontextmanager
 async def answering(answer: Callable[[dict], str | None]) -> AsyncIterator[GatewayCaller]:
-    """A caller of a server that writes what `answer` makes of a request's body, and hangs up; None: it says nothing."""
+    """A caller of a server that answers a body with the result of `answer`, and hangs up; None: it sends nothing."""
 
     serving: set[asyncio.Task[None]] = set()
 
@@ -71,7 +71,7 @@ def event(text: str) -> str:
 
 
 def asked(body: dict) -> str:
-    """What a stream must say."""
+    """Returns the text that a stream must contain."""
     text = body["response_format"]["json_schema"]["schema"]["properties"]["text"]["const"]
     return json.dumps({"text": text})
 

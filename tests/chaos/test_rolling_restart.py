@@ -1,4 +1,4 @@
-"""Two replicas of the text service are restarted one after the other, under load: no request may notice."""
+"""Two replicas of the text service are restarted one after the other, under load: no request may fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def serving(stack: Stack) -> set[str]:
-    """Replicas that can answer for the model."""
+    """Returns the replicas that can serve the model."""
     with grpc.insecure_channel(stack.grpc_address) as channel:
         request = model_service_pb2.GetModelRequest(id=MODEL)
         told = model_service_pb2_grpc.ModelServiceStub(channel).GetModel(request, timeout=SECONDS).model

@@ -1,4 +1,4 @@
-"""Errors as the gateway's clients get them: which of them say what is wrong."""
+"""Errors as the gateway's clients get them, and a check that they name the problem."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from tests.chaos.outcome import CutCall, LostAnswer, RefusedCall
 
-# docs/errors.md, and what docs/gateway.md has of Envoy's own.
+# The codes of docs/errors.md, and those of Envoy in docs/gateway.md.
 CODES = frozenset(
     (
         "model_not_found",
@@ -30,7 +30,7 @@ SHOWN = 200  # characters of a message in a report
 
 
 def refusal(body: bytes, status: int) -> Exception:
-    """What an answer that is no success means."""
+    """Converts an unsuccessful response into an exception."""
     try:
         error: dict[str, Any] = json.loads(body)["error"]
         code, message = error["code"], error["message"]
@@ -42,7 +42,7 @@ def refusal(body: bytes, status: int) -> Exception:
 
 
 def call_refusal(error: grpc.aio.AioRpcError) -> Exception:
-    """What a status that is not OK means."""
+    """Converts a status other than OK into an exception."""
     details = error.details() or ""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":

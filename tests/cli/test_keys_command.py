@@ -1,4 +1,4 @@
-"""`allm keys` in front of a real catalog that asks for identities."""
+"""`allm keys` against a real catalog that requires identities."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """The home of a catalog that runs with ALLM_AUTH=keys; its socket is `catalog.sock` in there."""
+    """Runs a catalog with ALLM_AUTH=keys; yields its home, which contains the socket `catalog.sock`."""
     with TemporaryDirectory(prefix="keys-") as name:
         folder = Path(name)
         ensure_secret(folder / "identity.secret")
@@ -43,7 +43,7 @@ def home() -> Iterator[Path]:
         try:
             while b'"msg": "serving"' not in (line := process.stderr.readline()):
                 assert line, "it ended before it served"
-            # What a running `allm serve` leaves in its home.
+            # A running `allm serve` writes this note to its home.
             (folder / NOTE_NAME).write_text(json.dumps({"folder": name, "grpc": "127.0.0.1:1"}))
             yield folder
         finally:
@@ -59,7 +59,7 @@ def allm(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
 
 
 class Command:
-    """`allm`, in this process."""
+    """The `allm` command, run in this process."""
 
     def __call__(self, *arguments: str, status: int = 0) -> Result:
         result = CliRunner().invoke(app, arguments)
@@ -135,7 +135,7 @@ def test_where_the_catalog_is(home: Path, tmp_path: Path) -> None:
 
 
 def test_it_runs_where_only_the_catalog_is_installed() -> None:
-    """As in its container: no Envoy, no library of any other service."""
+    """The container of the catalog has no Envoy and no library of another service."""
     absent = ("envoy", "jinja2", "llama_cpp", "llguidance", "numpy", "torch", "av", "PIL", "gguf", "redis")
     program = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); import services.cli.main"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

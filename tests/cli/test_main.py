@@ -1,4 +1,4 @@
-"""The `allm` command as a user meets it: help, version, and plain sentences when it cannot start."""
+"""The `allm` command as a user sees it: help, version, and plain messages for failed starts."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_a_wrong_setting_stops_the_start(tmp_path: Path, name: str, value: str) 
 
 
 def test_without_keys_it_stays_on_this_machine_and_says_so(tmp_path: Path) -> None:
-    """The port is taken on loopback, and there alone: so it is there that it wants to listen."""
+    """The port is taken on loopback only, so the error proves that the gateway listens on loopback."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
         settings = {"ALLM_PORT": port, "ALLM_MODELS": "m=/nowhere/m.gguf"}
-        done = allm(tmp_path, "serve", ALLM_HOST="192.0.2.1", **settings)  # of documentation: no machine has it
+        done = allm(tmp_path, "serve", ALLM_HOST="192.0.2.1", **settings)  # a documentation address: no machine has it
         assert "ALLM_HOST=192.0.2.1 is not obeyed" in done.stdout
         assert "ALLM_AUTH=keys" in done.stdout
         assert done.returncode == 1

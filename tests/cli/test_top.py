@@ -1,4 +1,4 @@
-"""`allm top`: what the machine does, for people and for scripts."""
+"""`allm top`: the state of the machine, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONG = 30.0
 
 
 def sample(**more: Any) -> machine_service_pb2.WatchMachineResponse:
-    """A host with a GPU, and a text service."""
+    """Returns a sample of a host with a GPU and a text service."""
     found = machine_service_pb2.MachineSample(
         hosts=[
             machine_service_pb2.Host(
@@ -67,12 +67,12 @@ SYNCED = machine_service_pb2.WatchMachineResponse(synced=machine_service_pb2.Mac
 
 
 class Machine(machine_service_pb2_grpc.MachineServiceServicer):
-    """Tells what it is given, and waits; or refuses."""
+    """A machine service that sends the given events and then waits, or refuses the call."""
 
     def __init__(self, events: list[machine_service_pb2.WatchMachineResponse], refusal: str = "") -> None:
         self.events = events
         self.refusal = refusal
-        self.ended = threading.Event()  # whoever watched has gone
+        self.ended = threading.Event()  # set when the watcher disconnects
 
     def WatchMachine(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         context.add_callback(self.ended.set)
@@ -84,7 +84,7 @@ class Machine(machine_service_pb2_grpc.MachineServiceServicer):
 
 @contextmanager
 def running(machine: Machine) -> Iterator[str]:
-    """Serves it; gives its address."""
+    """Serves `machine`; yields its address."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
     machine_service_pb2_grpc.add_MachineServiceServicer_to_server(machine, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -97,7 +97,7 @@ def running(machine: Machine) -> Iterator[str]:
 
 @pytest.fixture
 def top(tmp_path: Path) -> Callable[..., Result]:
-    """`allm top` beside such a machine."""
+    """Returns a function that runs `allm top` against a scripted machine."""
 
     def run(machine: Machine, *arguments: str) -> Result:
         with running(machine) as address:
@@ -163,7 +163,7 @@ def test_on_a_terminal_it_goes_on_until_the_catalog_ends_it(
 
 
 def test_silence_is_no_present(top: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the machine at the other end is stopped: its connections stay open."""
+    """A suspended machine behaves like this: its connections stay open."""
     monkeypatch.setattr(module, "SILENT_SECONDS", 0.2)
     done = top(Machine([SYNCED]))
     assert (done.exit_code, done.stdout) == (1, "")

@@ -1,7 +1,7 @@
 """LlamaIndex's client for OpenAI-compatible servers, unmodified, against a running allm. Run by test_llama_index.py.
 
-It wants an older `openai` than the other tests, so it has an interpreter of its own: nothing but LlamaIndex is there,
-and the tests are unittest's. The model is small, so that tools are called is demanded.
+It needs an older `openai` than the other tests, so it has a separate environment with only LlamaIndex, and the tests
+use unittest. The model is small, so tool calls are forced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUESTION = ChatMessage(role="user", content="What is the weather in Paris?")
 
 
 class Weather(BaseModel):
-    """Whose weather, and for how long."""
+    """The arguments of a request for weather."""
 
     city: Literal["Paris", "London"]
     days: int = Field(ge=1, le=9)
@@ -35,7 +35,7 @@ TOOL = FunctionTool.from_defaults(get_weather, fn_schema=Weather)
 
 
 def client(model: str = os.environ["ALLM_MODEL"]) -> OpenAILike:
-    """As LlamaIndex's users set it up for a server of their own."""
+    """Returns a client configured as LlamaIndex's users configure it for their own server."""
     return OpenAILike(
         model=model,
         api_base=os.environ["ALLM_BASE_URL"],
@@ -50,13 +50,13 @@ def client(model: str = os.environ["ALLM_MODEL"]) -> OpenAILike:
 
 
 class Conversation(unittest.TestCase):
-    """A conversation with a tool, and answers by a schema."""
+    """A conversation with a tool, and answers that follow a schema."""
 
     def setUp(self) -> None:
         self.llm = client()
 
     def ask(self, history: list[ChatMessage], choice: str, *, stream: bool) -> ChatResponse:
-        """The model's next message, put together by LlamaIndex if it came in pieces."""
+        """Returns the model's next message, assembled by LlamaIndex if it was streamed."""
         if not stream:
             return self.llm.chat_with_tools([TOOL], chat_history=history, tool_choice=choice)
         pieces = list(self.llm.stream_chat_with_tools([TOOL], chat_history=history, tool_choice=choice))
@@ -64,7 +64,7 @@ class Conversation(unittest.TestCase):
         return pieces[-1]
 
     def call_result(self, response: ChatResponse) -> ChatMessage:
-        """The result of the one call in a response, made with the arguments that LlamaIndex has read."""
+        """Returns the result of the one call in a response, made with the arguments that LlamaIndex has parsed."""
         (call,) = self.llm.get_tool_calls_from_response(response)
         self.assertEqual(call.tool_name, "get_weather")
         self.assertTrue(call.tool_id)

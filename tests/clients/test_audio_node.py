@@ -1,4 +1,4 @@
-"""Transcription with the official npm `openai` SDK, and with gRPC for Node in real time.
+"""Transcription with the official npm `openai` SDK, and in real time with gRPC for Node.
 
 The tests themselves are in transcription.test.mjs and transcription-grpc.test.mjs.
 """
@@ -17,14 +17,14 @@ from tests.stack import MODEL, SPEECH_MODEL, Stack
 pytestmark = pytest.mark.slow
 
 PROTOS = Path(__file__).parents[2] / "protos"
-PAUSE_SECONDS = 0.9  # behind each sentence; a speaker who pauses so long has ended it
+PAUSE_SECONDS = 0.9  # after each sentence; such a pause ends a sentence
 SENTENCES = 3
 RATE = 16_000
 SAMPLE_BYTES = 2
 
 
 def samples(clip: Clip) -> bytes:
-    """The bare samples of a recording."""
+    """Returns a recording's samples without a header."""
     with wave.open(str(clip.path)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (RATE, 1, SAMPLE_BYTES)
         return file.readframes(file.getnframes())
@@ -32,7 +32,7 @@ def samples(clip: Clip) -> bytes:
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Where a sentence is, and a reading of several with pauses, and what is said in them."""
+    """The paths of a sentence and of several sentences with pauses, and their transcripts."""
     sentences = librivox()[:SENTENCES]
     pause = bytes(int(PAUSE_SECONDS * RATE) * SAMPLE_BYTES)
     sound = b"".join(samples(sentence) + pause for sentence in sentences)

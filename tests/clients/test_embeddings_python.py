@@ -48,7 +48,7 @@ async def test_the_asynchronous_sdk_with_tokens_and_fewer_dimensions(stack: Stac
 
 
 def test_langchain_embeds_documents_and_finds_the_right_one(stack: Stack) -> None:
-    # Else it sends tokens of OpenAI's own models, which mean something else here.
+    # Otherwise it sends tokens of OpenAI's own models, which have other meanings here.
     embeddings = OpenAIEmbeddings(model=ENCODER, check_embedding_ctx_length=False, **options(stack))
     documents = np.array(embeddings.embed_documents(TEXTS))
     assert int((documents @ np.array(embeddings.embed_query("What happened on the exchange?"))).argmax()) == 2

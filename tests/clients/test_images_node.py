@@ -1,4 +1,4 @@
-"""Pictures with the official npm `openai` SDK, and with gRPC for Node, which shows every step.
+"""Images with the official npm `openai` SDK, and with gRPC for Node, which shows every step.
 
 The tests themselves are in images.test.mjs and images-grpc.test.mjs.
 """
@@ -14,14 +14,14 @@ from tests.clients.node import run_node_tests
 from tests.stack import IMAGE_MODEL, MODEL, Stack
 
 PROTOS = Path(__file__).parents[2] / "protos"
-SIDE = 64  # pixels that the model draws
+SIDE = 64  # width and height that the model draws
 
 pytestmark = pytest.mark.slow  # the first of them waits for torch
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A picture, a mask whose left half is open, and one that is too small for it."""
+    """An image, a mask whose left half is transparent, and a mask that is too small for it."""
     folder = tmp_path_factory.mktemp("pictures")
     Image.new("RGB", (SIDE, SIDE), (35, 75, 220)).save(folder / "image.png")
     mask = Image.new("RGBA", (SIDE, SIDE), (0, 0, 0, 255))

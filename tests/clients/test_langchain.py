@@ -1,6 +1,6 @@
 """LangChain's OpenAI client, unmodified, against the real stack with the real model.
 
-The model is small, so that tools are called is demanded; the arguments follow the tool's schema.
+The model is small, so tool calls are forced; the arguments follow the tool's schema.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ QUESTION = HumanMessage("What is the weather in Paris?")
 
 
 class Weather(BaseModel):
-    """Whose weather, and for how long."""
+    """The arguments of a request for weather."""
 
     city: Literal["Paris", "London"]
     days: int = Field(ge=1, le=9)
@@ -36,14 +36,14 @@ def get_weather(city: str, days: int) -> str:
 @pytest.fixture
 def llm(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> ChatOpenAI:
     for name in ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING", "LANGCHAIN_TRACING_V2"):
-        monkeypatch.delenv(name, raising=False)  # else LangChain would tell LangSmith what is said here
+        monkeypatch.delenv(name, raising=False)  # otherwise LangChain would send the conversation to LangSmith
     return ChatOpenAI(
         base_url=stack.base_url, api_key="unused", model=MODEL, temperature=0, max_tokens=100, max_retries=0
     )
 
 
 def ask(llm: ChatOpenAI, messages: list[BaseMessage], *, stream: bool, **choice: Any) -> AIMessage:
-    """The model's next message, put together by LangChain if it came in chunks."""
+    """Returns the model's next message, assembled by LangChain if it was streamed."""
     bound = llm.bind_tools([get_weather], strict=True, parallel_tool_calls=False, **choice)
     if not stream:
         answer = bound.invoke(messages)
@@ -59,7 +59,7 @@ def ask(llm: ChatOpenAI, messages: list[BaseMessage], *, stream: bool, **choice:
 
 
 def call_result(answer: AIMessage) -> ToolMessage:
-    """The result of the one call in an answer, made with the arguments that LangChain has read."""
+    """Returns the result of the one call in an answer, made with the arguments that LangChain has parsed."""
     assert (answer.content, answer.invalid_tool_calls) == ("", [])
     assert answer.response_metadata["finish_reason"] == "tool_calls"
     (call,) = answer.tool_calls
@@ -89,7 +89,7 @@ def test_structured_output(llm: ChatOpenAI, method: Literal["json_schema", "func
     assert isinstance(found, Weather)
 
 
-# LangChain dumps the SDK's chunk, whose type has no place for what the SDK has parsed; pydantic says so.
+# LangChain dumps the SDK's chunk, whose type has no field for the SDK's parsed object; pydantic warns about it.
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")
 def test_streamed_structured_output(llm: ChatOpenAI) -> None:
     *_, last = llm.with_structured_output(Weather).stream([QUESTION])

@@ -14,7 +14,7 @@ from tests.stack import MODEL, Stack
 pytestmark = pytest.mark.slow
 
 CLIENTS = Path(__file__).parent
-# An environment of its own inside the other; llama-index.txt says why.
+# A separate environment inside the other; llama-index.txt gives the reason.
 PYTHON = Path(sys.prefix) / "llama-index" / "bin" / "python"
 SECONDS = 150
 

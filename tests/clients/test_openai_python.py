@@ -88,7 +88,7 @@ def test_the_same_answer_streamed_and_not(client: openai.OpenAI) -> None:
 
 
 async def test_streams_run_side_by_side(stack: Stack) -> None:
-    """Every stream has its first token before any has its last: two that did not meet would take twice the steps."""
+    """Every stream has its first token before any has its last: without batching they would take twice the steps."""
 
     async def tokens(client: openai.AsyncOpenAI) -> int:
         stream = await client.chat.completions.create(

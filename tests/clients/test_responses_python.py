@@ -1,4 +1,4 @@
-"""The official Python SDK's Responses, unmodified, against the real stack with the real model."""
+"""The Responses API of the official Python SDK, unmodified, against the real stack with the real model."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ WEATHER: Any = {
         "additionalProperties": False,
     },
 }
-# With a seed the same prompt gives the same text, whatever of it is kept from before.
+# With a seed the same prompt gives the same text, whether or not the prefix cache holds it.
 ALIKE: Any = {"extra_body": {"seed": 1}, "max_output_tokens": 8}
 FORCED: Any = {"type": "function", "name": "get_weather"}
 
 
 class City(BaseModel):
-    """What the answer must look like."""
+    """The schema of the answer."""
 
     model_config = {"extra": "forbid"}
-    country: str = Field(max_length=20)  # a small model may not find the end of an open one
+    country: str = Field(max_length=20)  # a small model may not end an unlimited one
     inhabitants: int = Field(ge=0, le=9_999_999)
 
 
@@ -52,7 +52,7 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 
 def ask(client: openai.OpenAI, given: Any = QUESTION, **parameters: Any) -> Response:
-    """A whole response, checked against the official types and the fields that must be there."""
+    """Returns a whole response, checked against the official types and for the required fields."""
     asked = {"model": MODEL, "temperature": 0, "max_output_tokens": 32, **parameters}
     response: Response = client.responses.create(input=given, **asked)
     Response.model_validate(response.to_dict(), strict=True)
@@ -61,13 +61,13 @@ def ask(client: openai.OpenAI, given: Any = QUESTION, **parameters: Any) -> Resp
 
 
 def input_tokens(response: Response) -> int:
-    """How long the prompt was, once everything was in its place."""
+    """Returns the length of the whole prompt in tokens."""
     assert response.usage
     return response.usage.input_tokens
 
 
 def raw_events(stack: Stack, body: dict[str, Any] | None, path: str = "/responses") -> list[dict[str, Any]]:
-    """The events of a stream, from its bytes, each checked against the official types."""
+    """Returns the events of a stream, parsed from its bytes, each checked against the official types."""
     data = None if body is None else json.dumps({"model": MODEL, "stream": True, **body}).encode()
     with urllib.request.urlopen(urllib.request.Request(stack.base_url + path, data), timeout=60) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
@@ -85,7 +85,7 @@ def raw_events(stack: Stack, body: dict[str, Any] | None, path: str = "/response
 
 
 def ended(client: openai.OpenAI, response: Response) -> Response:
-    """Polls a response in the background until it has ended, as the SDK's users do."""
+    """Polls a background response until it has ended, as the SDK's users do."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while response.status in ("queued", "in_progress"):
         assert time.monotonic() < deadline
@@ -197,7 +197,7 @@ def test_the_phases_of_an_assistants_messages_are_accepted(client: openai.OpenAI
     assert response.status in ("completed", "incomplete")
 
 
-# --- what is beyond
+# --- beyond the compliance checks
 
 
 def test_an_answer_follows_a_schema(client: openai.OpenAI) -> None:

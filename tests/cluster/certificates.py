@@ -1,4 +1,4 @@
-"""Certificates of an authority of the test's own, written as operators keep them: PEM files in one folder."""
+"""Certificates of a test authority, stored as operators store them: PEM files in one folder."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import trustme
 
 @dataclass(frozen=True)
 class Certificate:
-    """A pair, and the authority that vouches for it."""
+    """A certificate with its key, and the authority that signed it."""
 
     authority: Path
     chain: Path
     key: Path
 
     def edge(self) -> dict[str, str]:
-        """Settings by which a gateway shows it to clients."""
+        """The settings of a gateway that uses it for clients."""
         return {"ALLM_TLS_CERT": str(self.chain), "ALLM_TLS_KEY": str(self.key)}
 
     def service(self) -> dict[str, str]:
-        """Settings by which gateway and services show it to each other."""
+        """The settings of gateway and services that use it between each other."""
         return {
             "ALLM_SERVICE_TLS_CA": str(self.authority),
             "ALLM_SERVICE_TLS_CERT": str(self.chain),
@@ -30,7 +30,7 @@ class Certificate:
 
 
 def issue(folder: Path, authority: trustme.CA, *names: str) -> Certificate:
-    """A new certificate for these names; each file is moved into place, over the one that is there."""
+    """Issues a new certificate for these names; replaces each file atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     made = authority.issue_cert(*names)
     files = {

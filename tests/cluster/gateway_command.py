@@ -1,4 +1,4 @@
-"""`allm gateway` as a container runs it: a process of its own that knows nothing but its settings."""
+"""`allm gateway` as a container runs it: a separate process, configured by settings only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_SECONDS = 60
 
 @dataclass(frozen=True)
 class GatewayCommand:
-    """A running command."""
+    """A running `allm gateway`."""
 
     process: asyncio.subprocess.Process
     port: int
@@ -38,7 +38,7 @@ class GatewayCommand:
         return f"http://{self.grpc_address}/v1"
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has said so far; all of it is JSON."""
+        """Returns its output so far; every line is JSON."""
         return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     async def said(self, message: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class GatewayCommand:
                 await asyncio.sleep(0.02)
 
     async def count(self, statistic: str) -> int:
-        """One of Envoy's own counters; 0 while it does not exist."""
+        """Returns one of Envoy's counters; 0 while it does not exist."""
         (envoy,) = psutil.Process(self.process.pid).children()
         command = envoy.cmdline()
         admin = EnvoyAdmin(Path(command[command.index("--config-path") + 1]).with_name("admin.sock"))
@@ -60,7 +60,7 @@ class GatewayCommand:
         return int(next((found["value"] for found in json.loads(body)["stats"] if "value" in found), 0))
 
     async def healthz(self) -> int:
-        """The status of /healthz, asked without TLS."""
+        """Returns the status of /healthz, requested without TLS."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         status = int((await reader.readline()).split()[1])
@@ -68,7 +68,7 @@ class GatewayCommand:
         return status
 
     async def healthy(self) -> None:
-        """Waits until there is a healthy text service behind it."""
+        """Waits until a healthy text service is behind it."""
         async with asyncio.timeout(START_SECONDS):
             while await self.healthz() != 200:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
@@ -76,7 +76,7 @@ class GatewayCommand:
 
 @asynccontextmanager
 async def gateway_command(folder: Path, **settings: str) -> AsyncIterator[GatewayCommand]:
-    """Runs it until the block ends, on a free port."""
+    """Runs the gateway on a free port until the block ends."""
     folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - nothing else runs here
     port, log = free_port(), folder / "gateway.log"
     environ = environment(folder / "home", **{"ALLM_PORT": str(port), "ALLM_DRAIN_DELAY_SECONDS": "0"} | settings)
@@ -93,7 +93,7 @@ async def gateway_command(folder: Path, **settings: str) -> AsyncIterator[Gatewa
 
 
 async def refused(folder: Path, **settings: str) -> tuple[int, str]:
-    """The exit status and the words of a command that must not start."""
+    """Returns the exit status and the output of a command that must not start."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND,
         env=environment(folder, **settings),

@@ -1,4 +1,4 @@
-"""A service as its container starts it: the command, its settings, its probes, SIGTERM and SIGKILL."""
+"""A service as its container runs it: the command, its settings, its probes, SIGTERM and SIGKILL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 120
 
 @dataclass
 class ServiceProcess:
-    """Keeps its ports when it is started again, as a Pod behind a name keeps that."""
+    """A service process that keeps its ports across restarts, as a Pod keeps its DNS name."""
 
     module: str
     name: str
@@ -33,7 +33,7 @@ class ServiceProcess:
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Returns when the startup probe succeeds."""
+        """Starts the service, and waits until the startup probe succeeds."""
         environ = {
             "ALLM_LISTEN": f"127.0.0.1:{self.port}",
             "ALLM_HEALTH_LISTEN": f"127.0.0.1:{self.health_port}",
@@ -53,14 +53,14 @@ class ServiceProcess:
         await until(self._started)
 
     async def stop(self) -> int:
-        """Asks it to end; gives its exit status."""
+        """Sends SIGTERM; returns the exit status."""
         assert self.process
         self.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(SECONDS):
             return await self.process.wait()
 
     async def kill(self) -> None:
-        """Ends it at once."""
+        """Kills it with SIGKILL."""
         if self.process and self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
@@ -90,7 +90,7 @@ async def until(condition: Callable) -> None:
 
 @asynccontextmanager
 async def ending(*services: ServiceProcess) -> AsyncIterator[None]:
-    """Whatever happens inside, none of them outlives it."""
+    """Kills all services when the block ends, also after an error."""
     try:
         yield
     finally:

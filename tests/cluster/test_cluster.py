@@ -1,7 +1,7 @@
-"""The gateway as a cluster gets it: real services as their containers start them, mutual TLS, names for addresses.
+"""The gateway as in a cluster: real services as their containers run them, mutual TLS, DNS names for addresses.
 
-One text replica is rolled and one killed under load. No request may be lost: each has its answer, and only what the
-killed replica was answering at that moment may end early, in a way that its client notices.
+One text replica is rolled and one killed under load. No request may be lost: each gets its answer. Only requests that
+the killed replica was answering may end early, in a way that the client notices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 async def more(load: SteadyLoad) -> None:
-    """Waits until there are some more answers, of which one at least began after now."""
+    """Waits for more answers, at least one of them to a request that began after now."""
     since = monotonic()
     await load.until(lambda: load.ended(since=since) >= CALLERS)
 

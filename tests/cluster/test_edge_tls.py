@@ -36,13 +36,13 @@ COMPLETION = (
 
 
 async def hello(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:
-    """A whole completion."""
+    """Answers with a whole completion."""
     yield HttpBody(content_type="application/json", data=COMPLETION)
 
 
 @dataclass
 class Edge:
-    """A gateway with TLS, and what is in front of and behind it."""
+    """A gateway with TLS, its certificate, and its upstream."""
 
     command: GatewayCommand
     folder: Path  # of its certificate
@@ -54,7 +54,7 @@ class Edge:
         return f"https://localhost:{self.command.port}"
 
     def trusting(self, authority: CA | None = None) -> ssl.SSLContext:
-        """A client's side that trusts one authority only."""
+        """Returns a client's TLS context that trusts one authority only."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         (authority or self.authority).configure_trust(context)
         return context
@@ -68,7 +68,7 @@ class Edge:
         return grpc.aio.secure_channel(f"localhost:{self.command.port}", grpc.ssl_channel_credentials(root))
 
     async def connection(self, context: ssl.SSLContext) -> ssl.SSLObject:
-        """What a handshake comes to; the connection is closed."""
+        """Completes a handshake and closes the connection; returns its TLS session."""
         _, writer = await asyncio.open_connection(
             "127.0.0.1", self.command.port, ssl=context, server_hostname="localhost"
         )
@@ -77,7 +77,7 @@ class Edge:
         return agreed
 
     async def certificate(self) -> bytes | None:
-        """The certificate that a new client is shown."""
+        """Returns the certificate that new clients get."""
         return (await self.connection(self.trusting())).getpeercert(binary_form=True)
 
 
@@ -123,7 +123,7 @@ async def test_commands_come_through_where_they_trust_it(edge: Edge, tmp_path: P
         *command, env=environment(tmp_path, **roots), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     words, _ = await process.communicate()
-    # There is no catalog behind this gateway.
+    # This gateway has no catalog behind it.
     assert ("The catalog service is not available" if trusted else "allm does not answer on") in words.decode()
 
 
@@ -159,7 +159,7 @@ async def test_both_versions_of_http_are_agreed_on(edge: Edge, protocol: str) ->
 
 async def test_nothing_older_than_tls_1_2(edge: Edge) -> None:
     context = edge.trusting()
-    context.set_ciphers("ALL:@SECLEVEL=0")  # else this side would refuse, too
+    context.set_ciphers("ALL:@SECLEVEL=0")  # otherwise the client would refuse, too
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(ssl.SSLError) as caught:

@@ -1,4 +1,4 @@
-"""`allm gateway`: what it refuses, how it takes leave, and that it tells when Envoy is gone."""
+"""`allm gateway`: invalid settings, graceful shutdown, and a report when Envoy has died."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 async def test_sigterm_lets_running_streams_end_and_serves_until_others_know(tmp_path: Path) -> None:
-    """Health says no at once, new requests are still served for the delay, and no stream is cut."""
+    """Health fails immediately, new requests are still served for the delay, and no stream is cut."""
     go = asyncio.Event()
 
     async def chat(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:
@@ -103,7 +103,7 @@ async def test_sigterm_lets_running_streams_end_and_serves_until_others_know(tmp
 
 
 async def closed(gateway: GatewayCommand) -> None:
-    """Waits until it takes no more connections."""
+    """Waits until it accepts no more connections."""
     while True:
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)

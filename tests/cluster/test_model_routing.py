@@ -1,4 +1,4 @@
-"""Text services in groups of models, behind `allm gateway`: every way in which a request names its model."""
+"""Text services in groups of models, behind `allm gateway`: every way in which a request can name its model."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Groups:
     upstreams: dict[str, Upstream]
 
     def asked(self) -> list[str]:
-        """Which services have been asked, in which order does not matter; forgets it."""
+        """Returns the services that got requests, in any order, and resets the record."""
         asked = [name for name, upstream in self.upstreams.items() for _ in upstream.metadata]
         for upstream in self.upstreams.values():
             upstream.metadata.clear()
         return asked
 
     async def rest(self, body: bytes, headers: dict[str, str] | None = None, path: str = CHAT) -> str:
-        """The service that a REST request came to; it must have come through."""
+        """Sends a REST request, which must succeed; returns the service that got it."""
         self.asked()
         reply = await send(self.gateway.port, "POST", path, JSON if headers is None else headers, body)
         assert reply.status == 200, reply
@@ -70,7 +70,7 @@ async def groups(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
         await upstream.start(addresses[name])
     settings = {
         "ALLM_GATEWAY_TEXT": addresses["default"],
-        # Under a name, as a headless service has one.
+        # With a DNS name, as a headless service has one.
         "ALLM_GATEWAY_TEXT_GROUPS": f"large=localhost:{addresses['large'].partition(':')[2]};code={addresses['code']}",
         "ALLM_TEXT_GROUP_MODELS": MODELS,
     }
@@ -91,7 +91,7 @@ async def test_rest_by_the_body(groups: Groups, model: str, group: str) -> None:
     body = json.dumps({"model": model, "input": "x"}).encode()
     assert await groups.rest(body) == group
     assert await groups.rest(body, path="/v1/responses") == group
-    # A header says nothing where there is a body, and cannot make anything up.
+    # A header is ignored when there is a body, and cannot override it.
     assert await groups.rest(body, {**JSON, "x-model": "gpt-4o", "x-envoy-original-path": ""}) == group
 
 
@@ -149,7 +149,7 @@ async def test_stored_responses_are_anybody_s(groups: Groups) -> None:
 
 
 async def test_a_group_that_is_away_is_named_and_the_others_go_on(groups: Groups) -> None:
-    """And nothing of it is sent elsewhere."""
+    """No request for it is sent to another group."""
 
     async def not_here(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "no model of that group here")

@@ -1,4 +1,4 @@
-"""Mutual TLS between gateway, services and catalog: who has no certificate of the authority is not let in."""
+"""Mutual TLS between gateway, services and catalog: a peer without a certificate of the authority is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tls(made: Certificate) -> ServiceTls:
 
 @asynccontextmanager
 async def tiny_service(folder: Path, made: Certificate, listen: str = "") -> AsyncIterator[str]:
-    """A service with certificates, run as every service is; gives its address."""
+    """Runs a tiny service with certificates, as every service is run; yields its address."""
     address = listen or f"127.0.0.1:{free_port()}"
     settings = {"ALLM_LISTEN": address, "ALLM_DRAIN_DELAY_SECONDS": "0"} | made.service()
     process = await asyncio.create_subprocess_exec(
@@ -72,7 +72,7 @@ async def test_only_who_has_a_certificate_of_the_authority_is_let_in(tmp_path: P
     authority, stranger = CA(), CA()
     ours = issue(tmp_path / "ours", authority, SERVICE_NAME)
     theirs = issue(tmp_path / "theirs", stranger, SERVICE_NAME)
-    # Believes our service, but shows a certificate of another authority.
+    # Trusts our service, but presents a certificate of another authority.
     mixed = Certificate(ours.authority, theirs.chain, theirs.key)
     root = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
     named = (("grpc.ssl_target_name_override", SERVICE_NAME),)
@@ -108,7 +108,7 @@ async def test_unix_sockets_stay_plain(tmp_path: Path) -> None:
 
 
 async def test_renewed_certificates_are_taken_up_by_both_sides(tmp_path: Path) -> None:
-    """From an authority to a new one: a channel that knew the old one comes through, a call on it goes on."""
+    """Replaces the authority: a channel that trusted the old one reconnects, and its running call continues."""
     made = issue(tmp_path / "tls", CA(), SERVICE_NAME)
     go = tmp_path / "go"
     async with (
@@ -135,7 +135,7 @@ async def test_the_gateway_shows_its_certificate_and_takes_up_a_renewed_one(tmp_
             await gateway.healthy()
             async with grpc.aio.insecure_channel(gateway.grpc_address) as channel:
                 assert await ask(channel) == "4 characters"
-        issue(tmp_path / "ours", CA(), SERVICE_NAME)  # of an authority that knows nothing of the certificate before
+        issue(tmp_path / "ours", CA(), SERVICE_NAME)  # of an authority unrelated to the previous certificate
         while await gateway.healthz() == 200:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
         async with tiny_service(tmp_path, ours, address):

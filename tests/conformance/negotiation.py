@@ -1,7 +1,7 @@
-"""The official clients, made to ask this server: with ids that it has, and without what it refuses.
+"""Adapts the official clients' requests to this server: replaces ids by real ones, and drops refused parameters.
 
-Nothing is taken for granted: a request is sent as the suite wrote it, ids and the model apart. Each refusal must be a
-400 that names a parameter of the table, and all that the table says of the request must be refused.
+Every refusal is verified: a request is sent as the suite wrote it, except for ids and the model. Each refusal must be a
+400 that names a parameter of the table, and every refusal in the table must occur.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from suite_rules import COMPLETE, CONVERSE, NEEDED, REFUSED, RESPOND, TOKENS
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _IDS = re.compile(r"/(responses|models)/([^/]+)")
-_WORDS = {"input_tokens"}  # come where an id does, and are none
-# Where an answer's length is left open: what says how long it may be.
+_WORDS = {"input_tokens"}  # appear in the position of an id, but are none
+# The parameters that limit an answer's length, for requests that leave it open.
 _LENGTHS = {
     RESPOND: ("max_output_tokens",),
     CONVERSE: ("max_completion_tokens", "max_tokens"),
@@ -28,7 +28,7 @@ _LENGTHS = {
 
 
 class Negotiation:
-    """One request of the suite, and what became of it."""
+    """One request of the suite, adapted step by step."""
 
     def __init__(self, options: Any, client: NegotiatingOpenAI | AsyncNegotiatingOpenAI) -> None:
         self._stand_ins, self._refusals = client.stand_ins, client.refusals
@@ -48,12 +48,12 @@ class Negotiation:
 
     @property
     def options(self) -> Any:
-        """The request as it is to be sent next."""
+        """Returns the request to send next."""
         asked = {self._in: copy.deepcopy(self._asked)} if self._asked else {}
         return self._options.model_copy(update={"url": self._url, **asked})
 
     def refused(self, error: BadRequestError) -> None:
-        """Takes out, or puts in, what the server has named; fails where the table does not say so."""
+        """Removes or adds the parameter that the server named; fails when the table does not list it."""
         named = error.param or ""
         assert error.type == "invalid_request_error", error
         assert named in self._open, f"{self._route} refuses {named!r}, open are {self._open}: {error}"
@@ -64,18 +64,18 @@ class Negotiation:
         _put(self._asked, named, self._stand_ins.filled(value))
 
     def accepted(self) -> None:
-        """Fails where something was to be refused, and was not."""
+        """Fails when an expected refusal did not occur."""
         assert not self._open, f"{self._route} accepts {self._open}, which the table says is refused"
 
     def _substitute(self) -> None:
-        """Ids that exist, a bound where the suite leaves an answer's length open, and vectors that can be checked."""
+        """Inserts real ids, a bound where the suite leaves an answer's length open, and vectors that can be checked."""
         for name in ("model", "previous_response_id", "after"):
             if name in self._asked:
                 self._asked[name] = self._stand_ins.named(name, self._route)
         lengths = _LENGTHS.get(self._route, ())
         if lengths and not any(name in self._asked for name in lengths):
             self._asked[lengths[0]] = TOKENS
-        # Unasked, the SDK asks for base64 and decodes it later; its strict clients check the type before that.
+        # By default the SDK requests base64 and decodes it later; its strict clients check the type before that.
         if self._strict and self._asked.get("encoding_format") == "base64":
             self._asked["encoding_format"] = "float"
 
@@ -86,13 +86,13 @@ class Negotiation:
 
 
 class NegotiatingOpenAI(OpenAI):
-    """The official client; what it is asked goes through a Negotiation."""
+    """The official client; every request goes through a Negotiation."""
 
     stand_ins: StandIns
     refusals: Counter[str]
 
     def request(self, cast_to: Any, options: Any, **more: Any) -> Any:  # type: ignore[override]
-        """Asks until nothing is refused any more."""
+        """Sends the request until no parameter is refused."""
         negotiation = Negotiation(options, self)
         while True:
             try:
@@ -105,13 +105,13 @@ class NegotiatingOpenAI(OpenAI):
 
 
 class AsyncNegotiatingOpenAI(AsyncOpenAI):
-    """The same, asynchronous."""
+    """The asynchronous variant."""
 
     stand_ins: StandIns
     refusals: Counter[str]
 
     async def request(self, cast_to: Any, options: Any, **more: Any) -> Any:  # type: ignore[override]
-        """Asks until nothing is refused any more."""
+        """Sends the request until no parameter is refused."""
         negotiation = Negotiation(options, self)
         while True:
             try:
@@ -142,7 +142,7 @@ def _has(asked: Mapping[str, Any], param: str) -> bool:
 
 
 def _put(asked: dict[str, Any], param: str, value: Any) -> None:
-    """Sets a part of a request, or takes it out for None."""
+    """Sets a part of a request; None removes it."""
     *path, last = _steps(param)
     place: Any = asked
     for step in path:

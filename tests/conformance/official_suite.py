@@ -1,7 +1,7 @@
-"""A pytest plugin for a run of the official SDK's own tests: its fixtures, which cases run, and what became of them.
+"""A pytest plugin for a run of the official SDK's own tests: its fixtures, the selection of cases, and the report.
 
-It takes the place of the suite's conftest.py, which is not loaded. What has happened is written, as JSON, to the file
-that ALLM_SUITE_REPORT names.
+It replaces the suite's conftest.py, which is not loaded. The report is JSON in the file that ALLM_SUITE_REPORT
+names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ left_out: Counter[str] = Counter()
 
 @pytest.fixture(scope="session")
 def stand_ins() -> Iterator[StandIns]:
-    """What the suite's ids stand for."""
+    """The replacements for the suite's ids."""
     with OpenAI(base_url=os.environ["TEST_API_BASE_URL"], **_SETTINGS) as plain:
         given = (os.environ[name] for name in ("ALLM_MODEL", "ALLM_EMBEDDER", "ALLM_SOURCE"))
         yield StandIns(plain, *given)
@@ -40,7 +40,7 @@ def stand_ins() -> Iterator[StandIns]:
 
 @pytest.fixture(scope="session")
 def client(request: pytest.FixtureRequest, stand_ins: StandIns) -> Iterator[OpenAI]:
-    """The client of synchronous cases; the parameter says whether it is strict about what comes back."""
+    """The client of synchronous cases; the parameter sets strict validation of responses."""
     strict = getattr(request, "param", True)
     with NegotiatingOpenAI(
         base_url=os.environ["TEST_API_BASE_URL"], _strict_response_validation=strict, **_SETTINGS
@@ -51,7 +51,7 @@ def client(request: pytest.FixtureRequest, stand_ins: StandIns) -> Iterator[Open
 
 @pytest.fixture(scope="session")
 async def async_client(request: pytest.FixtureRequest, stand_ins: StandIns) -> AsyncIterator[AsyncNegotiatingOpenAI]:
-    """The client of asynchronous cases; the parameter is `strict`, or says which HTTP library is used."""
+    """The client of asynchronous cases; the parameter is `strict`, or names the HTTP library."""
     param = getattr(request, "param", True)
     options = param if isinstance(param, dict) else {"strict": param}
     library = DefaultAioHttpClient if options.get("http_client") == "aiohttp" else DefaultAsyncHttpx2Client
@@ -66,7 +66,7 @@ async def async_client(request: pytest.FixtureRequest, stand_ins: StandIns) -> A
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what the table says."""
+    """Removes the cases that the table excludes."""
     kept = []
     for item in items:
         file = item.path.as_posix().partition("api_resources/")[2]

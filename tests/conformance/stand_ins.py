@@ -1,4 +1,4 @@
-"""What the suite's made-up ids stand for: models and responses that exist, made before they are asked for."""
+"""Replacements for the suite's made-up ids: real models and responses, created before they are requested."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from suite_rules import EMBED, TOKENS
 
 PATIENCE_SECONDS = 60
 POLL_SECONDS = 0.05
-LONG = 4000  # tokens: what still runs when it is cancelled
+LONG = 4000  # tokens: enough to be running still when it is cancelled
 
 
 class StandIns:
-    """Makes what is asked about, through a client that changes nothing.
+    """Creates the objects that the suite requests, through an unmodified client.
 
-    `source` is a model's file, small, that may be registered.
+    `source` is a small model file that may be registered.
     """
 
     def __init__(self, client: OpenAI, model: str, embedder: str, source: str) -> None:
         self._client, self._model, self._embedder, self._source = client, model, embedder, source
 
     def of(self, route: str) -> str:
-        """The id that a path goes on with. What is deleted or cancelled is made for the one request."""
+        """Returns the id for a path. An object to delete or cancel is created for this request alone."""
         match route:
             case "GET /models/{id}":
                 return self._model
@@ -38,18 +38,18 @@ class StandIns:
         return self._kept
 
     def named(self, param: str, route: str) -> str:
-        """The value of a parameter that names something."""
+        """Returns the value of a parameter that names an object."""
         if param == "model":
             return self._embedder if route == EMBED else self._model
         return self._kept if param == "previous_response_id" else self._item
 
     def filled(self, value: Any) -> Any:
-        """A value of the table, with the model's name in it."""
+        """Returns a value of the table with the model's name filled in."""
         return value.format(model=self._model) if isinstance(value, str) else value
 
     @cached_property
     def _kept(self) -> str:
-        """A response whose events are kept as well, so that it can be streamed again."""
+        """A response with stored events, so that it can be streamed again."""
         response = self._background(TOKENS)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (status := self._client.responses.retrieve(response).status) in ("queued", "in_progress"):

@@ -1,6 +1,6 @@
-"""What of the official SDK's tests does not apply to this server: cases left out, and parameters that are refused.
+"""The exceptions to the official SDK's tests on this server: excluded cases, and refused parameters.
 
-Each entry has its reason, and test_official_suite.py fails where one has nothing to do any more.
+Each entry has its reason, and test_official_suite.py fails when an entry is no longer needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILES = (
 )
 
 _STORED_CHAT = "stored chat completions: a feature of OpenAI's platform; Responses are what is kept here"
-# (file, operation) -> why; every case of the operation is left out.
+# (file, operation) -> reason; every case of the operation is excluded.
 LEFT_OUT: dict[tuple[str, str], str] = {
     (CHAT, "retrieve"): _STORED_CHAT,
     (CHAT, "update"): _STORED_CHAT,
@@ -43,18 +43,18 @@ def _always(asked: Asked) -> bool:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A parameter that is refused with 400: the suite's value of it cannot be honoured, or is none at all."""
+    """A parameter that is refused with 400: the suite's value cannot be honoured, or is invalid."""
 
     route: str  # method and path; ids are `{id}`
     param: str  # as the caller writes it, and as the error must name it
     reason: str
-    instead: Any = None  # what the request goes on with; None: nothing
-    when: Callable[[Asked], bool] = _always  # whether a request that has the parameter is one of those
+    instead: Any = None  # its replacement; None: none
+    when: Callable[[Asked], bool] = _always  # true: this request, which has the parameter, is refused
 
 
 @dataclass(frozen=True)
 class Need:
-    """A parameter that the suite leaves out, and that is demanded with 400."""
+    """A parameter that the suite omits, and whose absence is refused with 400."""
 
     route: str
     param: str
@@ -64,7 +64,7 @@ class Need:
 RESPOND, CONVERSE, COMPLETE = "POST /responses", "POST /chat/completions", "POST /completions"
 COUNT, RETRIEVE, ITEMS = "POST /responses/input_tokens", "GET /responses/{id}", "GET /responses/{id}/input_items"
 EMBED = "POST /embeddings"
-TOKENS = 4  # of an answer that the suite leaves open
+TOKENS = 4  # limit of an answer that the suite leaves open
 
 _PLATFORM = "only OpenAI's platform has it"
 _OBFUSCATION = "answers are not padded"

@@ -1,7 +1,7 @@
 """The official Python SDK's own tests of its resources, against the real stack with the real model.
 
-They are in the SDK's source distribution, which `make test-all` fetches, and run in a pytest of their own, with the
-plugin official_suite.py in place of their conftest.py.
+They are in the SDK's source distribution, which `make test-all` fetches, and run in a separate pytest process, with
+the plugin official_suite.py in place of their conftest.py.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def tiny_gguf() -> bytes:
-    """A GGUF header that only names an architecture: what can be registered, and is deleted again."""
+    """Returns a GGUF header that only names an architecture: it can be registered and deleted."""
     texts = [struct.pack("<Q", len(text)) + text for text in (b"general.architecture", b"llama")]
     return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + texts[0] + struct.pack("<I", 8) + texts[1]
 
 
 @pytest.fixture(scope="module")
 def embedder(stack: Stack) -> Iterator[str]:
-    """An embedding model, ready for as long as the suite runs."""
+    """An embedding model that is ready while the suite runs."""
     name = "conformance-embedder"
     with openai.OpenAI(base_url=stack.base_url, api_key="unused", max_retries=0) as client:
         body = {"id": name, "source": minilm().as_uri(), "format": "safetensors"}
@@ -55,7 +55,7 @@ def embedder(stack: Stack) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def run(stack: Stack, embedder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What has become of the suite: exit status, output, and the plugin's report."""
+    """The result of the suite: exit status, output, and the plugin's report."""
     assert SUITE.exists(), "the official SDK's tests are missing: make test-all fetches them"
     report = tmp_path_factory.mktemp("conformance") / "report.json"
     source = stack.home / "models" / "conformance.gguf"

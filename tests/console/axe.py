@@ -1,4 +1,4 @@
-"""What axe-core finds in a page: who could not use it, and why."""
+"""Accessibility problems that axe-core finds in a page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRAVE = ("critical", "serious", "moderate")
 
 
 def problems(page: Page) -> list[str]:
-    """Everything but trifles, by rule and element."""
+    """Lists all problems except minor ones, by rule and element."""
     page.evaluate(f"{AXE.read_text()}; 1")
     found: list[dict[str, Any]] = page.evaluate(
         f"axe.run(document, {json.dumps(RULES)}).then((found) => found.violations)"

@@ -35,7 +35,7 @@ ARGUMENTS = (
     "--use-fake-ui-for-media-stream",
     "--remote-debugging-pipe",
 )
-# In the page: an element by selector, and by the name that assistive programs read to people.
+# Finds an element in the page, by selector and by accessible name.
 FINDER = """
 (selector, name) => {
   const named = (element) => [
@@ -50,7 +50,7 @@ FINDER = """
     ?? all.find((element) => named(element).some((text) => text.startsWith(name))) ?? null;
 }
 """
-# Each by its name, its code, and the text that it types.
+# Each key with its code and the text that it types.
 KEYS = {
     "ArrowRight": ("ArrowRight", 39, ""),
     "Enter": ("Enter", 13, "\r"),
@@ -62,7 +62,7 @@ KEYS = {
 
 
 class PageError(AssertionError):
-    """The page is not as a test wants it."""
+    """The page does not meet a test's expectation."""
 
 
 class Browser:
@@ -77,7 +77,7 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
-        """One command of the protocol, and its answer; events that come meanwhile are kept."""
+        """Sends a command of the protocol and returns its answer; keeps the events that arrive meanwhile."""
         self._last += 1
         wanted = self._last
         message = {"id": wanted, "method": method, "params": params, **({"sessionId": session} if session else {})}
@@ -107,7 +107,7 @@ class Browser:
         return parsed
 
     def open(self, url: str, width: int = 1280, height: int = 900) -> Page:
-        """A new tab of its own, with nothing remembered from others, at `url`."""
+        """Opens `url` in a new, isolated tab."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -137,7 +137,7 @@ class Page:
         self.wait("document.readyState === 'complete'")
 
     def reload(self) -> None:
-        """Has the page loaded once more."""
+        """Reloads the page."""
         self.evaluate("window.old = true")
         self.call("Page.reload")
         self.wait("!window.old && document.readyState === 'complete'")
@@ -151,11 +151,11 @@ class Page:
         )
 
     def colours(self, scheme: str) -> None:
-        """As if the system were `light` or `dark`."""
+        """Emulates the system's colour scheme, `light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def evaluate(self, expression: str) -> Any:
-        """What an expression is worth in the page; promises are waited for."""
+        """Evaluates an expression in the page; awaits promises."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
@@ -175,11 +175,11 @@ class Page:
         self.wait(f"document.body.innerText.includes({json.dumps(text)})", seconds)
 
     def text(self) -> str:
-        """All that a person can read."""
+        """Returns all visible text."""
         return str(self.evaluate("document.body.innerText"))
 
     def click(self, selector: str, name: str = "") -> None:
-        """Waits for an element that can be used, and clicks into its middle."""
+        """Waits for an element that can be used, and clicks its centre."""
         found = f"({FINDER})({json.dumps(selector)}, {json.dumps(name)})"
         self.wait(f"(() => {{ const found = {found}; return found && !found.disabled; }})()")
         x, y = self.evaluate(
@@ -190,11 +190,11 @@ class Page:
         self.mouse("mouseReleased", x, y)
 
     def mouse(self, kind: str, x: float, y: float) -> None:
-        """One event of the mouse, with its left button."""
+        """Sends one mouse event, with the left button."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def fill(self, selector: str, name: str, text: str) -> None:
-        """Types a text into a field, in place of what is there."""
+        """Types a text into a field, in place of its content."""
         found = f"({FINDER})({json.dumps(selector)}, {json.dumps(name)})"
         self.wait(f"Boolean({found})")
         self.evaluate(f"(() => {{ const found = {found}; found.focus(); found.select(); }})()")
@@ -202,7 +202,7 @@ class Page:
         self.wait(f"{found}.value === {json.dumps(text)}")
 
     def choose(self, selector: str, name: str, value: str) -> None:
-        """Chooses a value of a list."""
+        """Selects a value of a list."""
         found = f"({FINDER})({json.dumps(selector)}, {json.dumps(name)})"
         self.wait(f"[...({found}?.options ?? [])].some((option) => option.value === {json.dumps(value)})")
         self.evaluate(
@@ -211,7 +211,7 @@ class Page:
         )
 
     def attach(self, selector: str, file: Path) -> None:
-        """Gives a file to a field for files."""
+        """Attaches a file to a file input."""
         document = self.call("DOM.getDocument")["root"]["nodeId"]
         node = self.call("DOM.querySelector", nodeId=document, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
@@ -224,12 +224,12 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def screenshot(self) -> bytes:
-        """What is seen now, as PNG."""
+        """Returns a screenshot as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def complaints(self) -> list[str]:
-        """What the browser has complained of in this tab: exceptions, refused resources, breaches of the policy."""
-        self.evaluate("1")  # what came before has been read then
+        """Lists the errors of this tab: exceptions, refused resources, violations of the content security policy."""
+        self.evaluate("1")  # earlier events have been read then
         found = []
         for event in self._browser.events:
             if event.get("sessionId") != self._session:
@@ -242,7 +242,7 @@ class Page:
         return found
 
     def requested(self) -> list[str]:
-        """The addresses of everything that this tab has asked for."""
+        """Returns the addresses of all requests of this tab."""
         self.evaluate("1")
         return [
             event["params"]["request"]["url"]
@@ -256,12 +256,12 @@ Opener = Callable[..., Page]  # opens a view of a stack: `tab(stack, "chat")`
 
 @contextmanager
 def running_chromium(*arguments: str) -> Iterator[Browser]:
-    """Runs Debian's Chromium with a profile of its own until the block ends."""
+    """Runs Debian's Chromium with a separate profile until the block ends."""
     program = shutil.which("chromium")
     assert program, "chromium is missing: make test-all installs it"
     read_commands, write_commands = os.pipe()
     read_answers, write_answers = os.pipe()
-    # The protocol has its fixed file descriptors.
+    # The protocol uses fixed file descriptors.
     script = f'exec "$@" 3<&{read_commands} 4>&{write_answers}'
     with tempfile.TemporaryDirectory(prefix="allm-chromium-", ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A browser for all tests of the console, and tabs of it."""
+"""A shared browser for the tests of the console, and its tabs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def tab(browser: Browser) -> Iterator[Opener]:
-    """Opens a view of a stack's console in a tab of its own: `tab(stack, "chat")`."""
+    """Opens a view of a stack's console in a new tab: `tab(stack, "chat")`."""
     opened: list[Page] = []
 
     def open_view(stack: Stack, view: str, **size: int) -> Page:
@@ -33,7 +33,7 @@ def tab(browser: Browser) -> Iterator[Opener]:
 
 @pytest.fixture
 def view(tab: Opener, stack: Stack) -> Iterator[Callable[[str], Page]]:
-    """Opens a view of the shared stack's console; nothing in it may have made the browser complain."""
+    """Opens a view of the shared stack's console; fails if the browser reports an error."""
     opened: list[Page] = []
 
     def open_view(name: str) -> Page:

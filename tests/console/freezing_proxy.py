@@ -1,4 +1,4 @@
-"""A proxy that forwards TCP until it silently stops: connections stay open, and nothing comes through them any more."""
+"""A TCP proxy that can freeze: connections stay open, but no more data passes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Self
 
 
 class FreezingProxy:
-    """Listens on `port` and forwards to another one of this machine. What was frozen stays so for good."""
+    """Listens on `port` and forwards to another port of this machine. A frozen connection never recovers."""
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._frozen = threading.Event()  # of the connections that are made now
+        self._frozen = threading.Event()  # for new connections
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
 
@@ -28,7 +28,7 @@ class FreezingProxy:
         self._threads[0].join()
         self._listener.close()
         for each in self._sockets:
-            with suppress(OSError):  # it was ended already
+            with suppress(OSError):  # it was shut down already
                 each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads[1:]:
             thread.join()
@@ -36,11 +36,11 @@ class FreezingProxy:
             each.close()
 
     def freeze(self) -> None:
-        """From now on what is sent is lost, also on connections that are made."""
+        """Discards all data from now on, also on new connections."""
         self._frozen.set()
 
     def thaw(self) -> None:
-        """Connections that are made from now on work; the others stay dead."""
+        """Lets new connections work; frozen ones stay dead."""
         self._frozen = threading.Event()
 
     def _accept(self) -> None:
@@ -58,8 +58,8 @@ class FreezingProxy:
 
 
 def pump(source: socket.socket, sink: socket.socket, frozen: threading.Event) -> None:
-    """Forwards one direction until it ends; loses everything once it is frozen."""
-    with suppress(OSError):  # one of both is gone
+    """Forwards one direction until it ends; discards the data once it is frozen."""
+    with suppress(OSError):  # either socket is gone
         while part := source.recv(65536):
             if not frozen.is_set():
                 sink.sendall(part)

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/console.md: `.venv/bin/python -m tests.console.screenshots`."""
+"""Takes the screenshots of docs/console.md: `.venv/bin/python -m tests.console.screenshots`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPTS = ("a red circle on a blue background", "a yellow triangle on a green ba
 def chat(page: Page) -> None:
     page.fill("input", "Temperature", "0")
     page.fill("input", "Most tokens", "120")
-    # The first answer of all waits for its model.
+    # The first answer waits for the model to load.
     page.fill("textarea", "Message", "Hello")
     page.press("Enter")
     page.wait("document.querySelector('.answer .below')")
@@ -53,7 +53,7 @@ def image(page: Page) -> None:
 
 
 def models(page: Page) -> None:
-    """Works for a while, so that there is something to plot."""
+    """Sends some chats to fill the plots, and opens the view of models."""
     page.wait("document.querySelectorAll('.plot canvas').length > 1")
     page.evaluate("location.hash = '#/chat'")
     page.fill("input", "Temperature", "0")
@@ -69,7 +69,7 @@ def models(page: Page) -> None:
 
 
 PAINTED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-# What is done before the picture on a phone.
+# The actions before a screenshot on a phone.
 PHONE_VIEWS = {
     "chat": "document.querySelector('details.panel').open = false; window.scrollTo(0, 0)",
     "models": "document.querySelector('.plots').scrollIntoView({block: 'start', behavior: 'instant'})",
@@ -83,7 +83,7 @@ def take(browser: Browser, stack: Stack) -> None:
         page.wait_text("Connected")
         page.colours("light")
         fill(page)
-        # What has the focus would be drawn with its ring.
+        # The focused element would be drawn with its focus ring.
         page.evaluate("document.activeElement.blur()")
         for scheme in ("light", "dark"):
             page.colours(scheme)

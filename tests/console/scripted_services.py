@@ -1,4 +1,4 @@
-"""A text service and a catalog that do as a test says, behind a real Envoy: for what the demo models never do."""
+"""A scripted text service and catalog behind a real Envoy, for behaviour that the demo models never show."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.stack import POLL_SECONDS
 MODEL = "scripted"
 REQUEST_ID = "00000000-0000-4000-8000-000000000000"
 START_SECONDS = 60
-# Envoy pings every ten seconds, also where nothing is going on.
+# Envoy pings every ten seconds, also on idle connections.
 PATIENT = (("grpc.http2.max_ping_strikes", 0), ("grpc.keepalive_permit_without_calls", 1))
 SAMPLE_SECONDS = 0.5
 WATCH_SECONDS = 60
@@ -44,7 +44,7 @@ MachineEvent = machine_service_pb2.WatchMachineResponse
 
 
 class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
-    """Answers every message with `deltas`, and then with `error`, if there is one."""
+    """Answers every message with `deltas`, and then with `error` if it is set."""
 
     def __init__(self) -> None:
         self.deltas: list[chat_service_pb2.ChatDelta] = []
@@ -67,7 +67,7 @@ class ScriptedChat(chat_service_pb2_grpc.ChatServiceServicer):
 
 
 class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
-    """Knows one model that chats, and one that cannot."""
+    """Lists one model that chats, and one that cannot."""
 
     def WatchModels(  # noqa: N802
         self, request: model_service_pb2.WatchModelsRequest, context: grpc.ServicerContext
@@ -81,17 +81,17 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
         yield model_service_pb2.WatchModelsResponse(synced=model_service_pb2.Synced())
         ended = threading.Event()
         if context.add_callback(ended.set):
-            ended.wait()  # each watch has a thread: it goes with whoever looks on
+            ended.wait()  # each watch blocks a thread until its client leaves
 
 
 class ScriptedMachine(machine_service_pb2_grpc.MachineServiceServicer):
-    """Tells `past` to whoever asks for a past, and then `now` again and again, with the time that it is."""
+    """Sends `past` to watches that request history, and then `now` repeatedly, with the current time."""
 
     def __init__(self) -> None:
         self.past: list[machine_service_pb2.MachineSample] = []
         self.now = machine_service_pb2.MachineSample()
         self.error: AllmError | None = None
-        self._watches: set[threading.Event] = set()  # each is set when it has to end
+        self._watches: set[threading.Event] = set()  # each is set to end its watch
         self._changed = threading.Condition()
 
     def WatchMachine(  # noqa: N802
@@ -128,20 +128,20 @@ class ScriptedMachine(machine_service_pb2_grpc.MachineServiceServicer):
                 watch.set()
 
     def wait_watched(self, times: int) -> None:
-        """Waits until so many watch."""
+        """Waits until this many watches are open."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._watches) == times, WATCH_SECONDS), len(self._watches)
 
 
 def refuse(context: grpc.ServicerContext, error: AllmError) -> None:
-    """Ends a call as the services do."""
+    """Aborts a call as the services do."""
     context.set_trailing_metadata(((DETAILS, typed_details(error, REQUEST_ID)),))
     context.abort(error.grpc_status, error.message)
 
 
 @dataclass(frozen=True)
 class Scripted:
-    """A gateway that listens on `port`, and what is behind it, to be told what to say."""
+    """A gateway on `port`, with the scripted services behind it."""
 
     port: int
     chat: ScriptedChat = field(default_factory=ScriptedChat)
@@ -150,7 +150,7 @@ class Scripted:
 
 @contextmanager
 def scripted_gateway() -> Iterator[Scripted]:
-    """Runs all of it."""
+    """Runs the scripted services and the gateway."""
     scripted, catalog = Scripted(free_port()), ScriptedCatalog()
     with tempfile.TemporaryDirectory(prefix="allm-console-") as name, ThreadPoolExecutor(16) as pool:
         folder = Path(name)

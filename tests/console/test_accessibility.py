@@ -1,4 +1,4 @@
-"""axe-core finds nothing serious in any view, light or dark, empty or full, and everything can be reached by keys."""
+"""axe-core finds nothing serious in any view, light or dark, empty or full, and the keyboard reaches everything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def chatted(page: Page) -> None:
 
 
 def opened(page: Page) -> None:
-    """Opens everything that can be opened in the view of models."""
+    """Opens every panel in the view of models."""
     page.wait("document.querySelector('.plot canvas')")
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     page.click("button", "Why")
@@ -38,7 +38,7 @@ def opened(page: Page) -> None:
 
 
 def heard(page: Page) -> None:
-    """Has a file transcribed, and goes to a word in it."""
+    """Transcribes a file, and jumps to a word in it."""
     page.attach("input[type=file]", librivox()[0].path)
     page.wait("document.querySelector('.transcript[aria-busy=false] .word')")
     page.evaluate("document.querySelector('audio').currentTime = 2.5")
@@ -46,7 +46,7 @@ def heard(page: Page) -> None:
 
 
 def drawn(page: Page) -> None:
-    """Draws a picture, and opens it to be drawn over; a wrong number is said."""
+    """Draws an image, opens it for a mask, and enters an invalid number."""
     page.fill("input", "Steps", "2")
     page.fill("textarea", "Prompt", "a red circle on a blue background")
     page.click("button", "Draw")
@@ -93,7 +93,7 @@ def test_the_chat_is_used_by_keys_alone(tab: Opener, stack: Stack) -> None:
     assert page.evaluate("document.activeElement.id") == "message"
     page.call("Input.insertText", text="What is the capital of France?")
     page.press("Enter")
-    # Not its end: at the usual temperature so small a model may not find one.
+    # Not its end: at the default temperature such a small model may never end.
     page.wait("document.querySelector('.answer .markdown')?.innerText")
 
 

@@ -1,4 +1,4 @@
-"""Speech, by a real browser: a file, the microphone, and what comes of them."""
+"""Speech in a real browser: a file, the microphone, and their transcripts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_file_is_transcribed_and_its_words_follow_the_sound(view: Open) -> Non
     said = words(page.evaluate(PHRASES))
     expected = words(speech.transcript)
     assert len(said & expected) / len(expected) > 0.7
-    # A click on a word goes there, and it is the one that is marked.
+    # A click on a word jumps to it, and marks it.
     page.click(".word:nth-of-type(4)")
     page.wait("document.querySelector('.word.heard')")
     page.evaluate("document.querySelector('audio').pause()")
@@ -44,7 +44,7 @@ def test_subtitles_are_saved(view: Open) -> None:
     page.wait("document.querySelector('input[type=file]')")
     page.attach("input[type=file]", librivox()[0].path)
     page.wait(DONE)
-    # What the browser would save, as it would be saved.
+    # The file that the browser would download.
     page.evaluate(
         "URL.createObjectURL = (blob) => { window.saved = blob.text(); return 'blob:kept'; };"
         "HTMLAnchorElement.prototype.click = () => {}; 1"
@@ -56,7 +56,7 @@ def test_subtitles_are_saved(view: Open) -> None:
 
 
 def test_a_file_with_its_index_at_the_end_is_read_as_a_whole(view: Open, tmp_path: Path) -> None:
-    """A stream cannot begin with such a file: the page asks once more, for all of it at once."""
+    """A stream cannot begin with such a file: the page sends it again as a whole."""
     page = view("audio")
     speech = librivox()[0]
     indexed = tmp_path / "speech.m4a"
@@ -84,7 +84,7 @@ def test_what_is_no_sound_is_refused_in_a_sentence(view: Open, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One sentence, then silence: what the browser's microphone hears, again and again."""
+    """One sentence, then silence: the browser's microphone repeats it."""
     file = tmp_path_factory.mktemp("spoken") / "spoken.wav"
     with wave.open(str(librivox()[0].path)) as source, wave.open(str(file), "wb") as target:
         target.setparams(source.getparams())

@@ -1,4 +1,4 @@
-"""The chat, by a real browser, against the running stack."""
+"""The chat in a real browser, against the running stack."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Open = Callable[[str], Page]
 ANSWERED = "document.querySelector('.answer') && !document.querySelector('.answer[aria-busy=true]')"
 SAID = "document.querySelector('.answer .markdown')?.innerText ?? ''"
 PATIENCE_SECONDS = 60.0
-ENDLESS = "2"  # at this temperature the end of a turn is one of 49,152 tokens that are all as likely
+ENDLESS = "2"  # at this temperature the end of a turn is one of 49,152 about equally likely tokens
 
 
 def figure(stack: Stack, name: str) -> float:
-    """A gauge or counter of the demo model, as the text service's metrics tell it."""
+    """Returns a gauge or counter of the demo model from the text service's metrics."""
     with urllib.request.urlopen(stack.note["metrics"]["text"], timeout=30) as reply:
         found = re.search(rf'^{name}{{model="{MODEL}"}} (\S+)$', reply.read().decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
@@ -35,7 +35,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def wait_idle(stack: Stack) -> None:
-    """Until the model works on nothing, and nobody waits for it."""
+    """Waits until the model has no running and no waiting request."""
     gauges = ("allm_requests_running", "allm_requests_waiting")
     wait_until(lambda: not any(figure(stack, name) for name in gauges))
 
@@ -71,8 +71,8 @@ def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
     kept = page.evaluate(SAID)
     assert len(kept) > 20
     assert page.evaluate("document.querySelector('#message').value") == "And then?", "what is not sent yet"
-    # What was said so far stays, and the next message is answered.
-    ask(page, "What is the capital of France?", **{"Most tokens": "20"})  # after such a story it may not find an end
+    # The text so far stays, and the next message is answered.
+    ask(page, "What is the capital of France?", **{"Most tokens": "20"})  # the answer may not end by itself
     page.wait("document.querySelectorAll('.answer').length === 2 && !document.querySelector('[aria-busy=true]')")
 
 
@@ -162,7 +162,7 @@ def test_a_refusal_is_a_sentence(view: Open) -> None:
 
 
 def test_markup_of_a_model_stays_text(view: Open) -> None:
-    """Whatever a model writes is shown, never run: here a person has it said."""
+    """A model's output is shown, never run: here a user has the model say it."""
     page = view("chat")
     page.evaluate("window.broken = false")
     ask(page, "<img src=x onerror='window.broken = true'><script>window.broken = true</script>", **{"Most tokens": "8"})

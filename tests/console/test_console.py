@@ -1,4 +1,4 @@
-"""How the gateway serves the console: by Envoy alone, and never in the way of anything else."""
+"""How the gateway serves the console: from Envoy alone, without affecting any other route."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_apis_are_where_they_were(stack: Stack) -> None:
 
 
 def test_the_machine_may_be_looked_at_and_nothing_else(stack: Stack) -> None:
-    """What the console plots: one RPC of a service that is otherwise closed to clients."""
+    """The console plots it: one RPC of a service that is otherwise closed to clients."""
     with grpc.insecure_channel(stack.grpc_address) as channel:
         residency = residency_service_pb2_grpc.ResidencyServiceStub(channel)
         watch = residency.WatchResidency(residency_service_pb2.WatchResidencyRequest(), timeout=30)

@@ -1,4 +1,4 @@
-"""web/dist is what web/src says, to the byte: whoever installs allm needs no Node.js."""
+"""web/dist matches web/src to the byte: users of allm need no Node.js."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_types_are_right(fresh: Path) -> None:
 
 
 def test_nothing_becomes_markup_or_code() -> None:
-    """The policy of the page says it as well; here it is held before it breaks there."""
+    """The page's content security policy forbids it as well; this test fails earlier."""
     for file in (WEB / "src").rglob("*.ts*"):
         text = file.read_text()
         for way in ("dangerouslySetInnerHTML", "innerHTML", "outerHTML", "document.write", "eval(", "new Function"):

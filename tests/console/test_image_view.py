@@ -1,4 +1,4 @@
-"""Pictures, by a real browser: steps, previews, the gallery, and a mask that is painted."""
+"""Images in a real browser: steps, previews, the gallery, and a painted mask."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.runtime_counters import Runtime
 from tests.stack import IMAGE_MODEL, Stack
 
 Open = Callable[[str], Page]
-CHANGED = 40  # of 255: below it two colours look the same
+CHANGED = 40  # of 255: smaller differences of colour count as equal
 PROMPT = "a red circle on a blue background"
-MANY = 150  # steps that take seconds
+MANY = 150  # enough steps to take seconds
 LOAD_SECONDS = 150  # on a busy machine torch alone takes half a minute
 DRAWN = "document.querySelectorAll('.gallery li img').length"
-# Every preview that was ever shown, also those that have gone by the time that a test looks.
+# Every preview ever shown, also those that have disappeared when a test checks.
 WATCH = """
 window.previews = new Set(); window.steps = new Set();
 new MutationObserver(() => {
@@ -27,7 +27,7 @@ new MutationObserver(() => {
   if (step) window.steps.add(step);
 }).observe(document.body, {subtree: true, childList: true, attributes: true, characterData: true}); 1
 """
-# The mean colour of a tenth of a picture, as [red, green, blue].
+# The mean colour of a tenth of an image, as [red, green, blue].
 COLOUR = """
 (async (image, x, y) => {
   await image.decode();
@@ -41,7 +41,7 @@ COLOUR = """
 
 
 def colour(page: Page, picture: int, x: float, y: float) -> list[int]:
-    """The colour at a place, in shares of width and height; the newest picture is 0."""
+    """Returns the colour at a point, in fractions of width and height; image 0 is the newest."""
     found: list[int] = page.evaluate(f"{COLOUR}(document.querySelectorAll('.gallery li img')[{picture}], {x}, {y})")
     return found
 
@@ -58,12 +58,12 @@ def draw(page: Page, prompt: str, **settings: str) -> None:
 
 
 def wait_drawn(page: Page, count: int) -> None:
-    """Waits until the gallery has so many pictures; whichever test is the first waits for torch, too."""
+    """Waits until the gallery has this many images; the first test also waits for torch."""
     page.wait(f"{DRAWN} === {count}", LOAD_SECONDS)
 
 
 def open_mask(page: Page) -> None:
-    """Takes the newest picture of the gallery to draw over it."""
+    """Opens the newest image of the gallery for a mask."""
     page.click(".gallery button", "Edit")
     page.wait("document.querySelector('.layers canvas')?.width === 64")
 
@@ -132,7 +132,7 @@ def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
     paint_by_keys(page)
     runtime.wait_until(lambda: runtime.idle)
     before = runtime.steps
-    # Of this size four are drawn together: three batches of so many steps.
+    # Of this size four are drawn together: three batches, each with all steps.
     large = {"Width": "128", "Height": "128", "Steps": str(MANY), "Pictures": "10", "Strength": "1"}
     for name, value in large.items():
         page.fill("input", name, value)
@@ -142,7 +142,7 @@ def test_stopping_frees_the_model(view: Open, stack: Stack) -> None:
     page.wait_text("Stopped.")
     runtime.wait_until(lambda: runtime.idle)
     assert 0 < runtime.steps - before < 2 * MANY
-    # What was there stays, and more can be asked for.
+    # The earlier image stays, and the next request works.
     assert page.evaluate(DRAWN) == 1
     page.fill("input", "Steps", "2")
     page.fill("input", "Pictures", "1")
@@ -166,7 +166,7 @@ def test_the_models_limits_are_told_in_a_sentence(view: Open, settings: dict[str
 def test_a_picture_over_the_limit_of_requests_is_told_by_the_limits_name(
     tab: Opener, stack: Stack, tmp_path: Path
 ) -> None:
-    """The gateway does not read it to its end, of which browsers tell nothing but that the connection is gone."""
+    """The gateway stops reading such a request, and browsers report only that the connection is gone."""
     large = tmp_path / "large.png"
     large.write_bytes(png_header(64, 64) + bytes(33 * 1024 * 1024))
     page = tab(stack, "image")

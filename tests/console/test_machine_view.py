@@ -1,4 +1,4 @@
-"""What is shown of a machine that a test makes up, and how a connection that dies silently is noticed."""
+"""The view of a scripted machine, and the detection of a connection that dies silently."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scripted() -> Iterator[Scripted]:
 
 @pytest.fixture
 def machine(scripted: Scripted) -> ScriptedMachine:
-    """The machine, as if nothing had ever happened on it."""
+    """The machine in its initial state."""
     scripted.machine.past, scripted.machine.error = [], None
     scripted.machine.now = machine_service_pb2.MachineSample()
     return scripted.machine
@@ -55,7 +55,7 @@ def show_models(page: Page) -> None:
 
 
 def sample(at: float, used_gib: int = 8) -> machine_service_pb2.MachineSample:
-    """A host with one GPU, and a text service that is at work."""
+    """A sample with a host with one GPU, and a busy text service."""
     made = machine_service_pb2.MachineSample()
     made.time.FromMilliseconds(round(at * 1000))
     host = made.hosts.add(
@@ -73,7 +73,7 @@ def sample(at: float, used_gib: int = 8) -> machine_service_pb2.MachineSample:
 
 
 def past() -> list[machine_service_pb2.MachineSample]:
-    """The last ten minutes: at first the host was nearly empty; something was evicted in the middle."""
+    """Samples of the last ten minutes: the host starts nearly empty; a model is evicted in the middle."""
     now = time.time()
     made = [sample(now - PAST_SECONDS + at, used_gib=2 if at == 0 else 8) for at in range(0, PAST_SECONDS, 2)]
     middle = made[len(made) // 2]
@@ -83,7 +83,7 @@ def past() -> list[machine_service_pb2.MachineSample]:
 
 
 def figures(page: Page, title: str) -> str:
-    """The figures that stand below a plot."""
+    """Returns the figures below a plot."""
     return str(
         page.evaluate(
             "[...document.querySelectorAll('.plot')].find((each) => each.innerText.startsWith("
@@ -116,7 +116,7 @@ def test_one_goes_back_in_time_by_keys(page: Page, machine: ScriptedMachine) -> 
     page.wait_text("8.0 GiB of 16.0 GiB")
     page.evaluate("document.querySelector('.moment input').focus()")
     page.press("Home")
-    page.wait_text("2.0 GiB of 16.0 GiB")  # as it was at first
+    page.wait_text("2.0 GiB of 16.0 GiB")  # the value at the start
     assert "now" not in page.evaluate("document.querySelector('.moment input').getAttribute('aria-valuetext')")
     page.click("button", "Back to now")
     page.wait_text("8.0 GiB of 16.0 GiB")
@@ -138,7 +138,7 @@ def test_the_mouse_goes_back_in_time(page: Page, machine: ScriptedMachine) -> No
         page.wait(f"!{shown}.startsWith('now')")
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
     page.wait(f"{shown}.startsWith('now')")
-    # A view that is left takes its plots along.
+    # Leaving the view removes its plots.
     page.evaluate("location.hash = '#/chat'")
     page.wait("document.querySelector('#message') && !document.querySelector('.plot')")
 

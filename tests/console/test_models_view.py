@@ -1,4 +1,4 @@
-"""Models and the machine, by a real browser: what an operator does, and what is seen of it."""
+"""Models and the machine in a real browser: an operator's actions, and their display."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_download_from_the_hub_is_followed(tab: Opener, roomy: Stack, hub: Loo
 
 
 def test_another_client_is_seen_at_once(tab: Opener, roomy: Stack) -> None:
-    """One watch, no polling: what the command does appears here by itself."""
+    """One watch, no polling: a change by the command line appears in the page by itself."""
     page = tab(roomy, "models")
     page.wait(card(MODEL, "ready"))
     watched = len(page.requested())
@@ -103,7 +103,7 @@ def test_an_eviction_is_told(tab: Opener, roomy: Stack) -> None:
 
 
 def ask(stack: Stack, model: str) -> None:
-    """Has a model answered with one token."""
+    """Generates one token with a model."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     request = urllib.request.Request(
         f"{stack.base_url}/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
@@ -145,7 +145,7 @@ def test_the_machine_is_plotted(view: Open, stack: Stack) -> None:
     described = page.evaluate("document.querySelector('.plot [role=img]').getAttribute('aria-label')")
     assert "Host: " in described
     ask(stack, MODEL)
-    # Of all callers, not of this tab: what the services have counted.
+    # Of all callers, not only of this tab: the services' own counters.
     page.wait("document.querySelector('.machine').innerText.includes('Text: whole requests')")
     page.wait("/Text\\s+0\\s+0\\s/.test(document.querySelector('.tables').innerText)")
 
@@ -158,7 +158,7 @@ def hub() -> Iterator[LoopbackHub]:
 
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory, hub: LoopbackHub) -> Iterator[Stack]:
-    """A stack whose models may be changed, that may read the demo model's folder, and keeps one model in memory."""
+    """A stack with writable models, which may read the demo model's folder and keeps one model in memory."""
     roots = {"ALLM_MODEL_ROOTS": str(demo_model().parent), "HF_ENDPOINT": hub.endpoint}
     settings = roots | {"ALLM_MAX_LOADED_MODELS": "1"}
     with running_stack(tmp_path_factory.mktemp("console") / "home", **settings) as stack:

@@ -1,4 +1,4 @@
-"""Every kind of error is a sentence that a person can act on; thoughts are told apart; markup stays text."""
+"""Every kind of error becomes a sentence with advice; thoughts are separate from answers; markup stays text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services import errors
 from tests.console.chromium import Browser, Page
 from tests.console.scripted_services import MODEL, REQUEST_ID, Scripted, ScriptedChat, scripted_gateway
 
-# Each error, and what the person is told to do. What is wrong with a request its own message says.
+# Each error with the advice to the user. For an invalid request the error's message is the advice.
 ADVICE = [
     (errors.InvalidRequest("'temperature' must be from 0 to 2, not 3", param="temperature"), "must be from 0 to 2"),
     (errors.Unauthenticated("Incorrect API key provided"), "Enter an API key"),
@@ -36,7 +36,7 @@ def scripted() -> Iterator[Scripted]:
 
 @pytest.fixture
 def chat(scripted: Scripted) -> ScriptedChat:
-    """The chat, as if nobody had asked it before."""
+    """The chat service in its initial state."""
     scripted.chat.deltas, scripted.chat.error = [], None
     scripted.chat.asked.clear()
     return scripted.chat

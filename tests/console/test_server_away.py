@@ -1,4 +1,4 @@
-"""A server that wants keys, and one that goes away: the page says so, and goes on by itself."""
+"""A server that requires keys, and one that becomes unavailable: the page says so, and recovers by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.console.axe import problems
 from tests.console.chromium import Opener, Page
 from tests.stack import MODEL, Stack, environment
 
-# Every state that the page has shown, also those that have gone by the time that a test looks.
+# Every state that the page has shown, also those that have disappeared when a test checks.
 WATCH = """
 window.shown = [];
 new MutationObserver(() => {
@@ -25,7 +25,7 @@ new MutationObserver(() => {
 
 
 def new_key(stack: Stack, name: str, *scopes: str) -> str:
-    """A key, made as an operator makes it."""
+    """Creates a key as an operator does."""
     wanted = [part for scope in scopes for part in ("--scope", scope)]
     command = [sys.executable, "-m", "services.cli", "keys", "create", name, *wanted, "--json"]
     done = subprocess.run(command, env=environment(stack.home), capture_output=True, text=True, check=True, timeout=60)
@@ -51,11 +51,11 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(tab: Opener, guarded: Stack) -> 
     page.press("Enter")
     page.wait("document.querySelector('.answer .below')")
     assert "Paris" in page.evaluate("document.querySelector('.answer').innerText")
-    # A program's request names the key, and never holds it.
+    # The code of a request names the key's variable, and never contains the key.
     page.choose("select", "Copy as", "curl")
     page.wait_text("authorization: Bearer $ALLM_API_KEY")
     assert "sk-allm-" not in page.text()
-    # It outlives a reload, and not the tab.
+    # The key survives a reload, but not the tab.
     page.reload()
     page.wait_text("Connected")
     assert page.evaluate("localStorage.length") == 0
@@ -70,7 +70,7 @@ def test_a_key_that_may_not_manage_still_chats(tab: Opener, guarded: Stack) -> N
     give(page, new_key(guarded, "guest", "inference"))
     page.wait_text("This key may use models but not manage them")
     page.wait(f"document.querySelector('[data-model=\"{MODEL}\"]')")
-    # It is told why the machine is not shown, and nothing is asked for that may not be.
+    # The page explains why the machine is not shown, and sends no forbidden request.
     page.wait_text("A key with the scope admin shows both")
     assert page.evaluate("document.querySelector('.machine')") is None
     assert [url for url in page.requested() if url.endswith("/WatchMachine")] == []
@@ -90,7 +90,7 @@ def test_it_says_that_the_server_is_away_and_comes_back(tab: Opener, guarded: St
     os.kill(guarded.note["children"]["gateway"], signal.SIGKILL)
     page.wait("window.shown.includes('Not connected') && window.shown.at(-1) === 'Connected'")
     assert "tries again by itself" in page.evaluate("window.banner")
-    # Nobody had to do anything: the next message is answered.
+    # The page has recovered by itself: the next message is answered.
     page.fill("textarea", "Message", "What is the capital of France?")
     page.press("Enter")
     page.wait("document.querySelector('.answer .figures')?.innerText.includes('tokens')")

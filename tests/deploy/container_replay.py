@@ -1,9 +1,9 @@
 """Replays a Dockerfile without a container engine: `python -m tests.deploy.container_replay [IMAGE...]`.
 
-Its RUN steps are carried out as a user who is not root, in an empty folder that stands for the image's root, with
-nothing of this machine's environment but where pip finds packages; then its command is run as it would be in a
-container, its health check is asked, and its stop signal is sent. Not replayed are the base image itself, apt-get and
-the making of the user: those steps are told, and the machine must have what they install.
+Its RUN steps run as a user who is not root, in an empty folder that stands for the image's root, with only pip's
+package sources from this machine's environment; then its command runs as it would in a container, its health check is
+evaluated, and its stop signal is sent. The base image, apt-get and the creation of the user are not replayed: those
+steps are printed, and the machine must have the packages that they install.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLACES = re.compile(r"(?<![\w.\"/])/(opt/allm|opt/vllm|src|wheels|models|picture
 
 
 class Replay:
-    """One image."""
+    """The replay of one image."""
 
     def __init__(self, image: str, root: Path, arguments: Mapping[str, str] | None = None) -> None:
         self.image, self.root = image, root
@@ -51,7 +51,7 @@ class Replay:
             self._as_user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
 
     def build(self) -> None:
-        """Carries out the steps of all stages that the image needs."""
+        """Runs the steps of all stages that the image needs."""
         self._base()
         values: dict[str, dict[str, str]] = {}  # stage -> its environment
         for stage in self.file.needed():
@@ -75,7 +75,7 @@ class Replay:
             values[stage.name] = environ
         for place in ("/var/lib/allm", "/models", "/pictures", TEMPORARY):
             self._make(place)
-        if self._as_user:  # what was installed is not the user's in a container either
+        if self._as_user:  # as in a container, the user does not own the installed files
             subprocess.run(["chown", "--recursive", "0:0", self._place("/opt")], check=True)
 
     def serve(self, extra: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -86,13 +86,13 @@ class Replay:
             return subprocess.Popen(command, env=environ, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
 
     def is_healthy(self, extra: Mapping[str, str]) -> bool:
-        """What the image's health check says."""
+        """Runs the image's health check."""
         environ = {**self._clean(), **self._environment(), **extra}
         command = [*self._as_user, *self.file.health()]
         return subprocess.run(command, env=environ, cwd=self.root, capture_output=True, check=False).returncode == 0
 
     def output(self) -> str:
-        """What the command has said."""
+        """Returns the command's output."""
         return (self.root / "output.txt").read_text()
 
     def _environment(self) -> dict[str, str]:
@@ -103,7 +103,7 @@ class Replay:
         return {"PATH": f"{self._bin}:/usr/bin:/bin", "LANG": "C.UTF-8", "TMPDIR": str(self._place(TEMPORARY))}
 
     def _base(self) -> None:
-        """What stands for the base image: `python`, and pip beside it."""
+        """Creates the stand-in for the base image: `python` and pip."""
         self._bin.mkdir(parents=True)
         for name in ("python", "python3"):
             script = self._bin / name
@@ -167,14 +167,14 @@ class Replay:
 
 
 def context() -> list[Path]:
-    """What `docker build` is given, relative to ROOT: the exceptions of .dockerignore, which leaves out all else."""
+    """Returns the build context, relative to ROOT: the exceptions of .dockerignore, which excludes everything else."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in lines
     return [Path(line[1:]) for line in lines if line.startswith("!")]
 
 
 def _pip_arguments() -> dict[str, str]:
-    """Where this machine's pip finds packages: what a builder's pip.conf or arguments would say."""
+    """Returns this machine's pip settings, as a builder's pip.conf or arguments would set them."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
@@ -187,11 +187,11 @@ def _pip_arguments() -> dict[str, str]:
 
 
 def _python(as_user: list[str]) -> str:
-    """A Python 3.11 or newer that the user may run, which the one of these tests may not be."""
+    """Returns a Python 3.11 or newer that the user may run; the user may not be allowed to run the tests' own."""
     versions = [f"python3.{minor}" for minor in range(11, 16)]
     candidates = [getattr(sys, "_base_executable", sys.executable), *(f"/usr/bin/{name}" for name in versions)]
     for candidate in candidates:
-        # By a shell: setpriv itself may still go where root may.
+        # Through a shell: setpriv itself may still enter root's folders.
         command = [*as_user, "sh", "-c", 'exec "$0" -c "import venv"', candidate]
         with suppress(OSError):
             if subprocess.run(command, capture_output=True, check=False, cwd="/").returncode == 0:
@@ -200,7 +200,7 @@ def _python(as_user: list[str]) -> str:
 
 
 def environment(image: str) -> dict[str, str]:
-    """As `docker run --env`, with free ports, since other things run on this machine."""
+    """Returns the variables for `docker run --env`, with free ports, since other programs run on this machine."""
     found = {"ALLM_METRICS_PORT": "0", "ALLM_DRAIN_DELAY_SECONDS": "0", "ALLM_DRAIN_SECONDS": "1"}
     if image == "gateway":
         return {**found, "ALLM_PORT": str(free_port()), "ALLM_GATEWAY_TEXT": "127.0.0.1:1"}
@@ -208,7 +208,7 @@ def environment(image: str) -> dict[str, str]:
 
 
 def replay(image: str, root: Path, arguments: Mapping[str, str] | None = None) -> Replay:
-    """Builds an image, runs it until it is healthy, and stops it; what goes wrong is an AssertionError."""
+    """Builds an image, runs it until it is healthy, and stops it. Raises AssertionError on failure."""
     found = Replay(image, root, arguments)
     found.build()
     before = tree(root / "opt")
@@ -232,19 +232,19 @@ def replay(image: str, root: Path, arguments: Mapping[str, str] | None = None) -
 
 @contextmanager
 def empty_root(image: str) -> Iterator[Path]:
-    """A folder that stands for an image's root. Not one of pytest's, which let no other user in."""
+    """A folder that stands for an image's root. Not one of pytest's, which other users cannot enter."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder).resolve() / image
 
 
 def tree(folder: Path) -> dict[str, float]:
-    """Every file below a folder, and when it was changed."""
+    """Returns every file below a folder with its modification time."""
     return {str(path): path.lstat().st_mtime for path in folder.rglob("*")}
 
 
 def main(images: list[str]) -> None:
-    """Replays images, and says what was done."""
+    """Replays images and prints the results."""
     for image in images or IMAGES:
         started = time.monotonic()
         with empty_root(image) as root:

@@ -1,4 +1,4 @@
-"""A Dockerfile, as far as ours use the language: stages, and what each does, in order."""
+"""A Dockerfile parser for the parts of the language that ours use: stages, and their instructions, in order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ IMAGES = ("catalog", "gateway", "text", "text-vllm", "audio", "image")
 
 @dataclass
 class Stage:
-    """What stands between two FROMs."""
+    """The instructions between two FROMs."""
 
-    name: str  # empty: it has none, as the last one
-    start: str  # what it starts from: an image, or another stage
-    steps: list[tuple[str, str]] = field(default_factory=list)  # instruction, and what follows it
+    name: str  # empty: an unnamed stage, such as the last one
+    start: str  # its base: an image, or another stage
+    steps: list[tuple[str, str]] = field(default_factory=list)  # instruction, and its argument
 
 
 @dataclass
@@ -29,11 +29,11 @@ class Dockerfile:
     stages: list[Stage]
 
     def stage(self, name: str) -> Stage | None:
-        """The stage of that name; None where it is an image's."""
+        """Returns the stage of that name; None for an image's name."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
     def needed(self) -> list[Stage]:
-        """The stages that the last one is made from, and itself, in the order of the file."""
+        """Returns the stages that the last one depends on, and itself, in the order of the file."""
         wanted: list[Stage] = [self.stages[-1]]
         for stage in wanted:
             sources = [stage.start, *re.findall(r"--from=(\S+)", " ".join(rest for _, rest in stage.steps))]
@@ -41,11 +41,11 @@ class Dockerfile:
         return [stage for stage in self.stages if stage in wanted]
 
     def last(self, instruction: str) -> str:
-        """What the last instruction of that kind says in the last stage."""
+        """Returns the argument of the last instruction of that kind in the last stage."""
         return [rest for name, rest in self.stages[-1].steps if name == instruction][-1]
 
     def environment(self) -> dict[str, str]:
-        """What containers of the last stage find in their environment, with `$PATH` as it stands."""
+        """Returns the environment of the last stage's containers, with `$PATH` unexpanded."""
         found: dict[str, str] = {}
         chain = [self.stages[-1]]
         while (before := self.stage(chain[0].start)) is not None:
@@ -57,16 +57,16 @@ class Dockerfile:
         return found
 
     def command(self) -> list[str]:
-        """CMD, in its exec form."""
+        """Returns CMD, which must be in exec form."""
         return exec_form(self.last("CMD"))
 
     def health(self) -> list[str]:
-        """What HEALTHCHECK runs."""
+        """Returns the command of HEALTHCHECK."""
         return exec_form(self.last("HEALTHCHECK").partition("CMD ")[2])
 
 
 def read(image: str, chosen: Mapping[str, str] | None = None) -> Dockerfile:
-    """The Dockerfile of an image, with build arguments chosen."""
+    """Parses the Dockerfile of an image, with these build arguments."""
     found = Dockerfile({}, [])
     for name, rest in instructions((CONTAINERS / f"{image}.Dockerfile").read_text()):
         if name == "FROM":
@@ -80,7 +80,7 @@ def read(image: str, chosen: Mapping[str, str] | None = None) -> Dockerfile:
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Instruction by instruction, lines joined and comments left out."""
+    """Yields each instruction with its argument, continuation lines joined, comments removed."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         if line.strip():
@@ -89,17 +89,17 @@ def instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def assignments(text: str) -> dict[str, str]:
-    """`NAME=value NAME=value`; a name alone has no value, and is left out."""
+    """Parses `NAME=value NAME=value`; skips a name without a value."""
     return {name: value.strip('"') for name, equals, value in (p.partition("=") for p in text.split()) if equals}
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """With `$NAME` and `${NAME}` in place; what has no value stays."""
+    """Replaces `$NAME` and `${NAME}`; names without a value stay."""
     return re.sub(r"\$\{?([A-Z_]+)\}?", lambda found: values.get(found[1], found[0]), text)
 
 
 def exec_form(text: str) -> list[str]:
-    """`["a", "b"]`. Raises ValueError for a command of a shell, which would keep signals to itself."""
+    """Parses `["a", "b"]`. Raises ValueError for a shell command, because a shell would not forward signals."""
     found = json.loads(text)
     if not isinstance(found, list):
         raise ValueError(f"not in exec form: {text}")  # noqa: TRY004 (as for what is no JSON)

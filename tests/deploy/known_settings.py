@@ -1,4 +1,4 @@
-"""The names of all settings, as the code reads them."""
+"""The names of all settings that the code reads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# Not ours: the hub's client and libraries read them; the last one is for other variables to refer to.
+# Variables of the hub's client and libraries; the last one exists for references from other variables.
 FOREIGN = {
     *("HF_ENDPOINT", "HF_TOKEN", "HOME", "NCCL_DEBUG", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "VLLM_HOST_IP"),
     "POD_NAMESPACE",
 }
-# Files that are not there in a test; services/settings/tls_settings.py looks into them.
+# Files that do not exist in a test; services/settings/tls_settings.py reads them.
 CERTIFICATES = ("ALLM_TLS_", "ALLM_SERVICE_TLS_")
 
 
 @cache
 def settings_names() -> set[str]:
-    """Every variable whose name stands in services/settings, where alone settings are read."""
+    """Returns every variable named in services/settings, the only folder that reads settings."""
     return {
         node.value
         for path in (ROOT / "services/settings").glob("*.py")

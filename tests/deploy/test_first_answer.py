@@ -1,4 +1,4 @@
-"""From manifests to a first answer: the containers of the component `tls` as processes, as docs/kubernetes.md goes."""
+"""From manifests to a first answer: the containers of the component `tls` as processes, as in docs/kubernetes.md."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wait(condition: Callable[[], bool], pods: PodProcesses) -> None:
 
 
 def secrets(pods: PodProcesses) -> ssl.SSLContext:
-    """Fills in the Secrets that the documentation says to make; what a caller trusts."""
+    """Fills in the Secrets that the documentation requires; returns a TLS context for callers."""
     for each in ("identity", "service-tls", "tls", "models"):
         pods.place(f"/etc/allm/{each}").mkdir(parents=True)
     pods.place("/etc/allm/identity/identity.secret").write_text("5" * 64)
@@ -67,7 +67,7 @@ def secrets(pods: PodProcesses) -> ssl.SSLContext:
 
 
 def declare(pods: PodProcesses) -> None:
-    """The ConfigMap with a model that needs no hub."""
+    """Writes the ConfigMap with a model that needs no hub."""
     pods.place("/models").mkdir()
     path = pods.place("/models/demo.gguf")
     try:
@@ -126,7 +126,7 @@ def test_a_caller_with_a_key_has_an_answer(folder: Path) -> None:
         assert status == 401
         assert "me" in pods.execute("catalog", "allm", "keys", "list")
 
-        # What the ServiceMonitor scrapes, the autoscaler's metrics among it.
+        # The ServiceMonitor's targets, with the autoscaler's metrics among them.
         assert "allm_requests_running{" in scraped(pods, "text", 9464, "/metrics")
         assert "allm_requests_waiting{" in scraped(pods, "text", 9464, "/metrics")
         for name, port in (("catalog", 9464), ("authorizer", 9465)):

@@ -1,4 +1,4 @@
-"""k8s is what the chart says, alone and put together."""
+"""The files in k8s equal the chart's output, alone and in combination."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_is_checked_in_is_what_the_chart_gives(tmp_path: Path) -> None:
 
 
 def unordered(value: Any, key: str = "") -> Any:
-    """With lists that Kubernetes merges by a field as mappings: patches may change their order."""
+    """Converts lists that Kubernetes merges by a field into mappings: patches may change their order."""
     if isinstance(value, dict):
         return {name: unordered(each, name) for name, each in value.items()}
     if isinstance(value, list) and key in MERGE_KEYS:
@@ -49,7 +49,7 @@ def test_kustomize_and_the_chart_give_the_same() -> None:
 
 @pytest.mark.parametrize("name", ["base", ALL])
 def test_a_variable_is_defined_before_another_one_refers_to_it(name: str) -> None:
-    """Kubernetes leaves `$(NAME)` as it stands where NAME comes later in the list."""
+    """Kubernetes leaves `$(NAME)` unexpanded when NAME comes later in the list."""
     seen = 0
     for container in [each for _, template in pod_templates(kustomized(name)) for each in containers(template)]:
         names: set[str] = set()

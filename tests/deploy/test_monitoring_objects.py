@@ -1,4 +1,4 @@
-"""Rules and dashboard reach the cluster as they lie in monitoring/."""
+"""The cluster gets the same rules and dashboard as in monitoring/."""
 
 from __future__ import annotations
 

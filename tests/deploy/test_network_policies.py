@@ -1,4 +1,4 @@
-"""Who may talk to whom: the policies of a rendering, evaluated as a network plugin would."""
+"""The connections that a rendering's network policies allow, evaluated as a network plugin would."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from k8s.render import Object
 from tests.deploy.renderings import rendering
 
 PODS = ("gateway", "catalog", "text", "audio", "image", "redis")
-# Of a group of models that several machines compute together.
+# Pods of a group of models that several machines serve together.
 MACHINES = {"leader": "text", "worker": "text-worker"}
 OUTSIDE = "outside"
 PROMETHEUS = "prometheus"
@@ -34,7 +34,7 @@ def chosen(selector: Object, pod: str) -> bool:
 
 
 def peers(rule: Object, key: str, pod: str) -> bool:
-    """Whether a rule is about that other end; one that names none is about everybody."""
+    """Checks that a rule covers the peer; a rule that names no peer covers every peer."""
     if key not in rule:
         return True
     for peer in rule[key]:
@@ -48,7 +48,7 @@ def peers(rule: Object, key: str, pod: str) -> bool:
 
 
 def allowed(policies: list[Object], source: str, target: str, port: int) -> bool:
-    """Whether a connection is let out on one side and in on the other."""
+    """Checks that the source may open a connection and the target may accept it."""
 
     def side(pod: str, other: str, direction: str, key: str) -> bool:
         if not is_ours(pod):

@@ -1,4 +1,4 @@
-"""Every object of every rendering, held against the schemas of Kubernetes: offline, of several versions."""
+"""Every object of every rendering, validated against the schemas of several versions of Kubernetes, offline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CUSTOM = Path(__file__).with_name("custom_resources")
 OLDEST = "1.30"
 NEWEST = all_versions()[-1].rpartition(".")[0]
 VERSIONS = [OLDEST, "1.33", NEWEST]
-# Volumes of OCI images are younger than all else.
+# Image volumes need a newer version than everything else.
 WITH_IMAGE_VOLUMES = "1.33"
 
 
@@ -34,7 +34,7 @@ def definitions(version: str) -> Any:
 
 @cache
 def validator(version: str, kind: str, api: str) -> jsonschema.protocols.Validator:
-    """Raises FileNotFoundError where that version has no such kind. Strict: unknown fields are refused."""
+    """Returns a validator that refuses unknown fields. Raises FileNotFoundError when that version lacks the kind."""
     if (path := CUSTOM / f"{kind.lower()}.json").exists():
         return jsonschema.Draft202012Validator(json.loads(path.read_text()), registry=definitions(version))
     short = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api)
@@ -44,7 +44,7 @@ def validator(version: str, kind: str, api: str) -> jsonschema.protocols.Validat
 
 @cache
 def problem(version: str, text: str) -> str:
-    """Why an object, as JSON, does not hold; empty: it does. Most are the same in many renderings."""
+    """Returns the error of a JSON object; empty: it is valid. Cached: most objects occur in many renderings."""
     found = json.loads(text)
     errors = [
         f"{found['kind']}/{found['metadata']['name']} {error.json_path}: {error.message[:300]}"

@@ -1,4 +1,4 @@
-"""Every Pod holds to the restricted profile of the Pod Security Standards, and to a little more."""
+"""Every Pod meets the restricted profile of the Pod Security Standards, and a few stricter rules."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from k8s.render import Object
 from tests.case import case
 from tests.deploy.renderings import RENDERINGS, containers, pod_templates, rendering
 
-# Volume types of the restricted profile. Image volumes are younger than that list, which does not name them:
-# docs/kubernetes.md says what that means for a namespace that enforces it.
+# Volume types of the restricted profile. Image volumes are newer than that list, which does not name them:
+# docs/kubernetes.md explains the effect on a namespace that enforces it.
 ALLOWED_VOLUMES = {
     "configMap",
     "csi",
@@ -22,7 +22,7 @@ HOST = ("hostNetwork", "hostPID", "hostIPC")
 
 
 def breaches(template: Object) -> list[str]:
-    """What a Pod template does that the profile does not allow."""
+    """Lists a Pod template's violations of the profile."""
     spec = template["spec"]
     pod = spec.get("securityContext", {})
     found = [name for name in HOST if spec.get(name)]
@@ -50,7 +50,7 @@ def breaches(template: Object) -> list[str]:
 
 
 def surplus(template: Object) -> list[str]:
-    """What the profile would allow, and we do not do."""
+    """Lists a Pod template's violations of the stricter rules."""
     found = [] if template["spec"].get("automountServiceAccountToken") is False else ["a token of the Kubernetes API"]
     for container in containers(template):
         if container["securityContext"].get("readOnlyRootFilesystem") is not True:

@@ -1,4 +1,4 @@
-"""What manifests say about our code is so: commands, settings, ports, probes, metrics; and they fit each other."""
+"""Manifests match our code and each other: commands, settings, ports, probes, metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEMPLATE = (ROOT / "gateway/envoy.template.yaml").read_text()
 
 
 def ours(name: str) -> Iterator[tuple[str, Object, Object]]:
-    """Workload, Pod template and container of all that runs our services: a machine that lends its GPUs has none."""
+    """Yields workload, Pod template and container of our services: a machine that only lends its GPUs runs none."""
     for which, template in pod_templates(rendering(name)):
         for container in containers(template):
             if container["name"] not in ("redis", "ray"):
@@ -34,7 +34,7 @@ def ours(name: str) -> Iterator[tuple[str, Object, Object]]:
 
 
 def commands(container: Object) -> Iterator[list[str]]:
-    """The command of a container and those of its probes."""
+    """Yields the command of a container and those of its probes."""
     yield container["command"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         if "exec" in container.get(probe, {}):
@@ -96,7 +96,7 @@ def test_probes_ask_for_what_is_there() -> None:
                 )
                 for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
                     if kind == "readinessProbe" and container["name"] == "authorizer":
-                        continue  # a sidecar's readiness would be its Pod's, whose gateway says that itself
+                        continue  # a sidecar's readiness counts for its Pod, and the Pod's gateway reports that itself
                     probe = container[kind]
                     if "grpc" in probe:
                         assert probe["grpc"]["service"] in names, which
@@ -132,7 +132,7 @@ def test_there_is_time_to_drain() -> None:
 
 
 def selects(selector: Object, labels: Object) -> bool:
-    """Whether a selector with matchLabels, or a Service's plain one, takes an object with these labels."""
+    """Checks that a selector with matchLabels, or a Service's plain one, matches an object with these labels."""
     return (selector.get("matchLabels", selector)).items() <= labels.items()
 
 
@@ -154,7 +154,7 @@ def test_objects_refer_to_others_that_are_there() -> None:
                         ports = [port for each in containers(chosen[0]) for port in each["ports"]]
                         known = {port["name"] for port in ports}
                         keys = any(each["name"] == "authorizer" for each in containers(chosen[0]))
-                        # Without an authorizer its port is nobody's, and Kubernetes leaves it out.
+                        # Without an authorizer its port does not exist, and Kubernetes leaves it out.
                         absent = {"auth-metrics"} if which == "Service/allm-gateway-metrics" and not keys else set()
                         assert {port["targetPort"] for port in spec["ports"]} - known == absent, which
                     case "PodDisruptionBudget":
@@ -273,7 +273,7 @@ def test_metrics_exist() -> None:
     known = {sample.name for metric in REGISTRY.collect() for sample in metric.samples} | {
         metric.name for metric in REGISTRY.collect()
     }
-    # Envoy's: tests/deploy/test_refusals.py sees a real one count it.
+    # Envoy's: tests/deploy/test_refusals.py verifies it with a real one.
     known |= {"envoy_cluster_upstream_cx_none_healthy"}
     names = set().union(*(promised_metrics(rendering(name)) for name in RENDERINGS))
     assert names == {

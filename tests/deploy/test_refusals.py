@@ -1,4 +1,4 @@
-"""What brings the first Pod back of a service that was scaled to zero: the gateway counts whom it turned away."""
+"""The trigger that scales a service up from zero: the gateway counts the requests that it refused."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def fetch(url: str, body: object = None) -> tuple[int, str]:
 
 
 def refused(metrics: str, query: str) -> float | None:
-    """The counter that a query of a ScaledObject is about, as Envoy tells it; what Kubernetes adds is left out.
+    """Returns Envoy's counter in the query of a ScaledObject; ignores the labels that Kubernetes adds.
 
-    It must be there before it counts: Prometheus sees no increase where there was nothing before.
+    It must exist before the first refusal: Prometheus sees no increase for a series that has just appeared.
     """
     (name,) = re.findall(r"\w+(?=\{)", query)
     (cluster,) = re.findall(r'envoy_cluster_name="([^"]+)"', query)
@@ -57,7 +57,7 @@ def test_the_gateway_counts_whom_it_turns_away_without_a_replica(service: str, t
         "ALLM_HOME": str(tmp_path),
         "ALLM_PORT": str(port),
         "ALLM_GATEWAY_METRICS_PORT": str(metrics_port),
-        # A name of nothing, as that of a headless Service without Pods.
+        # A name without addresses, like that of a headless Service without Pods.
         "ALLM_GATEWAY_TEXT": "text.invalid:50051",
         "ALLM_GATEWAY_AUDIO": "audio.invalid:50051",
         "ALLM_CATALOG": "127.0.0.1:1",

@@ -1,4 +1,4 @@
-"""Models that several machines compute together: the Pods of a LeaderWorkerSet fit each other and what they run."""
+"""Models on several machines: the Pods of a LeaderWorkerSet match each other and the programs that they run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.deploy.known_settings import CERTIFICATES, FOREIGN, settings_names
 from tests.deploy.renderings import containers, environment, pod_templates, rendering
 
 NAMES = ["kustomize: multi-node", "kustomize: everything", "chart: several-machines", "chart: model-images"]
-# What the kubelet puts in the place of variables.
+# The kubelet's values for variables.
 VALUES = {"$(VLLM_HOST_IP)": "10.0.0.7", "$(LWS_LEADER_ADDRESS)": "allm-0.allm.allm"}
-# StatefulSets put a hash of eleven characters behind their names, into a label of 63.
+# StatefulSets append a hash of eleven characters to their names, in a label limited to 63.
 LONGEST_SET = 52
 
 
@@ -26,13 +26,13 @@ def sets(name: str) -> list[Object]:
 
 
 def roles(found: Object) -> tuple[Object, Object]:
-    """The leader's and the worker's container."""
+    """Returns the leader's and the worker's container."""
     (leader,), (worker,) = (containers(template) for _, template in pod_templates([found]))
     return leader, worker
 
 
 def arguments(container: Object) -> list[str]:
-    """Those of its command, as they are when it runs."""
+    """Returns the arguments of its command, with variables expanded."""
     command: list[str] = container["command"]
     assert command[:3] == ["python", "-m", ray_node.__spec__.name]
     declared = {item["name"] for item in container["env"]} | {"LWS_LEADER_ADDRESS"}
@@ -71,7 +71,7 @@ def test_a_worker_is_looked_at_where_its_ray_listens_and_has_time_to_wait_for_th
         assert port["containerPort"] == ray_node.NODE_PORT
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             assert worker[kind]["tcpSocket"]["port"] == port["name"]
-        # Loading takes the leader as long as the worker may take to find it.
+        # The leader loads for as long as the worker may search for it.
         assert worker["startupProbe"]["failureThreshold"] == leader["startupProbe"]["failureThreshold"]
         names = [item["name"] for item in worker["env"]]
         assert len(set(names)) == len(names)

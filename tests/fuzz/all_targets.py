@@ -1,4 +1,4 @@
-"""Every parser of strangers' bytes that is fuzzed. One that reads a new format takes a line in one of these."""
+"""Every parser of untrusted bytes that is fuzzed. A parser of a new format takes a line in one of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON bodies of the OpenAI facades, and what the core makes of them before a model sees them."""
+"""JSON bodies of the OpenAI facades, and the core's processing of them before a model sees them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = tuple(
 
 
 def _told(read: Callable[[bytes], object]) -> Callable[[bytes], None]:
-    """Runs a reader. Its error must be tellable: as the body of an answer, and within a header."""
+    """Runs a reader, and checks that its error can be encoded: as a response body, and in a header."""
 
     def run(case: bytes) -> None:
         try:

@@ -1,4 +1,4 @@
-"""JSON Schemas made of any bytes: each byte is a choice, so that what is mutated stays a schema."""
+"""JSON Schemas built from arbitrary bytes: each byte is a choice, so that a mutation is still a schema."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class _Builder:
         self._parts = 0
 
     def choice(self, among: int) -> int:
-        """A number below `among`; 0 once the bytes are used up."""
+        """Returns a number below `among`; 0 once the bytes are used up."""
         return next(self._choices, 0) % among
 
     def one(self, among: tuple[Any, ...]) -> Any:
         return among[self.choice(len(among))]
 
     def schema(self, depth: int = 0) -> Any:
-        """A schema of a few keywords."""
+        """Returns a schema of a few keywords."""
         self._parts += 1
         if self._parts > MOST_PARTS or depth > 12:
             return self.one((True, False, {}))
@@ -93,6 +93,6 @@ _KEYWORDS: dict[str, Callable[[_Builder, int], Any]] = {
 
 
 def built_schema(choices: bytes) -> dict[str, Any]:
-    """A schema that is an object; the same for the same bytes."""
+    """Returns a schema that is an object; equal bytes give equal schemas."""
     found = _Builder(choices).schema()
     return found if isinstance(found, dict) else {}

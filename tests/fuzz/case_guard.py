@@ -1,7 +1,7 @@
-"""Runs cases one by one and finds those that raise what they may not, take too long, or take too much memory.
+"""Runs cases one by one and finds those that raise undeclared errors, or take too much time or memory.
 
-The time is the processor's, not the clock's: a busy machine finds nothing else. A case that never comes back from
-native code, or ends the process, is left in a file that whoever watches the process reads.
+The time is processor time, not wall time: a busy machine changes no result. A case that never returns from native
+code, or ends the process, stays in a file, which the parent process reads.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from types import FrameType
 
 from tests.fuzz.fuzz_target import FuzzTarget
 
-CPU_SECONDS = 5.0  # of one case; the slowest honest one takes a twentieth
-MEMORY_BYTES = 512 * 1024 * 1024  # that one case may take
-ROOM_BYTES = 2 * 1024 * 1024 * 1024  # of addresses, on top of what is there before the first case
-HARD_FACTOR = 3  # after so many times its time the kernel ends the process
+CPU_SECONDS = 5.0  # of one case; the slowest legitimate one takes a twentieth
+MEMORY_BYTES = 512 * 1024 * 1024  # limit of one case
+ROOM_BYTES = 2 * 1024 * 1024 * 1024  # address space, in addition to its size before the first case
+HARD_FACTOR = 3  # the kernel ends the process after this multiple of the time limit
 LONGEST = 1024 * 1024  # bytes of a case
 _HIGHEST = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 _HEAD = struct.Struct("<Q")
 
 
 class _TooLong(BaseException):
-    """The case has had its time: nothing that catches errors catches this."""
+    """The case has exceeded its time: no handler of ordinary errors catches this."""
 
 
 class CaseGuard:
-    """The watch over one process's cases."""
+    """Limits and checks the cases of one process."""
 
     def __init__(
         self, now: Path | None = None, *, cpu_seconds: float = CPU_SECONDS, memory_bytes: int = MEMORY_BYTES
     ) -> None:
-        """`now`: a file that holds the case that runs."""
+        """`now`: a file that stores the running case."""
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
         self._map: mmap.mmap | None = None
@@ -48,13 +48,13 @@ class CaseGuard:
         signal.signal(signal.SIGPROF, _stop)
 
     def limit(self) -> None:
-        """Sets the kernel's limits, once everything is imported. Not for targets with processes of their own."""
+        """Sets the kernel's limits. Call it after all imports, and not for targets that use other processes."""
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         most = pages * resource.getpagesize() + ROOM_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
     def fault(self, target: FuzzTarget, case: bytes) -> str:
-        """What is wrong with how a target takes a case; empty: nothing."""
+        """Returns the fault of a target on a case; empty: none."""
         self._note(case)
         before = _peak(anew=True)
         if not target.children:
@@ -86,7 +86,7 @@ class CaseGuard:
 
 
 def case_in(now: Path) -> bytes:
-    """The case that a process was at when it ended."""
+    """Returns the case that was running when the process ended."""
     data = now.read_bytes()
     (length,) = _HEAD.unpack_from(data)
     return data[_HEAD.size : _HEAD.size + length]
@@ -97,9 +97,9 @@ def _stop(_: int, __: FrameType | None) -> None:
 
 
 def _peak(*, anew: bool = False) -> int:
-    """The most memory that the process has held, in bytes: since it was started, or since it was asked for anew.
+    """Returns the process's peak memory in bytes: since its start, or since the last call with `anew`.
 
-    Not what getrusage tells: there a process inherits the peak of who started it.
+    Not from getrusage: there a process inherits its parent's peak.
     """
     if anew:
         with contextlib.suppress(OSError):

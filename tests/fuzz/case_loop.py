@@ -1,4 +1,4 @@
-"""Goes through the corpus of targets and mutations of it. Prints a JSON line for every finding and for each target."""
+"""Runs the corpus of targets and mutations of it. Prints a JSON line for every finding and for each target."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.fuzz.case_guard import CaseGuard
 from tests.fuzz.case_mutator import Mutator
 from tests.fuzz.fuzz_target import SLOW, FuzzTarget
 
-MOST_FINDINGS = 3  # of one target: the rest is mostly the same
+MOST_FINDINGS = 3  # per target: further ones are mostly the same
 
 
 def go_through(targets: Sequence[FuzzTarget], guard: CaseGuard, count: int, seed: str) -> None:
-    """Runs the corpus of each target and mutations of it, and prints what is found."""
+    """Runs the corpus of each target and mutations of it, and prints the findings."""
     if not any(target.children for target in targets):
         guard.limit()
     for target in targets:

@@ -1,4 +1,4 @@
-"""Makes new cases of old ones: bytes as any file has them, and numbers, strings and brackets as text has them."""
+"""Mutates existing cases: bytes as in any file, and numbers, strings and brackets as in text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _NESTS = ((b"[", b"]"), (b'{"a":', b"}"), (b"(", b")"), (b'{"type":"array","item
 
 
 class Mutator:
-    """A stream of mutations that is the same for the same seed."""
+    """A stream of mutations, determined by its seed."""
 
     def __init__(self, seed: str | int, words: Sequence[bytes] = (), longest: int = 16 * 1024) -> None:
         self._chance = random.Random(seed)  # noqa: S311 (the same cases each time)
@@ -85,7 +85,7 @@ class Mutator:
         self._ways: tuple[Callable[[bytearray, bytes], None], ...] = (*bytewise, *textwise, *(self._document,) * 8)
 
     def mutated(self, case: bytes, other: bytes = b"") -> bytes:
-        """One to six changes of a case; parts of `other` may come into it."""
+        """Returns a case with one to six changes; parts of `other` may be inserted."""
         data = bytearray(case)
         for _ in range(self._chance.choice((1, 1, 1, 2, 3, 6))):
             self._chance.choice(self._ways)(data, other)
@@ -93,11 +93,11 @@ class Mutator:
         return bytes(data)
 
     def choose(self, cases: Sequence[bytes]) -> bytes:
-        """One of some cases."""
+        """Chooses one of the cases."""
         return self._chance.choice(cases)
 
     def _at(self, data: bytearray) -> int:
-        """A place, more often near the beginning, where headers are."""
+        """Returns a position, more often near the beginning, where headers are."""
         if self._chance.random() < 0.5:
             return self._chance.randint(0, len(data))
         return min(int(self._chance.expovariate(1 / 32)), len(data))
@@ -144,14 +144,14 @@ class Mutator:
         data[self._at(data) :] = other[self._chance.randint(0, len(other)) :]
 
     def _number(self, data: bytearray, _: bytes) -> None:
-        """Another value in the place of a number that is written as text."""
+        """Replaces a number in text by another value."""
         found = list(_NUMBER.finditer(bytes(data)))
         if found:
             at = self._chance.choice(found)
             data[at.start() : at.end()] = self._chance.choice(_NUMBERS)
 
     def _nest(self, data: bytearray, _: bytes) -> None:
-        """Something inside itself, many times."""
+        """Nests a part inside itself, many times."""
         opener, closer = self._chance.choice(_NESTS)
         depth = self._chance.choice((2, 50, 101, 1000, 5000))
         start = self._at(data)
@@ -165,14 +165,14 @@ class Mutator:
         data[start : start + length] = data[start : start + length] * self._chance.choice((10, 100, 1000))
 
     def _swap_strings(self, data: bytearray, _: bytes) -> None:
-        """A string of the case in the place of another one: names where others are expected."""
+        """Replaces a string of the case by another of its strings: a name where another one is expected."""
         found = list(re.finditer(rb'"[^"]{0,60}"', bytes(data)))
         if len(found) > 1:
             from_, to = self._chance.choice(found), self._chance.choice(found)
             data[to.start() : to.end()] = from_[0]
 
     def _document(self, data: bytearray, other: bytes) -> None:
-        """A change that leaves JSON what it is; what stands before it, such as a file's name, stays too."""
+        """Changes a JSON document and keeps it valid; a prefix, such as a file's name, stays too."""
         start = min((at for at in (data.find(b"{"), data.find(b"[")) if at >= 0), default=len(data))
         try:
             document = json.loads(bytes(data[start:]))
@@ -198,12 +198,12 @@ class Mutator:
         elif isinstance(holder, dict):
             word = self._chance.choice(self._words).decode(errors="replace").strip('"')
             holder[word] = holder.pop(key)
-        with contextlib.suppress(ValueError):  # too large a number, or the case was put into itself
+        with contextlib.suppress(ValueError):  # too large a number, or the case contains itself
             data[start:] = json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass")
 
 
 def _places(document: object) -> Iterator[tuple[Any, Any]]:
-    """Every object and list of a document with each of its keys."""
+    """Yields every object and list of a document with each of its keys."""
     waiting = [document]
     while waiting:
         found = waiting.pop()

@@ -1,6 +1,6 @@
 """Replays a target's corpus and mutates it: `python -m tests.fuzz.cases_child NOW COUNT SEED TARGET...`.
 
-A process of its own, because a case may end it. NOW is the file with the case that runs; COUNT replaces a target's own
+A separate process, because a case may end it. NOW is the file with the running case; COUNT replaces a target's own
 number of mutations unless it is 0; SEED is any text.
 """
 
@@ -15,7 +15,7 @@ from tests.fuzz.case_loop import go_through
 
 
 def main() -> None:
-    """Goes through the targets that are named."""
+    """Runs the targets that the arguments name."""
     now, count, seed, *names = sys.argv[1:]
     go_through([TARGETS[name] for name in names], CaseGuard(Path(now)), int(count), seed)
 

@@ -1,6 +1,6 @@
-"""One target under atheris, led by the coverage of our code: `python -m tests.fuzz.coverage_run TARGET LIBFUZZER-ARGS`.
+"""Runs one target under atheris, guided by coverage: `python -m tests.fuzz.coverage_run TARGET LIBFUZZER-ARGS`.
 
-A finding ends the process; libFuzzer then writes the case to where `-artifact_prefix` says.
+A finding ends the process; libFuzzer then writes the case to the path in `-artifact_prefix`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ with atheris.instrument_imports(include=["services", "jinja2", "python_multipart
 
 
 def main() -> None:
-    """Never returns: libFuzzer ends the process."""
+    """Runs the target. Never returns: libFuzzer ends the process."""
     target = TARGETS[sys.argv.pop(1)]
     guard = CaseGuard()
 
@@ -26,7 +26,7 @@ def main() -> None:
             raise AssertionError(fault)
 
     def mutate(case: bytes, longest: int, seed: int) -> bytes:
-        """Half of the cases come of our mutator, which knows text, and half of libFuzzer's, which knows coverage."""
+        """Half of the cases come from our mutator, which knows text, and half from libFuzzer's, which uses coverage."""
         if random.Random(seed).random() < 0.5:  # noqa: S311 (libFuzzer's seed)
             return bytes(atheris.Mutate(case, longest))
         mutator = Mutator(seed, target.words, min(longest, target.longest))

@@ -1,4 +1,4 @@
-"""Coroutines run to their end by hand: no event loop costs time, none may wait for anything."""
+"""Runs coroutines without an event loop: faster, and none may wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def driven(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that only ever gives way (`asyncio.sleep(0)`)."""
+    """Returns the result of a coroutine that only yields control (`asyncio.sleep(0)`)."""
     try:
         while True:
             work.send(None)

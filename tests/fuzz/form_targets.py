@@ -1,4 +1,4 @@
-"""Multipart forms in any pieces, and their fields as the audio and image facades read them."""
+"""Multipart forms cut into arbitrary pieces, and their fields as the audio and image facades read them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = (
     *(b'filename="a"', b"filename*=utf-8''%ff", b"Content-Type: audio/wav\r\n", b"\r\n\r\n", b"name[]", b"name[key]"),
     *(b'"model"', b'"file"', b'"temperature"', b'"chunking_strategy"', b'{"type": "server_vad"}', b'"stream"', b"true"),
 )
-# A field's name, a line end, its value: what a form comes to once it is read.
+# A field's name, a line end, its value: the input of the field readers.
 FIELD_WORDS = (
     *(b"model\n", b"temperature\n", b"timestamp_granularities[]\nword\n", b"chunking_strategy\n", b"include[]\n"),
     *(b"response_format\nverbose_json\n", b"n\n", b"size\n", b"seed\n", b"steps\n", b"strength\n", b"stream\ntrue\n"),
@@ -41,7 +41,7 @@ class _File:
 
 
 def _form(case: bytes) -> None:
-    """The case is a content type, a line end, and a body: cut anywhere it must come to the same."""
+    """Parses content type, line end and body: every way to cut the body must give the same result."""
     kind, _, body = case.partition(b"\n")
     content_type = kind.decode(errors="replace")
     chance = random.Random(zlib.crc32(case))  # noqa: S311 (the same cuts each time)
@@ -89,7 +89,7 @@ async def _messages(content_type: str, pieces: Sequence[bytes]) -> AsyncIterator
 
 
 def _fields(case: bytes) -> None:
-    """The case is lines: a name, its value, and so on. Every reader is given the same fields."""
+    """Parses lines: a name, its value, and so on. Every reader gets the same fields."""
     lines = case.decode(errors="replace").split("\n")
     fields = list(zip(lines[::2], lines[1::2], strict=False))
     refusals: list[AllmError] = []

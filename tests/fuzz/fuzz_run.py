@@ -1,10 +1,10 @@
-"""The long form, `make fuzz`: every target, or those that are named, for so many seconds each.
+"""The long form, `make fuzz`: all targets, or the named ones, for SECONDS each.
 
     python -m tests.fuzz.fuzz_run SECONDS [TARGET...]
 
-Led by coverage where atheris is installed and the target's code runs in this process; else by our mutator alone. What
-is found is told and kept in the corpus, so that `make test-all` fails until it is repaired. Exits with the number of
-targets in which something was found.
+Guided by coverage if atheris is installed and the target's code runs in this process; otherwise by our mutator alone.
+Findings are printed and kept in the corpus, so that `make test-all` fails until they are fixed. Exits with the number
+of targets with findings.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tests.fuzz.fuzz_target import CORPUS, FuzzTarget
 from tests.fuzz.replay import Replay, replay
 
 ROOT = Path(__file__).parents[2]
-GROWN = ROOT / ".venv" / "fuzz"  # cases that reach new code: a later run goes on from them
-CASE_SECONDS = 60  # of the clock; the guard's own limit, of the processor's time, is far shorter
+GROWN = ROOT / ".venv" / "fuzz"  # cases that reach new code: a later run continues from them
+CASE_SECONDS = 60  # of wall time; the guard's own limit, of processor time, is far shorter
 MEMORY_MB = 3072
-ROUND = 2000  # mutations of a target without coverage, between two looks at the clock
+ROUND = 2000  # mutations of a target without coverage, between two checks of the clock
 
 
 def main() -> int:
-    """Goes through the targets, and tells what was found."""
+    """Runs the targets, and prints the findings."""
     seconds, names = float(sys.argv[1]), sys.argv[2:] or list(TARGETS)
     covered = importlib.util.find_spec("atheris") is not None
     found = 0
@@ -51,7 +51,7 @@ def _by_coverage(target: FuzzTarget, seconds: float) -> Iterable[bytes]:
         options = [f"-max_total_time={int(seconds)}", f"-artifact_prefix={findings}/", f"-timeout={CASE_SECONDS}"]
         options += [f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1", "-verbosity=0", str(grown)]
         command = [sys.executable, "-m", "tests.fuzz.coverage_run", target.name, *options, str(CORPUS / target.name)]
-        # libFuzzer ends the process without letting it clear up.
+        # libFuzzer ends the process without cleaning up.
         subprocess.run(command, check=False, cwd=ROOT, env={**os.environ, "TMPDIR": scratch})
         return [path.read_bytes() for path in sorted(Path(findings).iterdir())]
 

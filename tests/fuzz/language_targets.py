@@ -1,4 +1,4 @@
-"""Schemas that become grammars, and answers in every dialect of calls and thoughts."""
+"""Schemas that become grammars, and answers in every dialect of tool calls and thoughts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ANSWER_WORDS = (
 
 
 def _schema(case: bytes) -> None:
-    """The case is a JSON Schema, as a response format and as a tool's parameters, strict or not."""
+    """Reads the case as a JSON Schema, as a response format and as a tool's parameters, strict or not."""
     try:
         schema = json.loads(case, parse_constant=_refused)
     except (ValueError, RecursionError):
@@ -83,7 +83,7 @@ def _schema(case: bytes) -> None:
 
 
 def _built(case: bytes) -> None:
-    """The case is a row of choices."""
+    """Reads the case as a sequence of choices."""
     _try(built_schema(case))
 
 
@@ -115,7 +115,7 @@ def _refused(constant: str) -> object:
 
 
 def _answer(case: bytes) -> None:
-    """The case is a byte that chooses, and an answer: however it is cut, it tells the same in every dialect."""
+    """Parses an option byte and an answer: in every dialect, each way to cut the answer gives the same events."""
     if not case:
         return
     text, bits = case[1:].decode(errors="replace"), case[0]
@@ -146,7 +146,7 @@ def _told(parser: object, pieces: list[str], *, cut: bool) -> list[tuple[str, ob
 
 
 def _check_order(events: list[Event]) -> None:
-    """Calls are numbered from 0, begin once, end once, and have arguments only between."""
+    """Checks that calls are numbered from 0, start once, end once, and have arguments only in between."""
     open_, begun = None, 0
     for event in events:
         assert getattr(event, "text", "x"), "no text is empty"

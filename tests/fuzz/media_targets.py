@@ -1,4 +1,4 @@
-"""Sound and pictures: hostile files given to the confined processes that read them, as the services do."""
+"""Audio and images: hostile files for the sandboxed processes that read them, as the services use them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.image.pictures.codecs import Codecs
 from services.image.pictures.coding.messages import Decode, Decoded, Fit, Refused
 from tests.fuzz.fuzz_target import FuzzTarget
 
-MAX_SECONDS = 60.0  # of sound
+MAX_SECONDS = 60.0  # of audio
 MAX_PIXELS = 1024 * 1024
 STALL_SECONDS = 60.0
 SOUND_WORDS = (
@@ -48,7 +48,7 @@ SIXTEEN = RawSound(44_100, 2)
 
 
 def _sound(case: bytes) -> None:
-    """The case is a byte that says how it comes, and a file."""
+    """Reads a byte that chooses the transfer and the format, and a file."""
     if not case:
         return
     how, data = case[0] % 4, case[1:]
@@ -89,7 +89,7 @@ async def _live(data: bytes, raw: RawSound | None) -> None:
 
 
 def _picture(case: bytes) -> None:
-    """The case is a byte that says what is wanted, and a file, or two: an image, eight times 0xA5, and a mask."""
+    """Reads an option byte, and a file or two: an image, eight times 0xA5, and a mask."""
     if not case:
         return
     how, (image, _, mask) = case[0], case[1:].partition(b"\xa5" * 8)
@@ -108,7 +108,7 @@ async def _read(order: Decode) -> object:
 
 
 class _Pools:
-    """The processes of this process, started when they are first needed."""
+    """The child processes of this process, started on first use."""
 
     decoders: SoundDecoders | None = None
     codecs: Codecs | None = None

@@ -1,4 +1,4 @@
-"""A model's files that are all in memory, so that a case costs no disk."""
+"""A model's files in memory, so that a case needs no disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.models.manifest import ManifestFile
 
 
 class MemoryTree:
-    """A listing as the inspection sees it (`services.models.hub.source_tree.FileTree`)."""
+    """A listing for the inspection (`services.models.hub.source_tree.FileTree`)."""
 
     repository = ""
     revision = ""

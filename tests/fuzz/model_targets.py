@@ -1,4 +1,4 @@
-"""A model's files as they are inspected before anything of them is loaded: headers, configurations, listings."""
+"""A model's files as they are inspected before loading: headers, configurations, listings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JSON_WORDS = tuple(
 
 
 def gguf() -> bytes:
-    """A small whole file with a value of every kind that is told apart."""
+    """Returns a small complete file with a value of every kind."""
     entries = [
         entry("general.architecture", STRING, "llama"),
         entry("llama.context_length", 4, 2048),
@@ -72,7 +72,7 @@ def _safetensors(case: bytes) -> None:
 
 
 def replaced(files: Mapping[str, bytes], case: bytes) -> dict[str, bytes]:
-    """The case is a file's name, a line end, and what it holds in the place of what it held, or beside the others."""
+    """Reads a file's name, a line end, and its content; returns the files with that one replaced or added."""
     name, _, content = case.partition(b"\n")
     path = name.decode(errors="replace")
     return {**files, path: content} if path else dict(files)
@@ -102,7 +102,7 @@ def _checkpoint(case: bytes) -> None:
 
 @cache
 def text_model() -> dict[str, bytes]:
-    """An embedding model in two shards, with all the files that are looked at."""
+    """An embedding model in two shards, with all the files that are inspected."""
     config = {"model_type": "bert", "architectures": ["BertModel"], "max_position_embeddings": 512, "vocab_size": 9}
     steps = ["Transformer", "Pooling", "Dense"]
     paths = ["", "1_Pooling", "2_Dense"]
@@ -136,7 +136,7 @@ def whisper_model() -> dict[str, bytes]:
 
 @cache
 def converted_model() -> dict[str, bytes]:
-    """A Whisper model as CTranslate2 writes it: a variable, and a name that stands for it."""
+    """A Whisper model as CTranslate2 writes it: a variable, and an alias of it."""
     name = b"\x0c\x00WhisperSpec\x00"
     variable = b"\x02\x00a\x00\x01\x04\x00\x00\x00\x00\x10\x00\x00\x00" + bytes(16)
     model = b"\x06\x00\x00\x00" + name + b"\x03\x00\x00\x00\x01\x00\x00\x00" + variable + b"\x01\x00\x00\x00"

@@ -1,4 +1,4 @@
-"""What hubs list, what operators and callers call models, and the typed API's messages."""
+"""Listings of hubs, model names from operators and callers, and the typed API's messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from services.text.api.chat import servicer as chat_servicer
 from services.text.api.responses import messages as response_messages
 from tests.fuzz.fuzz_target import FuzzTarget
 
-# One answer is enough: a target runs one case at a time.
+# A single answer is enough: a target runs one case at a time.
 _ANSWER: list[tuple[int, list[tuple[bytes, ...]], bytes]] = []
 LISTING_WORDS = tuple(
     f'"{word}"'.encode()
@@ -48,7 +48,7 @@ MODELS_WORDS = (
 
 
 def _hub(case: bytes) -> None:
-    """The case is a status, headers and a body, which the hub answers to everything that is asked of it."""
+    """Reads a status, headers and a body: the hub's answer to every request."""
     head, _, body = case.partition(b"\n\n")
     status, *lines = head.split(b"\n")
     code = int(status) if status.isdigit() and len(status) == 3 and status >= b"200" else 200
@@ -68,20 +68,20 @@ def _answer(request: httpx2.Request) -> httpx2.Response:
     code, headers, body = _ANSWER[0]
     try:
         return httpx2.Response(code, headers=headers, content=body, request=request)
-    except (ValueError, LookupError) as error:  # what the network's own reader would refuse
+    except (ValueError, LookupError) as error:  # the real network reader would refuse it
         raise httpx2.RemoteProtocolError("no HTTP") from error
 
 
 @cache
 def _session() -> HubSource:
-    """The library's connections end here. Returns what is asked for."""
+    """Connects the hub library to the fake hub, and returns a source to open."""
     transport = httpx2.MockTransport(_answer)
     huggingface_hub.set_client_factory(lambda: httpx2.Client(transport=transport, follow_redirects=True))
     return HubSource("org/model", "main", "")
 
 
 def _names(case: bytes) -> None:
-    """The case is lines: an id, a source, aliases."""
+    """Reads lines: an id, a source, aliases."""
     lines = case.decode(errors="replace").split("\n")
     try:
         source = parse_source(lines[1] if len(lines) > 1 else "", [])
@@ -95,7 +95,7 @@ def _names(case: bytes) -> None:
 
 
 def _models_file(case: bytes) -> None:
-    """An operator's file, which may be half written."""
+    """Reads an operator's file, which may be half written."""
     found = read_models(case)
     ids = [declaration.id for declaration in found.declarations]
     assert len(ids) == len(set(ids)) <= len(found.named)
@@ -119,13 +119,13 @@ MESSAGES: tuple[tuple[type[Message], Callable[[Any], object]], ...] = (
 
 
 def transcription(config: transcription_service_pb2.TranscriptionConfig, *, live: bool) -> None:
-    """A configuration, read as the servicer does."""
+    """Reads a configuration as the servicer does."""
     transcription_messages.read_config(config, "transcribe", live=live)
     transcription_messages.read_raw(config)
 
 
 def _typed(case: bytes) -> None:
-    """The case is a byte that says which message it is, and the message."""
+    """Reads a byte that chooses the message type, and the message."""
     if not case:
         return
     kind, read = MESSAGES[case[0] % len(MESSAGES)]

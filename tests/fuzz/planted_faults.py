@@ -1,4 +1,4 @@
-"""Targets with every fault that fuzzing is to find: `python -m tests.fuzz.planted_faults NOW COUNT SEED TARGET`."""
+"""Targets with the faults that fuzzing must find: `python -m tests.fuzz.planted_faults NOW COUNT SEED TARGET`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _hangs(_: bytes) -> None:
 
 
 def _hangs_deaf(_: bytes) -> None:
-    """As native code does that never comes back to Python."""
+    """Hangs like native code that never returns to Python."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF])
     while True:
         pass

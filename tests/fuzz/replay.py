@@ -1,4 +1,4 @@
-"""Runs targets in a process of their own and reads what it found, also where a case has ended the process."""
+"""Runs targets in a separate process and reads the findings, also when a case has ended the process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from tests.fuzz.case_guard import case_in
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 600.0  # after which a process that only waits is a finding, too
+SECONDS = 600.0  # time limit of a process: a blocked one is a finding, too
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A case that a target does not take as it should."""
+    """A case that a target handles wrongly."""
 
     target: str
     file: str  # in the corpus; empty: a new case
@@ -30,10 +30,10 @@ class Finding:
 
 @dataclass
 class Replay:
-    """What a run came to."""
+    """The result of a run."""
 
     findings: list[Finding] = field(default_factory=list)
-    ended: dict[str, int] = field(default_factory=dict)  # targets that were gone through: new cases
+    ended: dict[str, int] = field(default_factory=dict)  # completed targets: the number of new cases
 
 
 def replay(
@@ -43,7 +43,7 @@ def replay(
     with tempfile.TemporaryDirectory() as folder:
         now = Path(folder) / "case"
         command = [sys.executable, "-m", module, str(now), str(count), seed, *names]
-        environ = {**os.environ, "TMPDIR": folder}  # a process that is ended clears up nothing
+        environ = {**os.environ, "TMPDIR": folder}  # a killed process does not clean up
         with subprocess.Popen(
             command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as child:

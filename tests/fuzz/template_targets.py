@@ -57,7 +57,7 @@ TOOLS = (Tool(name="f", description="d", parameters={"type": "object", "properti
 
 
 def _template(case: bytes) -> None:
-    """The case is a template."""
+    """Reads the case as a template."""
     loop, process = _renderer()
     loop.run_until_complete(_rendered(process, case.decode(errors="replace")))
 

@@ -1,5 +1,5 @@
-"""The short form of fuzzing: the whole kept corpus, and some hundred mutations of it for each parser. Always the same
-cases; `make fuzz` looks for new ones.
+"""The short form of fuzzing: the whole kept corpus, and a few hundred mutations of it for each parser. The cases are
+always the same; `make fuzz` searches for new ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ APART = [name for name, target in TARGETS.items() if target.children]
 
 @pytest.fixture(scope="module")
 def found() -> Replay:
-    """What is found in the parsers of this process's own kind; one process for all saves their imports."""
+    """The findings in all parsers without child processes; one process for all of them saves imports."""
     return replay(ALONE)
 
 

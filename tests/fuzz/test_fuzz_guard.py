@@ -1,4 +1,4 @@
-"""What fuzzing is worth: every kind of fault that is planted is found, and its case is told."""
+"""A test of fuzzing itself: it finds every kind of planted fault, and reports its case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers read of a model's folder when they load it: tokenizers, vocabularies, the recipe of embeddings."""
+"""A model folder's files that workers read when they load it: tokenizers, vocabularies, the recipe of embeddings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WORDS = (
 
 
 def _folder(files: Mapping[str, bytes]) -> Path:
-    """These files, and nothing else, in a folder that the process keeps."""
+    """Writes these files, and nothing else, to a folder that the process reuses."""
     folder = _kept_folder()
     for entry in folder.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
@@ -62,7 +62,7 @@ def _kept_folder() -> Path:
 
 
 def _known(files: Mapping[str, bytes], case: bytes) -> Path:
-    """The folder of the case, which may replace known files only."""
+    """Writes the folder of the case, which may replace known files only."""
     changed = replaced(files, case)
     return _folder({name: changed[name] for name in files})
 
@@ -100,7 +100,7 @@ def _recipe(case: bytes) -> None:
 
 
 def _letters() -> list[str]:
-    """GPT-2's names of the 256 bytes."""
+    """Returns GPT-2's names of the 256 bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
@@ -114,7 +114,7 @@ def _whisper_tokenizer() -> bytes:
 
 
 def whisper_names() -> bytes:
-    """The list of a small converted vocabulary that is whole: 99 languages, all of the markup."""
+    """Returns a complete list for a small converted vocabulary: 99 languages, all markup tokens."""
     return json.dumps([*_letters(), "<|endoftext|>", *(f"<|{at}|>" for at in range(1 + 99 + 6 + 1501))]).encode()
 
 

@@ -1,4 +1,4 @@
-"""A scripted stand-in for the audio service: real gRPC, which reads what comes as each test wants it."""
+"""A scripted stand-in for the audio service: real gRPC, with the upload read as each test specifies."""
 
 # ruff: noqa: N802 - gRPC names the methods
 
@@ -20,10 +20,10 @@ AudioScript = Callable[[AsyncIterator[HttpBody], Context], AsyncIterator[HttpBod
 
 @dataclass
 class AudioUpstream:
-    """The audio service of one replica. What is not scripted reads everything and tells how much it was."""
+    """The audio service of one replica. Without a script it reads the whole upload and returns its size."""
 
     script: AudioScript | None = None
-    bodies: list[bytearray] = field(default_factory=list)  # of every upload, as it comes
+    bodies: list[bytearray] = field(default_factory=list)  # of every upload, filled incrementally
     content_types: list[str] = field(default_factory=list)  # of every message of an upload
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     server: grpc.aio.Server | None = None
@@ -40,7 +40,7 @@ class AudioUpstream:
             await self.server.stop(0)
 
     async def read(self, messages: AsyncIterator[HttpBody]) -> bytearray:
-        """The next upload, wholly."""
+        """Reads and records the next upload completely."""
         self.bodies.append(body := bytearray())
         try:
             async for message in messages:
@@ -52,7 +52,7 @@ class AudioUpstream:
         return body
 
     async def has_read(self, count: int) -> None:
-        """Waits until so many bytes of the last upload have come."""
+        """Waits until `count` bytes of the last upload have arrived."""
         while not self.bodies or len(self.bodies[-1]) < count:  # noqa: ASYNC110 - they are counted where they arrive
             await asyncio.sleep(0.02)
 
@@ -71,7 +71,7 @@ class _AudioFacade(audio_service_pb2_grpc.AudioServiceServicer):
 
 
 class _Transcription(transcription_service_pb2_grpc.TranscriptionServiceServicer):
-    """Answers each piece of sound at once with how much came so far."""
+    """Answers each audio chunk immediately with the number of bytes received so far."""
 
     async def StreamTranscribe(
         self, request: AsyncIterator[transcription_service_pb2.StreamTranscribeRequest], context: Context

@@ -1,4 +1,4 @@
-"""One Envoy with one scripted text service and one scripted catalog for all tests of the gateway that need no other."""
+"""One Envoy with a scripted text service and a scripted catalog, shared by most gateway tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.gateway.upstream import Upstream
 
 @pytest.fixture(scope="session")
 def socket_folder() -> Iterator[Path]:
-    """A folder with a short path: pytest's own are too long for Unix sockets."""
+    """Creates a folder with a short path: pytest's own paths are too long for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="allm-test-") as folder:
         yield Path(folder)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """An Envoy and what is behind it."""
+    """An Envoy and the services behind it."""
 
     gateway: RunningGateway
     upstream: Upstream
@@ -53,13 +53,13 @@ async def gateway(shared: Shared) -> RunningGateway:
 
 @pytest.fixture
 def upstream(shared: Shared) -> Upstream:
-    """The upstream, as if nobody had called it before."""
+    """Returns the upstream, with its script and recorded calls reset."""
     shared.upstream.forget()
     return shared.upstream
 
 
 @pytest.fixture
 def catalog(shared: Shared) -> ScriptedCatalog:
-    """The catalog, as if nobody had called it before."""
+    """Returns the catalog, with its script and recorded calls reset."""
     shared.catalog.forget()
     return shared.catalog

@@ -19,7 +19,7 @@ from tests.ports import free_port
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound in the tests that use it
 START_SECONDS = 60
-NOWHERE = "unix:/nowhere/catalog.sock"  # for gateways whose catalog nobody asks
+NOWHERE = "unix:/nowhere/catalog.sock"  # for gateways whose catalog gets no requests
 LISTED_ORIGIN = "http://app.example:3000"
 LISTED_HOST = "allm.example.org"
 CLUSTERS = ("text", "catalog")
@@ -34,7 +34,7 @@ def gateway_settings(
     auth: str = "none",
     authorizer: str = "",
 ) -> GatewaySettings:
-    """Settings as `load_settings` gives them by default, but for the arguments."""
+    """Returns the defaults of `load_settings`, overridden by the arguments."""
     return GatewaySettings(host, port, allowed_hosts, cors_origins, max_body_bytes, auth, authorizer)
 
 
@@ -48,15 +48,18 @@ class RunningGateway:
     log: Path
 
     async def logged(self, text: str) -> list[str]:
-        """Waits until the log holds `text`; gives all its lines."""
+        """Waits until the log contains `text`; returns all its lines."""
         async with asyncio.timeout(60):
             while text not in (content := self.log.read_text()):  # noqa: ASYNC110 - a file has no events
                 await asyncio.sleep(0.05)
         return content.splitlines()
 
     async def finds_all_healthy(self) -> None:
-        """Waits until no service counts as gone. Scripted ones answer Envoy's checks only while this loop runs: after
-        many tests without it, it has given them up, and finds them again within a second."""
+        """Waits until Envoy sees every service as healthy.
+
+        Scripted services answer Envoy's health checks only while this event loop runs: after many tests without the
+        loop, Envoy has marked them unhealthy, and it recovers them within a second.
+        """
         async with asyncio.timeout(60):
             while not all(await asyncio.gather(*map(self._healthy, CLUSTERS))):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
@@ -78,7 +81,7 @@ async def running_gateway(
     tls: TlsSettings = PLAIN,
     local: str = "",
 ) -> AsyncIterator[RunningGateway]:
-    """Runs Envoy in front of the replicas `text`, `audio` and `image`, and of `catalog`, on a free port."""
+    """Runs Envoy on a free port, in front of the replicas `text`, `audio` and `image` and of `catalog`."""
     port = free_port()
     settings = replace(settings, host="127.0.0.1", port=port)
     admin = EnvoyAdmin(folder / "admin.sock")

@@ -1,4 +1,4 @@
-"""A scripted stand-in for the image service: real gRPC, which tells what reached it."""
+"""A scripted stand-in for the image service: real gRPC, with a record of received requests."""
 
 # ruff: noqa: N802 - gRPC names the methods
 
@@ -16,19 +16,19 @@ from google.api.httpbody_pb2 import HttpBody
 
 from tests.gateway.upstream import OPTIONS, Context, serve
 
-# Of a generation the only message, of the others those that come.
+# The script gets the single message of a generation, or the message stream of the other RPCs.
 ImageScript = Callable[[Any, Context], AsyncIterator[HttpBody]]
 PICTURE = b"\x89PNG and what belongs to it"
 
 
 @dataclass
 class ImageUpstream:
-    """The image service of one replica. What is not scripted reads everything and tells how much it was."""
+    """The image service of one replica. Without a script it reads the whole request and returns its size."""
 
     script: ImageScript | None = None
-    bodies: list[bytearray] = field(default_factory=list)  # of every request, as it comes
-    names: list[str] = field(default_factory=list)  # of the pictures that were asked for
-    steps: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))  # that an edit may tell of
+    bodies: list[bytearray] = field(default_factory=list)  # of every request, filled incrementally
+    names: list[str] = field(default_factory=list)  # of the requested images
+    steps: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))  # steps that an edit may report
     server: grpc.aio.Server | None = None
 
     async def start(self, address: str) -> None:
@@ -43,12 +43,12 @@ class ImageUpstream:
             await self.server.stop(0)
 
     async def has_read(self, count: int) -> None:
-        """Waits until so many bytes of the last request have come."""
+        """Waits until `count` bytes of the last request have arrived."""
         while not self.bodies or len(self.bodies[-1]) < count:  # noqa: ASYNC110 - they are counted where they arrive
             await asyncio.sleep(0.02)
 
     async def answer(self, rpc: str, messages: AsyncIterator[HttpBody], context: Context) -> AsyncIterator[HttpBody]:
-        """What is scripted, or the RPC's name and how many bytes came."""
+        """Yields the script's messages, or the RPC's name and the number of bytes received."""
         if self.script:
             async for message in self.script(messages, context):
                 yield message
@@ -86,7 +86,7 @@ class _ImagesFacade(openai_image_service_pb2_grpc.ImagesServiceServicer):
 
 @dataclass
 class _Image(image_service_pb2_grpc.ImageServiceServicer):
-    """Tells each step once the one before was sent; of an edit only once a test allows it."""
+    """Reports each step after the previous one was sent; a step of an edit also waits for the test to release it."""
 
     upstream: ImageUpstream
 

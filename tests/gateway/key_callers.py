@@ -1,4 +1,4 @@
-"""The same call through REST, gRPC and gRPC-Web, with or without a key, and what became of it."""
+"""The same call through REST, gRPC and gRPC-Web, with or without a key, and its outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HTTP_STATUSES = {
     429: "RESOURCE_EXHAUSTED",
     503: "UNAVAILABLE",
 }
-# What programs read: OpenAI's code, and the reason of google.rpc.ErrorInfo.
+# Machine-readable errors: OpenAI's code, and the reason of google.rpc.ErrorInfo.
 REASONS = {
     "invalid_api_key": "UNAUTHENTICATED",
     "insufficient_scope": "FORBIDDEN",
@@ -37,7 +37,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Way:
-    """One and the same thing to ask for, by REST and by gRPC."""
+    """One request in its REST form and its gRPC form."""
 
     method: str
     path: str
@@ -62,7 +62,7 @@ CREATE_KEY = Way(
     b'{"name": "another"}',
 )
 WATCH_MACHINE = Way(
-    "",  # by gRPC only
+    "",  # gRPC only
     "",
     "/allm.models.v1.MachineService/WatchMachine",
     machine_service_pb2.WatchMachineRequest(),
@@ -71,16 +71,16 @@ WATCH_MACHINE = Way(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended."""
+    """The outcome of a call."""
 
     status: str  # name of the gRPC status
     message: str = ""
-    reason: str = ""  # of google.rpc.ErrorInfo, or what OpenAI's code stands for; empty where there is none
+    reason: str = ""  # of google.rpc.ErrorInfo, or the equivalent of OpenAI's code; empty if absent
     headers: dict[str, str] | None = None
 
 
 async def ask(protocol: str, port: int, way: Way, headers: dict[str, str] | None = None) -> Outcome:
-    """Calls, with these headers or metadata."""
+    """Makes the call with these headers or metadata."""
     if protocol == "rest":
         return _rest(await send(port, way.method, way.path, headers or {}, way.body))
     if protocol == "grpc":
@@ -92,7 +92,7 @@ async def ask(protocol: str, port: int, way: Way, headers: dict[str, str] | None
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header in which a key is shown."""
+    """Returns the header that carries a key."""
     return {"authorization": f"Bearer {key}"}
 
 

@@ -1,4 +1,4 @@
-"""A text replica as a process of its own, which can be killed: `python -m tests.gateway.replica ADDRESS NAME`."""
+"""A text replica in a separate process, which a test can kill: `python -m tests.gateway.replica ADDRESS NAME`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_SECONDS = 60
 
 @asynccontextmanager
 async def replica_process(socket: Path, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Runs a replica on a Unix socket, whose every answer is its name; yields it once it serves."""
+    """Runs a replica on a Unix socket that answers each request with its name; yields the process once it serves."""
     command = (sys.executable, "-m", "tests.gateway.replica", f"unix:{socket}", name)
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:

@@ -1,4 +1,4 @@
-"""A scripted stand-in for the catalog: real gRPC, errors as the services' own wrappers write them."""
+"""A scripted stand-in for the catalog: real gRPC, with errors from the services' own wrappers."""
 
 # ruff: noqa: N802 - gRPC names the methods
 
@@ -29,13 +29,13 @@ Script = Callable[[Any, Call], Awaitable[model_pb2.Model]]
 
 
 async def echo(request: Any, call: Call) -> model_pb2.Model:
-    """The answer of a catalog that nobody has scripted: a model of the id that was asked for."""
+    """Returns a model with the requested id: the default script."""
     return model_pb2.Model(id=request.id, format=model_pb2.FORMAT_GGUF, size_bytes=123, keep_loaded=True)
 
 
 @dataclass
 class ScriptedCatalog:
-    """The services of the catalog in one object; `manage` is the script of the verbs that change models."""
+    """All services of the catalog in one object; `manage` scripts the verbs that change models."""
 
     manage: Script = echo
     metadata: list[dict[str, str]] = field(default_factory=list)  # of every call, in order
@@ -43,7 +43,7 @@ class ScriptedCatalog:
     server: grpc.aio.Server | None = None
 
     def forget(self) -> None:
-        """As if nobody had called it before."""
+        """Restores the default script and clears the recorded calls."""
         self.manage = echo
         self.metadata.clear()
         self.requests.clear()
@@ -64,7 +64,7 @@ class ScriptedCatalog:
 
 @dataclass
 class _Recorder(grpc.aio.ServerInterceptor):
-    """Writes down the metadata of every call, but for the gateway's health checks."""
+    """Records the metadata of every call except the gateway's health checks."""
 
     catalog: ScriptedCatalog
 

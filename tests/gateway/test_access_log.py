@@ -1,4 +1,4 @@
-"""What the gateway logs about requests, and what it never does."""
+"""The access log: its fields, and the secrets it never contains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_one_json_line_a_request(gateway: RunningGateway, upstream: Upstre
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/unknown", "/v1/models/nothing"])
 async def test_no_secrets(gateway: RunningGateway, upstream: Upstream, path: str) -> None:
-    """Neither where a request succeeds nor where Envoy has something to say about it."""
+    """The log has no secrets, neither for a successful request nor for one that Envoy rejects."""
     too_large = b'{"messages": "secret-2"}' + b" " * 1024 * 1024
     for body in (b"secret-2", too_large, None):
         headers = {"authorization": "Bearer sk-secret-1"}

@@ -1,4 +1,4 @@
-"""The supervisor's questions to a running Envoy, and a drain."""
+"""The supervisor's admin calls to a running Envoy, and a drain."""
 
 from __future__ import annotations
 

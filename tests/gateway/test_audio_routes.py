@@ -1,4 +1,4 @@
-"""Sound through the gateway: uploads pass through it without lying in it, and gRPC streams go both ways at once."""
+"""Audio through the gateway: uploads pass unbuffered, and gRPC streams run in both directions simultaneously."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.gateway.wire import send
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PATH = "/v1/audio/transcriptions"
 MIB = 1024 * 1024
-KEPT = MIB  # what is held for another replica
-# The kernel's socket buffers and gRPC's windows grow to some MB each; what Envoy holds is little beside them.
+KEPT = MIB  # bytes of a request that Envoy buffers for a retry
+# The kernel's socket buffers and gRPC's windows grow to some MB each; Envoy's own buffers are small in comparison.
 MOST_BYTES = 16 * MIB
 NO_TEXT = ("127.0.0.1:1",)
 numbers = itertools.count()
@@ -44,7 +44,7 @@ class Audio:
         return self.gateway.port
 
     def memory(self) -> int:
-        """Bytes that Envoy holds."""
+        """Returns Envoy's resident memory in bytes."""
         return int(psutil.Process(self.gateway.process.pid).memory_info().rss)
 
 
@@ -64,7 +64,7 @@ async def audio(socket_folder: Path, count: int = 1) -> AsyncIterator[Audio]:
 
 @asynccontextmanager
 async def uploading(port: int, size: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A POST of so many bytes, none of which is sent yet; leaving closes the connection."""
+    """Sends the headers of a POST of `size` bytes, but no body; leaving the block closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=b\r\n"
@@ -83,12 +83,12 @@ async def put(writer: asyncio.StreamWriter, size: int) -> None:
 
 
 def numbered(size: int) -> bytes:
-    """Bytes of which every place can be told."""
+    """Returns bytes that encode their own offsets."""
     return b"".join(b"%08d" % at for at in range(size // 8)) + b"x" * (size % 8)
 
 
 async def test_bytes_reach_the_service_before_the_last_was_sent(socket_folder: Path) -> None:
-    """And more than ALLM_MAX_BODY_BYTES may be sent: how much is too much, the service says."""
+    """The upload may exceed ALLM_MAX_BODY_BYTES: the service sets its own limit."""
     size = 30 * MIB
     async with asyncio.timeout(60), audio(socket_folder) as running, uploading(running.port, size) as (reader, writer):
         await put(writer, size - 1)
@@ -148,7 +148,7 @@ async def test_a_service_that_does_not_read_holds_the_client_back(socket_folder:
 
 
 def refusing(code: grpc.StatusCode, message: str, status: str, reads: int) -> Any:
-    """A script that reads so many bytes, at least, and refuses the upload with an error of the facade's."""
+    """Returns a script that reads at least `reads` bytes, then refuses the upload with a facade error."""
 
     async def refuse(messages: AsyncIterator[HttpBody], context: Any) -> AsyncIterator[HttpBody]:
         read = 0
@@ -213,7 +213,7 @@ async def test_a_grpc_stream_is_answered_while_it_is_sent(socket_folder: Path) -
         call = transcription_service_pb2_grpc.TranscriptionServiceStub(channel).StreamTranscribe()
         await call.write(request(config={"model": "m"}))
         assert (await call.read()).started.model == "m"
-        for number in range(1, 41):  # 40 MB in all: no limit of bytes ends it
+        for number in range(1, 41):  # 40 MB in total: no size limit ends the stream
             await call.write(request(audio=b"x" * 1_000_000))
             assert (await call.read()).partial.text == str(number * 1_000_000)
         await call.done_writing()

@@ -15,10 +15,10 @@ from tests.gateway.upstream import error_details
 
 
 def pool() -> DescriptorPool:
-    """The set as a reader sees it that knows nothing else, such as Envoy."""
+    """Loads the descriptor set into an empty pool, as Envoy does."""
     pool = DescriptorPool()
     for file in transcoded_descriptors().file:
-        pool.Add(file)  # fails where a file comes before what it imports
+        pool.Add(file)  # fails if a file precedes one of its imports
     return pool
 
 
@@ -30,7 +30,7 @@ def test_it_holds_every_transcoded_service_whole() -> None:
 
 
 def test_models_are_managed_by_four_verbs_and_nothing_else() -> None:
-    """What has no annotation is for gRPC alone: deleting is the facade's, reports are the services' own."""
+    """A method without an annotation is for gRPC only: the facade deletes models, services report status."""
     paths = {}
     for name in ("RegisterModel", "UpdateModel", "LoadModel", "UnloadModel"):
         rule = pool().FindMethodByName(f"allm.models.v1.ModelService.{name}").GetOptions().Extensions[HTTP]

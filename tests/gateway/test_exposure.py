@@ -1,4 +1,4 @@
-"""From where the gateway can be reached."""
+"""Network exposure: the addresses on which the gateway is reachable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_beyond_it_somebody_must_guard(host: str) -> None:
 
 @pytest.mark.parametrize(("auth", "host"), [("none", "127.0.0.1"), ("keys", EVERYWHERE), ("open", EVERYWHERE)])
 def test_what_is_rendered_listens_there(auth: str, host: str) -> None:
-    """Whoever starts it."""
+    """The listener address depends on the settings, not on the process that starts Envoy."""
     settings = gateway_settings(host=EVERYWHERE, port=8080, auth=auth, authorizer="unix:/authorizer")
     config = render(Gateway(settings, ("unix:/t",), "unix:/c", admin="unix:/a", folder=Path("/f")), Path("/f/d.pb"))
     listener = config.split("static_resources:", 1)[1].split("enable_reuse_port", 1)[0]

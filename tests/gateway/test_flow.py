@@ -1,4 +1,4 @@
-"""Clients that stop reading, and clients that go away."""
+"""Clients that stop reading, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.gateway.wire import posting, send
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"
 CHUNK = b"x" * 16384
-# The kernel's socket buffers of client and gateway grow to some MB each; what Envoy holds is little beside them.
+# The kernel's socket buffers of client and gateway grow to some MB each; Envoy's own buffers are small in comparison.
 MOST_BYTES = 16 * 1024 * 1024
 SLOW_READERS = 40
 
 
 class Flood:
-    """Answers with data without end, and counts what was taken from it."""
+    """A script that answers with endless data and counts the bytes sent."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -42,7 +42,7 @@ class Flood:
             raise
 
     async def stalled(self) -> int:
-        """Waits until nothing has been taken for a while; gives the bytes until then."""
+        """Waits until the stream stalls; returns the bytes sent so far."""
         before = -1
         while before != self.sent:
             before = self.sent
@@ -62,7 +62,7 @@ async def test_a_client_that_does_not_read_stops_the_service(gateway: RunningGat
 
 
 async def test_many_such_clients_hold_up_nobody_else(gateway: RunningGateway, upstream: Upstream) -> None:
-    """They share one connection to the service with everybody: its window must not be theirs alone."""
+    """All clients share one connection to the service: slow readers must not use up its window."""
     floods: list[Flood] = []
 
     def chat(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:

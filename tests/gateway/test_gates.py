@@ -1,4 +1,4 @@
-"""Who is let in: the checks of `Host` and `Origin`, and CORS."""
+"""The checks of `Host` and `Origin`, and CORS."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_strange_hosts_are_refused(gateway: RunningGateway, upstream: Upst
 
 
 async def simple_post(port: int, origin: str, host: str = "localhost:8080") -> Reply:
-    """What a browser sends for a form or a `no-cors` fetch: no preflight comes before it."""
+    """Sends a request as a browser does for a form or a `no-cors` fetch: without a preflight."""
     return await send(port, "POST", CHAT, {"origin": origin, "host": host, "content-type": "text/plain"}, b"{}")
 
 
@@ -49,7 +49,7 @@ async def test_pages_of_other_origins_are_refused(gateway: RunningGateway, upstr
     for origin in [
         "http://evil.example",
         "null",
-        "http://localhost:3000",  # another program of this machine
+        "http://localhost:3000",  # another program on this machine
         "http://127.0.0.1:8080",  # the same program under another name is another origin
         "http://evil.example/http://localhost:8080",
         f"{LISTED_ORIGIN}.evil.example",

@@ -1,4 +1,4 @@
-"""Errors: the service's, gRPC's own and Envoy's own, all in OpenAI's shape for REST callers."""
+"""Errors of the service, of gRPC and of Envoy: REST callers get all of them in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_a_body_over_the_limit(gateway: RunningGateway, upstream: Upstream
 
 
 async def test_a_body_far_over_the_limit_still_gets_its_answer(gateway: RunningGateway, upstream: Upstream) -> None:
-    """As long as the client looks at what comes back while it sends, as the official SDKs do."""
+    """The client must read while it sends, as the official SDKs do."""
     async with asyncio.timeout(60), posting(gateway.port, CHAT, b"x" * 20 * LIMIT, wait=False) as reader:
         assert (await reader.readline()).split()[1] == b"413"
         assert b"request_too_large" in await reader.readuntil(b"}}")
@@ -144,7 +144,7 @@ async def test_headers_over_the_limit(gateway: RunningGateway, upstream: Upstrea
 
 
 async def test_without_a_service(gateway: RunningGateway, upstream: Upstream, socket_folder: Any) -> None:
-    """Down: 503 with a time to come back, also from /healthz. Up again: as if nothing had been."""
+    """While the service is down: 503 with Retry-After, also from /healthz. After its restart: normal service."""
     assert (await send(gateway.port, "GET", "/healthz")).status == 200
     await upstream.stop()
     try:
@@ -170,10 +170,10 @@ async def test_without_a_service(gateway: RunningGateway, upstream: Upstream, so
 async def test_without_a_catalog(
     gateway: RunningGateway, upstream: Upstream, catalog: ScriptedCatalog, socket_folder: Any
 ) -> None:
-    """Inference goes on and the gateway is healthy; who asks for models is told which service is missing."""
+    """Inference continues and the gateway is healthy; requests for models fail with the name of the missing service."""
     await catalog.stop()
     try:
-        for _ in range(40):  # before and after its health check has noticed
+        for _ in range(40):  # before and after the health check notices
             reply = await send(gateway.port, "GET", "/v1/models")
             assert reply.status == 503
             assert (reply.error["code"], reply.error["type"]) == ("service_unavailable", "server_error")

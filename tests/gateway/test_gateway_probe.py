@@ -1,4 +1,4 @@
-"""What a container engine is told about the gateway: by the exit status of a command."""
+"""The gateway probe: its exit status reports health to a container engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ports import free_port
 
 @contextmanager
 def answering(status: int, context: ssl.SSLContext | None = None) -> Iterator[int]:
-    """A server that says one thing; its port."""
+    """Runs a server whose /healthz returns `status`; yields its port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -27,7 +27,7 @@ def answering(status: int, context: ssl.SSLContext | None = None) -> Iterator[in
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Logs nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         if context:

@@ -1,4 +1,4 @@
-"""Several replicas of the text service: one that cannot serve a request, or is dead, is never a client's problem."""
+"""Several replicas of the text service: clients never notice a replica that is dead or cannot serve a request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ numbers = itertools.count()
 
 
 async def not_ready(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:
-    """What a replica says that has not fetched the model yet."""
+    """Refuses as a replica that has not fetched the model yet."""
     details = error_details(NOT_READY["message"], NOT_READY["type"], NOT_READY["code"])
     trailers = (details, ("retry-after", "7"), ("x-http-status", "503"))
     await context.abort(grpc.StatusCode.UNAVAILABLE, NOT_READY["message"], trailers)
@@ -41,7 +41,7 @@ async def not_ready(request: HttpBody, context: Any) -> AsyncIterator[HttpBody]:
 
 @pytest.fixture
 def folder(socket_folder: Path) -> Iterator[Path]:
-    """An own folder for sockets."""
+    """Creates a separate folder for sockets."""
     path = socket_folder / f"replicas-{next(numbers)}"
     path.mkdir()
     yield path
@@ -59,14 +59,14 @@ class Replicas:
             upstream.chat = script
 
     def asked(self) -> list[int]:
-        """How many chat requests reached each replica."""
+        """Returns the number of chat requests that reached each replica."""
         return [len(upstream.bodies) for upstream in self.upstreams]
 
     async def chat(self, body: bytes = b"{}") -> Reply:
         return await send(self.gateway.port, "POST", CHAT, body=body)
 
     async def attempts(self, reply: Reply) -> int:
-        """How often the gateway tried a request, by its log."""
+        """Returns the number of attempts that the gateway logged for a request."""
         lines = map(json.loads, await self.gateway.logged(reply.headers["x-request-id"]))
         (found,) = [line["attempts"] for line in lines if line.get("request_id") == reply.headers["x-request-id"]]
         return int(found)
@@ -87,7 +87,7 @@ async def replicas(folder: Path, count: int, max_body_bytes: int = MIB) -> Async
 
 @dataclass
 class FirstRefuses:
-    """Refuses every request where it arrives first; where it is tried again it waits until `last` have come so far."""
+    """Refuses the first attempt of each request; second attempts wait until `last` of them have arrived."""
 
     last: int = 1
     seen: set[bytes] = field(default_factory=set)
@@ -193,7 +193,7 @@ async def test_so_do_those_of_grpc_callers(folder: Path) -> None:
 
 
 async def test_many_requests_may_be_tried_again_at_the_same_time(folder: Path) -> None:
-    """None is answered before all are in their second attempt."""
+    """No request is answered before all are in their second attempt."""
     async with replicas(folder, 2) as two:
         refuse = FirstRefuses(last=CONCURRENT)
         two.play(refuse, refuse)
@@ -210,7 +210,7 @@ async def test_many_requests_may_be_tried_again_at_the_same_time(folder: Path) -
 
 @dataclass
 class Load:
-    """Clients that ask without pause, and what they were told; a request counts to the round in which it begins."""
+    """Clients that send requests without pause, and their answers; a request counts for the round in which it began."""
 
     gateway: RunningGateway
     clients: int
@@ -237,22 +237,22 @@ class Load:
                     self.ended.append((began, f"{error.code()}: {error.details()}"))
 
     def answers(self) -> Counter[str]:
-        """Who answered the requests of this round, and which errors there were."""
+        """Counts the answers of this round by replica name or error."""
         return Counter(told for began, told in self.ended if began == self.round)
 
     async def heard(self, *names: str, least: int) -> set[str]:
-        """Waits for so many answers in this round, and some of everybody named; gives who and what there was."""
+        """Waits for `least` answers in this round, including each of `names`; returns the distinct answers."""
         while not (self.answers().total() >= least and set(names) <= set(self.answers())):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         return set(self.answers())
 
 
-# With many clients the deaths of their running requests are enough to take the replica out at once; with two it is
-# tried, in vain, by requests that came later.
+# With many clients, their failed running requests are enough to eject the replica immediately; with two, later requests
+# still try it in vain.
 @pytest.mark.parametrize("clients", [2, 32])
 @pytest.mark.parametrize("socket_too", [False, True], ids=["refused", "gone"])
 async def test_a_replica_that_is_killed_is_not_missed(folder: Path, socket_too: bool, clients: int) -> None:
-    """What begins after its death succeeds, at once and from then on; when it is back, it is used again."""
+    """Every request that begins after its death succeeds; after its restart it serves requests again."""
     one, two = folder / "text-1.sock", folder / "text-2.sock"
     async with (
         replica_process(one, "one") as victim,

@@ -1,4 +1,4 @@
-"""Envoy's own spans: with the real Envoy, a scripted service behind it, and a collector on loopback."""
+"""Envoy's own spans: a real Envoy, a scripted service behind it, and a collector on loopback."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def collector() -> Iterator[Collector]:
 
 @asynccontextmanager
 async def traced(socket_folder: Path, trace: TraceSettings) -> AsyncIterator[tuple[RunningGateway, Upstream]]:
-    """An Envoy that makes traces, and what is behind it, in a folder of their own beside those of other Envoys."""
+    """Runs an Envoy with tracing and its upstream in a separate folder."""
     folder = socket_folder / f"traces-{next(numbers)}"
     folder.mkdir()
     upstream = Upstream()
@@ -58,7 +58,7 @@ async def traced(socket_folder: Path, trace: TraceSettings) -> AsyncIterator[tup
         await upstream.stop()
 
 
-# --- what it is told
+# --- configuration
 
 
 def test_without_a_collector_nothing_of_it_is_there() -> None:
@@ -102,7 +102,7 @@ def test_strangers_may_not_say_which_trace_they_belong_to(parents: str, host: st
     assert ("tracestate" not in removed) == kept
 
 
-# --- what it does
+# --- exported spans
 
 
 async def test_a_trace_begins_at_the_gateway_where_callers_are_not_believed(

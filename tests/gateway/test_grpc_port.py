@@ -127,7 +127,7 @@ async def test_the_host_is_checked_for_grpc_too(gateway: RunningGateway, catalog
 
 
 def frames(body: bytes) -> list[tuple[int, bytes]]:
-    """The frames of a gRPC-Web body: flags and payload. 0x80 marks the trailers."""
+    """Splits a gRPC-Web body into frames: flags and payload. Flag 0x80 marks the trailers."""
     found = []
     while body:
         flags, length = struct.unpack(">BI", body[:5])
@@ -137,7 +137,7 @@ def frames(body: bytes) -> list[tuple[int, bytes]]:
 
 
 def decode_groups(body: bytes) -> bytes:
-    """Base64 whose parts were padded one by one."""
+    """Decodes base64 whose parts are padded separately."""
     return b"".join(base64.b64decode(body[start : start + 4]) for start in range(0, len(body), 4))
 
 

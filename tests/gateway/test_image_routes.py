@@ -1,4 +1,4 @@
-"""Pictures through the gateway: prompts as any JSON, uploads as sound, and files by their names."""
+"""Images through the gateway: prompts like any JSON body, uploads like audio, and files by name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def images(socket_folder: Path, count: int = 1) -> AsyncIterator[Images]:
 
 
 def refusing(reads: int = 1) -> Any:
-    """A script that reads so many bytes, at least, and refuses the request as a replica does without the model."""
+    """Returns a script that reads at least `reads` bytes, then refuses as a replica without the model does."""
 
     async def refuse(messages: AsyncIterator[HttpBody], context: Any) -> AsyncIterator[HttpBody]:
         read = 0
@@ -110,7 +110,7 @@ async def test_uploads_reach_the_service_as_they_come_and_have_its_own_limit(soc
         last = asyncio.Event()
 
         def pieces() -> Any:
-            """Ends only once the service has most of them; what is under way lies in socket buffers."""
+            """Ends only once the service has received most of the body; socket buffers hold the rest."""
             yield from [b"x" * MIB] * 29
             assert asyncio.run_coroutine_threadsafe(upstream.has_read(14 * MIB), loop).result(30) is None
             loop.call_soon_threadsafe(last.set)

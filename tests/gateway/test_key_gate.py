@@ -1,4 +1,4 @@
-"""With ALLM_AUTH=keys: the real Envoy asks a real authorizer about every request, in front of scripted services."""
+"""ALLM_AUTH=keys: a real Envoy checks each request with a real authorizer, in front of scripted services."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RELEASE = "/allm.models.v1.ResidencyService/Release"
 
 
 def keys() -> list[KnownKey]:
-    """Whom this test's authorizer knows."""
+    """Returns the keys that the authorizer knows."""
     return [
         _known(USER, (INFERENCE,)),
         _known(OPERATOR, (INFERENCE, ADMIN)),
@@ -54,7 +54,7 @@ def _known(key: str, scopes: tuple[str, ...], **more: Any) -> KnownKey:
 
 @dataclass
 class Guarded:
-    """An Envoy that asks, and what is around it."""
+    """An Envoy that uses an authorizer, with the services behind it."""
 
     gateway: RunningGateway
     upstream: Upstream
@@ -68,7 +68,7 @@ class Guarded:
 
 @asynccontextmanager
 async def authorizing(address: str, table: KeyTable) -> AsyncIterator[None]:
-    """An authorizer for as long as the block runs."""
+    """Runs an authorizer during the block."""
     server = grpc.aio.server()
     servicer = AuthorizationServicer(Gatekeeper(table, SECRET))
     external_auth_pb2_grpc.add_AuthorizationServicer_to_server(servicer, server)
@@ -102,7 +102,7 @@ async def standing() -> AsyncIterator[Guarded]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def guarded(standing: Guarded) -> Guarded:
-    """As if nobody had called before."""
+    """Returns the shared gateway, healthy, with its scripts and recorded calls reset."""
     await standing.gateway.finds_all_healthy()
     standing.upstream.forget()
     standing.catalog.forget()
@@ -181,7 +181,7 @@ async def test_over_the_rate(guarded: Guarded, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_forged_headers_are_of_no_use(guarded: Guarded, protocol: str) -> None:
-    """Not even an identity that is signed rightly, as somebody may have who has read a service's traffic."""
+    """Even a correctly signed identity is ignored: somebody may have captured it from a service's traffic."""
     operator = Identity("key_operator", frozenset((INFERENCE, ADMIN)), expires=int(time.time()) + 60)
     forged = {HEADER: sign(operator, SECRET), "x-client-id": "key_operator"}
     assert (await ask(protocol, guarded.port, LIST, forged)).status == "UNAUTHENTICATED"
@@ -321,7 +321,7 @@ async def test_without_the_authorizer_nobody_gets_in_and_with_it_everybody_again
 
 
 async def test_without_keys_nothing_is_asked() -> None:
-    """As everywhere else in this folder; here beside the others, so that the difference is seen."""
+    """All other tests in this folder run without keys; this one shows the contrast."""
     upstream = Upstream()
     with tempfile.TemporaryDirectory(prefix="allm-keys-") as name:
         await upstream.start(text := f"unix:{name}/text.sock")

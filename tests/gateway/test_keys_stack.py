@@ -1,4 +1,4 @@
-"""`allm serve` with ALLM_AUTH=keys, as an operator meets it: the first key, forged identities, and what dies."""
+"""`allm serve` with ALLM_AUTH=keys, as an operator uses it: the first key, forged identities, killed services."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.gateway.wire import send
 from tests.stack import MODEL, Stack, environment
 
 PATIENCE = 60.0  # seconds
-REVOKED_SECONDS = 5.0  # what is promised
+REVOKED_SECONDS = 5.0  # the documented bound
 CHAT = "/v1/chat/completions"
 ASKED = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
 JSON = {"content-type": "application/json"}
 
 
 def allm(stack: Stack, *arguments: str) -> str:
-    """What a command prints, typed where nobody has said ALLM_AUTH."""
+    """Runs a command without ALLM_AUTH in its environment; returns its output."""
     command = [sys.executable, "-m", "services.cli", *arguments]
     environ = environment(stack.home)
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -40,13 +40,13 @@ def allm(stack: Stack, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def root(guarded: Stack) -> str:
-    """The first key, made as an operator makes it."""
+    """Creates the first key as an operator does; returns its secret."""
     made = json.loads(allm(guarded, "keys", "create", "root", "--scope", "admin", "--scope", "inference", "--json"))
     return str(made["secret"])
 
 
 async def create(stack: Stack, root: str, **wanted: Any) -> tuple[str, str]:
-    """A further key, by REST: its id, and the key."""
+    """Creates another key over REST; returns its id and its secret."""
     body = json.dumps({"name": "more", **wanted}).encode()
     reply = await send(stack.port, "POST", "/v1/api_keys", {**bearer(root), **JSON}, body)
     assert reply.status == 200, reply
@@ -67,7 +67,7 @@ def children(stack: Stack) -> dict[str, int]:
 
 
 async def restarted(stack: Stack, name: str, before: int) -> None:
-    """Waits until the supervisor has brought a child back, and said so."""
+    """Waits until the supervisor has restarted a child and recorded its new process id."""
     async with asyncio.timeout(PATIENCE):
         while children(stack).get(name, before) == before:  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
@@ -75,7 +75,7 @@ async def restarted(stack: Stack, name: str, before: int) -> None:
 
 @asynccontextmanager
 async def away(stack: Stack, name: str) -> AsyncIterator[None]:
-    """A child that does nothing at all as long as the block runs."""
+    """Suspends a child process during the block."""
     process = children(stack)[name]
     os.kill(process, signal.SIGSTOP)
     try:
@@ -215,14 +215,14 @@ async def test_the_catalog_may_die_and_the_authorizer_too(guarded: Stack, root: 
     async def chats() -> int:
         return (await send(guarded.port, "POST", CHAT, chat, ASKED)).status
 
-    # The catalog is killed: keys go on, and after its return they are followed again.
+    # The catalog is killed: keys remain valid, and after its restart the authorizer follows changes again.
     before = children(guarded)["catalog"]
     os.kill(before, signal.SIGKILL)
     assert await chats() == 200
     await restarted(guarded, "catalog", before)
     assert await chats() == 200
 
-    # It stands still, and the authorizer is killed meanwhile: what that knew it knows again.
+    # The catalog is suspended and the authorizer is killed: it restores its keys from the snapshot.
     async with away(guarded, "catalog"):
         before = children(guarded)["authorizer"]
         assert key_id in (guarded.home / SNAPSHOT).read_text()
@@ -232,7 +232,7 @@ async def test_the_catalog_may_die_and_the_authorizer_too(guarded: Stack, root: 
         wrong = await send(guarded.port, "POST", CHAT, {**bearer("sk-allm-wrong"), **JSON}, ASKED)
         assert wrong.status == 401, "and nobody else gets in"
 
-    # It goes on, and a key that is revoked now ends.
+    # The catalog resumes, and a key revoked now becomes invalid.
     async with asyncio.timeout(PATIENCE):
         while (await send(guarded.port, "DELETE", f"/v1/api_keys/{key_id}", bearer(root))).status != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.1)

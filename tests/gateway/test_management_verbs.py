@@ -1,4 +1,4 @@
-"""The verbs that manage models, as REST: plain transcoding of the typed service, with OpenAI's errors."""
+"""The management verbs of models over REST: plain transcoding of the typed service, with OpenAI's errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_registering(gateway: RunningGateway, catalog: ScriptedCatalog) ->
 
 
 async def test_an_answer_holds_the_model(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
-    """Field names as in the protos, enums by name."""
+    """Fields have their proto names; enums are written by name."""
 
     async def full(request: Any, call: Call) -> model_pb2.Model:
         return model_pb2.Model(
@@ -153,7 +153,7 @@ async def test_a_wrong_body_is_not_logged(gateway: RunningGateway, catalog: Scri
 
 
 async def test_one_value_passes_for_a_list_of_one(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
-    """The transcoder is lenient there, and cannot be told otherwise."""
+    """The transcoder is lenient here, and no option changes that."""
     await send(gateway.port, "POST", MODELS, JSON, b'{"aliases": "x"}')
     assert catalog.requests == [model_service_pb2.RegisterModelRequest(aliases=["x"])]
 

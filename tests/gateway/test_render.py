@@ -1,4 +1,4 @@
-"""The rendered configuration, judged by Envoy itself."""
+"""The rendered configuration, validated by Envoy itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def validate(config: Path) -> subprocess.CompletedProcess[str]:
 )
 def test_envoy_accepts_it(tmp_path: Path, settings: GatewaySettings, text: tuple[str, ...], catalog: str) -> None:
     admin = f"unix:{tmp_path / 'a.sock'}"
-    # With as many audio and image replicas as text replicas, and with none.
+    # Once with as many audio and image replicas as text replicas, once with none.
     for others in (text, ()):
         done = validate(write_config(Gateway(settings, text, catalog, admin, tmp_path, others, others)))
         assert done.returncode == 0, done.stderr
@@ -65,7 +65,7 @@ def gateway(
     audio: tuple[str, ...] = (),
     image: tuple[str, ...] = (),
 ) -> Gateway:
-    """A gateway of which only the replicas or the host matter."""
+    """Returns a gateway with default settings except for the replicas and the host."""
     settings = gateway_settings(host=host, port=8080)
     return Gateway(settings, text, "unix:/c", admin="unix:/a", folder=Path("/f"), audio=audio, image=image)
 
@@ -84,7 +84,7 @@ def test_every_placeholder_is_filled() -> None:
 
 
 def test_every_other_replica_is_asked_once() -> None:
-    """And the only one is not asked again for what it has refused."""
+    """A single replica does not get a refused request again."""
     for addresses, retries, refused_too in [
         (("unix:/1",), 1, False),
         (("unix:/1", "unix:/2"), 1, True),
@@ -133,7 +133,7 @@ def test_a_listener_needs_an_address(host: str) -> None:
 
 
 def test_nothing_is_loaded_at_run_time() -> None:
-    """No discovery service, no WebAssembly, no dynamic module: what is served is what is written here."""
+    """No discovery service, no WebAssembly, no dynamic module: the rendered files are the whole configuration."""
     for file in (TEMPLATE, FALLBACK):
         assert not re.search(r"dynamic_resources|wasm|dynamic_module|\.so\b|require", file.read_text())
 

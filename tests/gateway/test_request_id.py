@@ -1,4 +1,4 @@
-"""The request id: the gateway's own, in every response, whoever answers and however."""
+"""The request id: the gateway's own, in every response of every service and protocol."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_errors_of_services_have_it_too(gateway: RunningGateway, upstream:
 
 
 async def test_over_grpc(gateway: RunningGateway, upstream: Upstream) -> None:
-    """In the headers of an answer, and in the only metadata that an error has."""
+    """The id is in the headers of an answer and in the trailers of an error, which has no other metadata."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel:
         stub = text_service_pb2_grpc.TextServiceStub(channel)
         call = stub.CreateChatCompletion(HttpBody(), metadata=tuple(MADE_UP.items()), timeout=30)

@@ -1,4 +1,4 @@
-"""Every path of OpenAI's Responses reaches its RPC, with what the path and the query say."""
+"""The paths of OpenAI's Responses API: each reaches its RPC with the values of its path and query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""REST through the gateway: what reaches the service, and what comes back."""
+"""REST through the gateway: requests as the service sees them, and their responses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_model_ids_may_hold_slashes(gateway: RunningGateway, catalog: Scri
 
 
 async def test_colons_in_model_ids(gateway: RunningGateway, catalog: ScriptedCatalog) -> None:
-    """Only the management verbs are cut off, and only where they are not escaped."""
+    """The route strips only the management verbs, and only if they are unescaped."""
     for path, name in (("llama3:8b", "llama3:8b"), ("a%3Aload", "a:load")):
         assert (await send(gateway.port, "GET", f"/v1/models/{path}")).json == {"id": name}
         assert (await send(gateway.port, "DELETE", f"/v1/models/{path}")).json == {"id": name, "deleted": True}
@@ -144,7 +144,7 @@ async def test_http_1_0(gateway: RunningGateway, upstream: Upstream) -> None:
 
 
 async def test_bodies_up_to_the_limit_pass_whatever_the_buffers(gateway: RunningGateway, upstream: Upstream) -> None:
-    body = b"x" * 1024 * 1024  # beyond every per-connection buffer
+    body = b"x" * 1024 * 1024  # larger than every per-connection buffer
     assert (await send(gateway.port, "POST", CHAT, body=body)).status == 200
     assert (await send(gateway.port, "POST", CHAT, body=[body[:500_000], body[500_000:]])).status == 200
     assert upstream.bodies == [body, body]

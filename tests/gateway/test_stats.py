@@ -1,4 +1,4 @@
-"""Envoy's own metrics: shown on a port of their own, and nothing else of the admin interface."""
+"""Envoy's metrics on their own port, which exposes nothing else of the admin interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[int]:
-    """Where an Envoy without any service behind it shows them."""
+    """Runs an Envoy without services behind it; yields its metrics port."""
     folder, port = tmp_path_factory.mktemp("envoy"), free_port()
     settings = replace(gateway_settings(port=free_port()), stats_port=port)
     admin = EnvoyAdmin(folder / "admin.sock")
@@ -43,7 +43,7 @@ async def port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[int]:
 
 
 async def ask(port: int, request: str) -> tuple[int, str]:
-    """Status and body of what the first line of a request asks for."""
+    """Sends a request line; returns status and body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(f"{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode())

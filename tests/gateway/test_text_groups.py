@@ -1,4 +1,4 @@
-"""Routes of groups of models: which count before which, and that names are taken as they are."""
+"""Routes of model groups: their order of precedence, and names matched literally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS in the rendered configuration, and the socket on which commands of this user need none."""
+"""TLS in the rendered configuration, and the local socket that serves this user's commands without TLS."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_service_must_have_the_name_of_services(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folders", [("/tls", "/tls"), ("/tls", "/key")])
 def test_one_folder_is_watched_as_a_whole(tmp_path: Path, folders: tuple[str, str]) -> None:
-    """So a mounted Secret is: its files are links that do not change when what they lead to does."""
+    """A mounted Secret needs this: its files are symlinks that stay the same when their targets change."""
     certificate, key = folders
     write_secrets(tmp_path, KeyPair(Path(certificate, "crt"), Path(key, "key")), None)
     (edge,) = json.loads((tmp_path / "edge-certificates.json").read_text())["resources"]

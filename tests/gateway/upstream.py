@@ -1,4 +1,4 @@
-"""A scripted stand-in for the text service: real gRPC, answers chosen by each test."""
+"""A scripted stand-in for the text service: real gRPC, with answers chosen by each test."""
 
 # ruff: noqa: N802 - gRPC names the methods
 
@@ -18,7 +18,7 @@ from google.protobuf.struct_pb2 import NULL_VALUE
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 DETAILS = "grpc-status-details-bin"
-# As every service here has them: without the middle two, gRPC takes the gateway's pings for abuse after half a minute.
+# The options of every service: without the middle two, gRPC rejects the gateway's pings as abuse after half a minute.
 OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
@@ -30,12 +30,12 @@ Script = Callable[[HttpBody, Context], AsyncIterator[HttpBody]]
 
 
 def event(data: object) -> HttpBody:
-    """One server-sent event as a message of the facade."""
+    """Returns one server-sent event as a facade message."""
     return HttpBody(content_type="text/event-stream", data=f"data: {json.dumps(data)}\n\n".encode())
 
 
 def error_details(message: str, kind: str, code: str | None, param: str | None = None) -> tuple[str, bytes]:
-    """OpenAI's error object as the trailing metadata that the transcoder prints."""
+    """Returns OpenAI's error object as the trailing metadata that the transcoder prints."""
     status = error_pb2.ErrorStatus()
     status.error.message, status.error.type = message, kind
     for value, given in ((status.error.param, param), (status.error.code, code)):
@@ -47,13 +47,13 @@ def error_details(message: str, kind: str, code: str | None, param: str | None =
 
 
 async def two_events(request: HttpBody, context: Context) -> AsyncIterator[HttpBody]:
-    """The answer of an upstream that nobody has scripted."""
+    """Yields two events: the default script."""
     yield event(1)
     yield event(2)
 
 
 async def serve(server: grpc.aio.Server, address: str) -> None:
-    """Starts a server that reports itself healthy."""
+    """Adds a health service that reports SERVING, and starts the server."""
     status = health.aio.HealthServicer()
     await status.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
@@ -63,7 +63,7 @@ async def serve(server: grpc.aio.Server, address: str) -> None:
 
 @dataclass
 class Upstream:
-    """All services of a text service in one object; `chat` is the script of the chat facade."""
+    """All gRPC services of the text service in one object; `chat` scripts the chat facade."""
 
     chat: Script = two_events
     metadata: list[dict[str, str]] = field(default_factory=list)  # of every call, in order
@@ -71,7 +71,7 @@ class Upstream:
     server: grpc.aio.Server | None = None
 
     def forget(self) -> None:
-        """As if nobody had called it before."""
+        """Restores the default script and clears the recorded calls."""
         self.chat = two_events
         self.metadata.clear()
         self.bodies.clear()
@@ -106,7 +106,7 @@ class _TextFacade(text_service_pb2_grpc.TextServiceServicer):
 
 @dataclass
 class _Responses(responses_service_pb2_grpc.ResponsesServiceServicer):
-    """Each RPC says who it is and what it was given."""
+    """Each RPC returns its name and its request."""
 
     upstream: Upstream
 

@@ -1,4 +1,4 @@
-"""HTTP as a client sends it, with full control over headers and bytes, and without a client library's habits."""
+"""A raw HTTP client with full control over headers and bytes, and without a client library's defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reply:
 
     @property
     def error(self) -> dict[str, Any]:
-        """OpenAI's error object; fails where the body is anything else."""
+        """Returns OpenAI's error object; fails if the body is anything else."""
         assert self.headers["content-type"].startswith("application/json"), self
         body = self.json
         assert set(body) == {"error"}, self
@@ -43,7 +43,7 @@ async def send(
     headers: dict[str, str] | None = None,
     body: bytes | Iterable[bytes] | None = None,
 ) -> Reply:
-    """Sends one request over a connection of its own. An iterable body is sent chunked."""
+    """Sends one request over a separate connection. An iterable body is sent chunked."""
     return await asyncio.to_thread(_send, port, method, path, headers or {}, body)
 
 
@@ -59,8 +59,8 @@ def _send(port: int, method: str, path: str, headers: dict[str, str], body: byte
 
 @asynccontextmanager
 async def posting(port: int, path: str, body: bytes, wait: bool = True) -> AsyncIterator[asyncio.StreamReader]:
-    """A POST whose response is read piece by piece, or not at all; leaving closes the connection."""
-    # A small limit: what this client has not asked for stays in the kernel and in the gateway.
+    """Sends a POST whose response is read incrementally or not at all; leaving the block closes the connection."""
+    # The limit is small, so that unread data stays in the kernel and in the gateway.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16384)
     try:
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""Workers and codecs are owned by a service that runs on uvloop: so do these tests."""
+"""Runs these tests on uvloop, like the service that owns the workers and codecs."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """What pytest-asyncio makes the loops of this folder with."""
+    """Returns the event loop factories that pytest-asyncio uses for this folder."""
     return {"uvloop": uvloop.new_event_loop}

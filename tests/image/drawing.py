@@ -1,4 +1,4 @@
-"""The core of the image service on real weights: store, manager, codecs and images, without a wire."""
+"""The core of the image service on real weights: store, manager, codecs and images, without a network API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Studio:
-    """What a test speaks to."""
+    """The running core, with helpers for tests."""
 
     manager: ImageManager
     images: Images
@@ -37,27 +37,27 @@ class Studio:
 
     @property
     def residents(self) -> list[LoadedPipeline]:
-        """Loaded models."""
+        """Lists the loaded models."""
         return [resident for _, resident in self.manager.residents()]
 
     async def events(self, request: ImageRequest, client: str = "me") -> list[Event]:
-        """All of them."""
+        """Returns all events of a request."""
         async with self.images.generate(request, client) as events:
             return [event async for event in events]
 
     async def drawn(self, **changes: object) -> list[Drawn]:
-        """The pictures of a request, in order."""
+        """Returns the pictures of a request, in order."""
         done = [event.drawn for event in await self.events(asked(**changes)) if isinstance(event, Done)]
         return sorted(done, key=lambda drawn: drawn.index)
 
 
 def asked(**changes: object) -> ImageRequest:
-    """A small request."""
+    """Builds a small request."""
     return ImageRequest(**{"model": "tiny", "prompt": "a red circle", "steps": 2, "seed": 7} | changes)  # type: ignore[arg-type]
 
 
 def opened(drawn: Drawn) -> Image.Image:
-    """A picture's file, read."""
+    """Opens a picture's file."""
     image = Image.open(io.BytesIO(drawn.data))
     image.load()
     return image
@@ -82,7 +82,7 @@ async def drawing(folder: Path, models: dict[str, Path], **environ: str) -> Asyn
 
 
 def stored(model_id: str, path: Path, registry: EngineRegistry) -> StoredModel:
-    """A model as the provision would have stored it, found by the same inspection."""
+    """Describes a model as the provisioner would store it, found by the same inspection."""
     tree = LocalTree(path, [path])
     finding = inspect(tree, "diffusers", "")
     manifest, facts = finding.manifest(tree), finding.facts(model_id)

@@ -1,4 +1,4 @@
-"""Pictures behind addresses: found by their names only, gone after their time, and bounded."""
+"""Pictures behind URLs: found only by name, deleted when they expire, and bounded in number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of pictures, with a worker that says what the test wants."""
+"""The image metrics, with a scripted worker."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_steps_pictures_and_waiting_are_counted_and_signs_of_life_are_none
             assert (value("requests_running"), value("requests_waiting")) == (0, 1)
             worker.say(Accepted(1, 3))
             worker.say(Stepped(Counters(1, 1, 0, 2), [Phase(1, "steps", request.started + 9.0)]))
-            worker.say(Stepped(Counters(1, 1, 0, 2)))  # a sign of life while something takes long
+            worker.say(Stepped(Counters(1, 1, 0, 2)))  # a heartbeat during a long operation
             worker.say(Stepped(Counters(2, 1, 0, 2)))
             worker.say(
                 Picture(1, 0, 0, 64, 64, b""), Picture(1, 0, None, 64, 64, b""), Picture(1, 1, None, 64, 64, b"")

@@ -1,4 +1,4 @@
-"""`python -m services.image` with a catalog that the test speaks for: it provides, serves, reports and drains."""
+"""`python -m services.image` with a fake catalog: it fetches models, serves, reports and drains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.image.drawing import PATIENCE_SECONDS, stored
 from tests.image.engine.tiny_pipelines import SIDE, saved
 from tests.provision.catalog_script import ScriptedCatalog
 
-# A worker that imports torch and diffusers takes some ten seconds to be there.
+# A worker needs some ten seconds to import torch and diffusers.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 MODEL = "tiny"
@@ -56,7 +56,7 @@ class Service:
 
     @property
     def state(self) -> Any:
-        """What it has last reported of the model."""
+        """Returns the model's state in the latest report."""
         found = [each.status for report in self.catalog.reports for each in report.statuses if each.id == MODEL]
         return found[-1] if found else None
 
@@ -144,7 +144,7 @@ async def test_an_unknown_model_is_told_by_name(service: Service) -> None:
 
 
 async def test_a_stop_lets_a_running_request_complete_and_leaves_no_process(service: Service) -> None:
-    """Last: the service is gone then."""
+    """Runs last: it stops the service."""
     request = image_service_pb2.StreamGenerateImageRequest(config=config(steps=50, count=4), prompt="x")
     stream = service.stub.StreamGenerateImage(request, timeout=PATIENCE_SECONDS)
     events = [(await stream.read()).WhichOneof("event")]

@@ -1,4 +1,4 @@
-"""The core of images on a real pipeline with random weights: what is drawn is noise, but drawn as it was asked for."""
+"""The image core on a real pipeline with random weights: the pictures are noise, but follow the request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.image.pictures.picture_files import file, halves
 from tests.spending import Purse
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-BATCH, QUEUE = 4, 4  # pictures that are drawn together, and requests that may wait
+BATCH, QUEUE = 4, 4  # pictures per batch, and requests that may wait
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -38,7 +38,7 @@ async def studio(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stud
     folder = saved("StableDiffusionPipeline", tmp_path_factory.mktemp("tiny"))
     limits = {"ALLM_IMAGE_BATCH": str(BATCH), "ALLM_IMAGE_QUEUE": str(QUEUE)}
     async with drawing(tmp_path_factory.mktemp("home"), {"tiny": folder}, **limits) as studio:
-        await studio.drawn()  # the worker takes its time to be there: no test's
+        await studio.drawn()  # starts the worker here, so that no test has to wait for it
         yield studio
 
 
@@ -142,7 +142,7 @@ async def test_a_caller_that_leaves_makes_room(studio: Studio) -> None:
 
 async def test_a_full_queue_is_told_by_its_setting(studio: Studio) -> None:
     (resident,) = studio.residents
-    os.kill(resident.pid, signal.SIGSTOP)  # however fast it draws, none is done when the last comes
+    os.kill(resident.pid, signal.SIGSTOP)  # no picture can be done before the last request arrives
     try:
         async with AsyncExitStack() as stack:
             for _ in range(BATCH + QUEUE):
@@ -164,7 +164,7 @@ async def test_pictures_say_nothing_where_the_operator_wants_that(studio: Studio
 @pytest.mark.slow
 async def test_a_worker_that_dies_is_told_and_replaced(studio: Studio) -> None:
     (resident,) = studio.residents
-    os.kill(resident.pid, signal.SIGSTOP)  # however fast it draws, it has not done it when it dies
+    os.kill(resident.pid, signal.SIGSTOP)  # the picture cannot be done before the worker dies
     with pytest.raises(Internal, match="SIGKILL"):
         async with studio.images.generate(asked(), "me") as events:
             (request,) = resident._requests.values()
@@ -186,7 +186,7 @@ async def test_a_hung_worker_is_replaced_and_its_requests_end_with_timeout(
     (resident,) = studio.residents
     os.kill(resident.pid, signal.SIGSTOP)
     since, clock = time.monotonic(), time.monotonic
-    fast = SimpleNamespace(monotonic=lambda: since + 5 * (clock() - since))  # half a minute is six seconds
+    fast = SimpleNamespace(monotonic=lambda: since + 5 * (clock() - since))  # 30 seconds pass in six
     monkeypatch.setattr(watchdog, "time", fast)
     with pytest.raises(Timeout, match="no progress for 30 seconds"):
         await studio.drawn()
@@ -197,7 +197,7 @@ async def test_a_hung_worker_is_replaced_and_its_requests_end_with_timeout(
     assert not psutil.pid_exists(resident.pid)
 
 
-# --- keys with a rate of tokens
+# --- keys with a token rate limit
 
 
 async def test_pixels_count_as_tokens(studio: Studio) -> None:

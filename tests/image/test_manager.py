@@ -1,4 +1,4 @@
-"""What the registry promises of images, the worker has; and how its models are started."""
+"""The image manager: the worker has the runtimes of the registry, and every listed pipeline exists in diffusers."""
 
 from __future__ import annotations
 

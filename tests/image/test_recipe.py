@@ -1,4 +1,4 @@
-"""What exactly is drawn: the model's own values where a request has none, and refusals by name."""
+"""The resolved recipe of a request: the model's defaults for missing values, and errors that name the parameter."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What models are said to need, against what their workers take under load: the demo models on the real stack.
+"""Estimated memory against the workers' actual use under load: the demo models on the real stack.
 
-Only to a factor: how requests meet in a batch, and so the peak, is chance. `python -m bench.needs` says how near it is.
+The comparison allows a factor: batches, and so peaks, vary by chance. `python -m bench.needs` reports the peaks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pytest
 from bench.needs import CASES, MIB, Serving, measured, models_setting
 from tests.stack import environment, running_stack
 
-# A worker may take so many times what was reserved for it, and the other way round: requests that come one by one, on a
-# busy machine, leave batches and so memory unused. A formula that is wrong by more is wrong by a factor.
+# The allowed ratio between use and reservation, in both directions: on a busy machine, requests that arrive one by one
+# leave batches and so memory unused. A wrong formula deviates by more.
 FACTOR = 2.0
-NO_HUGE_PAGES = 41  # PR_SET_THP_DISABLE, which children inherit
+NO_HUGE_PAGES = 41  # PR_SET_THP_DISABLE; children inherit it
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def small_pages() -> Iterator[None]:
-    """How many huge pages a machine has free is chance, and half of what the heaps of a worker take."""
+    """Disables huge pages: their number is chance, and they make up half of a worker's heaps."""
     assert ctypes.CDLL(None).prctl(NO_HUGE_PAGES, 1, 0, 0, 0) == 0
     yield
     assert ctypes.CDLL(None).prctl(NO_HUGE_PAGES, 0, 0, 0, 0) == 0
@@ -36,7 +36,7 @@ def small_pages() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def demo(small_pages: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """All services, with all demo models."""
+    """Runs all services with all demo models."""
     settings = {"ALLM_MODELS": models_setting(), "ALLM_AUDIO_REPLICAS": "1", "ALLM_IMAGE_REPLICAS": "1"}
     with running_stack(tmp_path_factory.mktemp("needs") / "home", **settings) as stack:
         yield Serving(f"http://127.0.0.1:{stack.port}", stack.process.pid, environment(stack.home))

@@ -1,4 +1,4 @@
-"""Writes GGUF headers by hand, right and wrong ones."""
+"""Writers of valid and broken GGUF headers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?
 
 
 def text(value: str | bytes) -> bytes:
-    """A GGUF string."""
+    """Encodes a GGUF string."""
     data = value if isinstance(value, bytes) else value.encode()
     return struct.pack("<Q", len(data)) + data
 
 
 def value(kind: int, content: Any) -> bytes:
-    """A metadata value without its type; arrays are `(kind, items)`."""
+    """Encodes a metadata value without its type; arrays are `(kind, items)`."""
     if kind == STRING:
         return text(content)
     if kind == ARRAY:
@@ -28,12 +28,12 @@ def value(kind: int, content: Any) -> bytes:
 
 
 def entry(key: str, kind: int, content: Any) -> bytes:
-    """A metadata entry."""
+    """Encodes a metadata entry."""
     return text(key) + struct.pack("<I", kind) + value(kind, content)
 
 
 def tensor(name: str, shape: Sequence[int], kind: int = 0, offset: int = 0) -> bytes:
-    """An entry of the tensor list."""
+    """Encodes an entry of the tensor list."""
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
@@ -44,19 +44,19 @@ def header(
     count: int | None = None,
     tensor_count: int | None = None,
 ) -> bytes:
-    """A whole header; `count` and `tensor_count` can lie about how much there is."""
+    """Encodes a complete header; `count` and `tensor_count` can misstate the numbers of entries."""
     claimed = len(entries) if count is None else count
     claimed_tensors = len(tensors) if tensor_count is None else tensor_count
     return b"GGUF" + struct.pack("<IQQ", version, claimed_tensors, claimed) + b"".join((*entries, *tensors))
 
 
 def with_weights(head: bytes, size: int, alignment: int = 32) -> bytes:
-    """A whole file: the header and so many bytes of weights."""
+    """Encodes a complete file: the header and `size` bytes of weights."""
     return head + bytes(-len(head) % alignment) + bytes(size)
 
 
 def llama(path: Path, architecture: str = "llama", context: int = 2048) -> Path:
-    """A file with just enough of a header to be described."""
+    """Writes a file with the minimal header that an inspection accepts."""
     path.write_bytes(
         header(
             entry("general.architecture", STRING, architecture),

@@ -1,4 +1,4 @@
-"""The data file of execution caches, and whose may be used."""
+"""The data file of execution caches, and the allowed publishers."""
 
 from __future__ import annotations
 

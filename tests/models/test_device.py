@@ -1,4 +1,4 @@
-"""Where models run, found out from what the machine shows."""
+"""Device detection from the machine's files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_operators_word_counts_whatever_the_machine_has(machine, setting: str
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_looking_loads_no_native_library() -> None:
-    """A driver's library in the service process would be there at every fork, and with every crash."""
+    """A native driver library in the service process would be present at every fork and in every crash."""
     program = """
 import pathlib, services.models.device
 def libraries():

@@ -37,7 +37,7 @@ def test_everything_comes_back_as_it_was() -> None:
 
 
 def test_what_is_not_measured_stays_absent() -> None:
-    """0 is something else."""
+    """A measured 0 differs from no measurement."""
     little = Figures(began=1, uptime=0.0)
     assert read_figures(figures_message(little)) == little
 

@@ -1,4 +1,4 @@
-"""Manifests: no path leaves the model's folder, nothing is there twice, and the digest is of everything."""
+"""Manifests: no path leaves the model's folder, no path occurs twice, and the digest covers everything."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_digest_differs_with_everything_that_matters() -> None:
 
 
 def test_sizes_that_no_disk_has() -> None:
-    """One such manifest in the catalog would keep every service from hearing of any model."""
+    """One such manifest in the catalog would keep every service from receiving any model."""
     with pytest.raises(ModelInvalid, match="9,223,372,036,854,775,808 bytes"):
         Manifest(files=(dataclasses.replace(A, size=2**63),)).check()
     with pytest.raises(ModelInvalid, match="are allowed"):

@@ -198,7 +198,7 @@ def test_what_resolve_refuses_explain_explains(changes: dict[str, object], reaso
     assert reason in verdict.reason
 
 
-# --- a runtime that is not installed, and models in stages
+# --- a runtime that is not installed, and models in pipeline stages
 
 SAFETENSORS = {"format": "safetensors"}
 TORCH, VLLM = (next(runtime for runtime in RUNTIMES if runtime.name == name) for name in ("torch", "vllm"))
@@ -207,7 +207,7 @@ STAGES = EngineSettings(pipeline_parallel=2)
 
 
 def test_what_is_not_installed_changes_nothing_for_models_of_others() -> None:
-    """The same choices and refusals as without it, but for what it alone could run."""
+    """Choices and refusals match those without it, except for models that only it could run."""
     others = tuple(runtime for runtime in RUNTIMES if runtime.name != "vllm")
     for device in ("cpu", "cuda", "mps"):
         registries = [EngineRegistry(device, forced=False, runtimes=runtimes) for runtimes in (others, RUNTIMES)]
@@ -293,7 +293,7 @@ def libllama() -> bytes:
 
 
 def test_every_architecture_of_the_table_is_in_the_installed_llama_cpp(libllama: bytes) -> None:
-    # As whole C strings; the linker may have made a name the end of a longer one, so only the end is exact.
+    # Compares whole C strings. The linker may merge a name into a longer one's end, so only the end is exact.
     names = frozenset().union(*LLAMA_CPP.architectures.values())
     missing = [name for name in names if name.encode() + b"\0" not in libllama]
     assert missing == []

@@ -1,4 +1,4 @@
-"""What a service can do for a model now: names, states, and whom to ask instead."""
+"""The model store: names, states, and the replicas that can serve a model instead."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_aliases_follow_the_registration(store: ModelStore) -> None:
     store.put(ready(desired("a", "new")))
     assert store.get("new").id == "a"
     assert "old" not in store
-    store.put(ready(desired("b", "new")))  # moved before the other model was heard of
+    store.put(ready(desired("b", "new")))  # arrives before the update of the other model
     store.put(ready(desired("a")))
     assert store.get("new").id == "b"
     store.remove("b")
@@ -133,8 +133,8 @@ async def test_without_a_catalog_an_unknown_name_is_denied_at_once(store: ModelS
 
 def test_an_alias_on_its_way_to_another_model_is_not_lost(store: ModelStore) -> None:
     store.put(ready(desired("a", "x")))
-    store.put(ready(desired("b", "x")))  # first heard of by its new owner
-    store.put(ready(desired("a", "x")))  # how far the old one is, told anew
+    store.put(ready(desired("b", "x")))  # the new owner's update arrives first
+    store.put(ready(desired("a", "x")))  # a progress update of the old owner
     assert store.get("x").id == "b"
     store.put(ready(desired("a")))
     assert store.get("x").id == "b"

@@ -1,4 +1,4 @@
-"""What is promised of vLLM against an installed one: `make vllm` makes an environment that has it."""
+"""The static vLLM tables against an installed vLLM; `make vllm` creates its environment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from services.models.registry import RUNTIMES
 from services.models.vllm_models import VLLM_CPU_DECODERS, VLLM_CPU_QUANTIZATIONS, VLLM_DECODERS, VLLM_QUANTIZATIONS
 
 PYTHON = Path(__file__).parents[2] / ".venv" / "vllm" / "bin" / "python"
-SECONDS = 300.0  # it imports vLLM and torch, on a busy machine
-# Every model_type of transformers whose class vLLM has a decoder for, with the parts that such a model has of its own.
+SECONDS = 300.0  # importing vLLM and torch on a busy machine
+# Every model_type of transformers whose class has a decoder in vLLM, with the sub_configs of its config class.
 ASK = """
 import importlib, json
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING

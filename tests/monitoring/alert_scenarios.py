@@ -1,15 +1,15 @@
-"""For each alert: what makes it fire, what it then says, and what is close to that and must not."""
+"""For each alert: a situation that fires it, its text, and a similar situation that must not fire it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-Series = dict[str, str]  # series -> its values, a minute apart, in promtool's words
+Series = dict[str, str]  # series -> its values, a minute apart, in promtool's syntax
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """When an alert fires, after `at` minutes, and when it does not."""
+    """The series that fire an alert after `at` minutes, and series that do not."""
 
     alert: str
     firing: Series
@@ -25,7 +25,7 @@ TEXT = 'envoy_cluster_name="text"'
 
 
 def waits(name: str, within_10: str, within_30: str) -> Series:
-    """A histogram of two buckets."""
+    """Returns a histogram of two buckets."""
     bucket = f"{name}_bucket"
     return {
         f'{bucket}{{{M},le="10"}}': within_10,
@@ -49,7 +49,7 @@ SCENARIOS = (
             'envoy_cluster_upstream_cx_none_healthy{envoy_cluster_name="audio"}': "0+1x40",
         },
         {
-            # Scaled to zero, and nobody asks.
+            # Scaled to zero, and without requests.
             'allm_replicas_live{modality="audio"}': "0x40",
             'envoy_cluster_upstream_cx_none_healthy{envoy_cluster_name="audio"}': "7x40",
         },
@@ -62,7 +62,7 @@ SCENARIOS = (
         {
             f"envoy_cluster_membership_healthy{{{TEXT}}}": "1x40",
             f"envoy_cluster_membership_total{{{TEXT}}}": "2x40",
-            # Not everybody runs the audio service.
+            # The audio service is optional.
             'envoy_cluster_membership_healthy{envoy_cluster_name="audio"}': "0x40",
             'envoy_cluster_membership_total{envoy_cluster_name="audio"}': "0x40",
         },

@@ -1,4 +1,4 @@
-"""A Prometheus of the tests' own: Debian's program, with a configuration and a folder of its own."""
+"""A Prometheus for tests: Debian's program, with its own configuration and folder."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A running one."""
+    """A running Prometheus."""
 
     process: subprocess.Popen[bytes]
     port: int
     log: Path
 
     def api(self, path: str, **parameters: str) -> Any:
-        """What its API gives. Raises HTTPError for a query that is none."""
+        """Returns the data of an API call. Raises HTTPError for an invalid query."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}", timeout=30) as reply:
             return json.load(reply)["data"]
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an expression, now."""
+        """Returns the current series of an expression."""
         found: list[dict[str, Any]] = self.api("query", query=expression)["result"]
         return found
 
     def targets(self) -> list[dict[str, Any]]:
-        """What it scrapes."""
+        """Returns its scrape targets."""
         found: list[dict[str, Any]] = self.api("targets")["activeTargets"]
         return found
 
     def rules(self) -> list[dict[str, Any]]:
-        """What it evaluates."""
+        """Returns its rules."""
         return [rule for group in self.api("rules")["groups"] for rule in group["rules"]]
 
 
 @contextmanager
 def running_prometheus(folder: Path, urls: Mapping[str, str], rules: Path) -> Iterator[Prometheus]:
-    """Scrapes `urls`, by the names of their services, every second; evaluates `rules` as often."""
+    """Scrapes `urls`, which are keyed by service name, every second; evaluates `rules` as often."""
     jobs = []
     for name, url in urls.items():
         parts = urllib.parse.urlsplit(url)

@@ -1,4 +1,4 @@
-"""The alert rules, by Prometheus' own tool: they can be read, fire when they should, and only then."""
+"""The alert rules, checked by promtool: they are valid, fire when they should, and only then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_NAME = {alert.name: alert for alert in ALERTS}
 
 
 def promtool(*arguments: str) -> str:
-    """Runs it; what it says."""
+    """Runs promtool and returns its output."""
     done = subprocess.run(
         [PROMTOOL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=120
     )
@@ -27,7 +27,7 @@ def promtool(*arguments: str) -> str:
 
 
 def unit_test(series: Series, at: int, alert: str, expected: list[dict[str, Any]]) -> dict[str, Any]:
-    """One test of `promtool test rules`."""
+    """Returns one test for `promtool test rules`."""
     return {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -36,7 +36,7 @@ def unit_test(series: Series, at: int, alert: str, expected: list[dict[str, Any]
 
 
 def fires(scenario: Scenario) -> dict[str, Any]:
-    """What Prometheus should then say."""
+    """Returns the alert that Prometheus should report."""
     alert = BY_NAME[scenario.alert]
     annotations = {"summary": scenario.summary, "description": alert.action, "runbook_url": alert.anchor}
     return {"exp_labels": {"severity": alert.severity, **scenario.labels}, "exp_annotations": annotations}

@@ -1,4 +1,4 @@
-"""What is made from code is what is checked in, and names only what exists."""
+"""The generated files are up to date, and name only existing metrics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.case import case
 METRICS = {metric.name: metric for metric in all_metrics()}
 NAME = re.compile(r"\b(?:allm|gen_ai|envoy)_[a-z_]+")
 LABELS_OF = re.compile(r"(?:by|on) \([^)]*\)|\{[^}]*\}|\"[^\"]*\"")
-# Labels that Prometheus or Envoy bring.
+# Labels that Prometheus or Envoy add.
 FOREIGN = {"instance", "job", "le", "envoy_http_conn_manager_prefix", "envoy_cluster_name", "envoy_response_code_class"}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Title and expression of every panel and alert."""
+    """Yields title and expression of every panel and alert."""
     for panels in ROWS.values():
         for panel in panels:
             yield from ((panel.title, query.expression) for query in panel.queries)
@@ -33,7 +33,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def names(expression: str) -> set[str]:
-    """The series that an expression asks for."""
+    """Returns the series in an expression."""
     return set(NAME.findall(LABELS_OF.sub("", expression)))
 
 
@@ -60,7 +60,7 @@ def test_every_metric_is_shown_but_a_few() -> None:
     shown = {name for _, expression in expressions() for name in names(expression)}
     not_shown = {metric.name for metric in METRICS.values() if not shown & set(metric.series)}
     assert not_shown == {
-        "allm_request_duration_seconds",  # of what only reads and manages
+        "allm_request_duration_seconds",  # of RPCs that only read and manage
         "allm_trace_spans_sent_total",
         "allm_trace_spans_dropped_total",
         "allm_tasks",

@@ -1,4 +1,4 @@
-"""A real Prometheus beside a running stack: it can read everything, and dashboard and alerts have what they ask for."""
+"""A real Prometheus with a running stack: it reads all metrics, and every dashboard panel and alert has its data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.stack import IMAGE_MODEL, MODEL, SPEECH_MODEL, Stack
 
 pytestmark = pytest.mark.slow
 SETTLE_SECONDS = 60
-WINDOW = "30m"  # what Grafana would choose is less, and may be over before a slow machine asks
+WINDOW = "30m"  # Grafana's default is shorter, and may have passed before a slow machine sends the query
 MODELS = {MODEL, ENCODER, SPEECH_MODEL, IMAGE_MODEL}
 QUERIES = {
     f"{row}: {panel.title} {number}": query
@@ -38,7 +38,7 @@ QUERIES = {
 
 
 def use(client: openai.OpenAI) -> None:
-    """One request of every kind, beside each other; and one for a model that does not exist."""
+    """Sends one request of every kind, and one for a model that does not exist, concurrently."""
 
     def chat() -> None:
         said = [{"role": "user", "content": "Tell me of the sea."}]
@@ -65,12 +65,12 @@ def use(client: openai.OpenAI) -> None:
 
 
 def scraped(target: dict[str, Any]) -> datetime:
-    """When that was last tried. Prometheus tells nanoseconds, which are more than Python reads."""
+    """Returns the time of the last scrape. Prometheus sends nanoseconds, which exceed Python's precision."""
     return datetime.fromisoformat(re.sub(r"\.\d+", "", target["lastScrape"]))
 
 
 def settle(condition: Callable[[], object]) -> None:
-    """Waits for something to become true."""
+    """Waits until a condition is true."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
@@ -79,7 +79,7 @@ def settle(condition: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """It has seen the stack before and after requests of every kind: only then has anything grown."""
+    """A Prometheus that scraped the stack before and after requests of every kind: only then do counters grow."""
     with (
         openai.OpenAI(base_url=stack.base_url, api_key="none", max_retries=0) as client,
         running_prometheus(tmp_path_factory.mktemp("prometheus"), stack.note["metrics"], ROOT / RULES) as running,
@@ -92,19 +92,19 @@ def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def filled(query: Query) -> str:
-    """The expression, as Grafana sends it when all models are chosen."""
+    """Returns the expression as Grafana sends it when all models are chosen."""
     expression = query.expression.replace("$__rate_interval", WINDOW).replace("$model", ".+")
     assert "$" not in expression
     return expression
 
 
 def has_data(prometheus: Prometheus, query: Query) -> bool:
-    """Whether there is something to show. Nothing is there for a moment after a scrape that took too long."""
+    """Checks that a query returns data. It may be empty for a moment after a scrape that took too long."""
     return any(series["value"][1] != "NaN" for series in prometheus.ask(filled(query)))
 
 
 def test_every_process_is_scraped(prometheus: Prometheus, stack: Stack) -> None:
-    targets = {f"allm-{name}": "up" for name in stack.note["metrics"]}  # however long one scrape of a busy one takes
+    targets = {f"allm-{name}": "up" for name in stack.note["metrics"]}  # a busy process may answer slowly
     settle(lambda: {target["labels"]["job"]: target["health"] for target in prometheus.targets()} == targets)
     assert {"text", "audio", "image", "catalog", "gateway"} <= set(stack.note["metrics"])
 
@@ -136,7 +136,7 @@ def test_the_models_of_metrics_are_those_that_exist(prometheus: Prometheus) -> N
 
 
 def registered(prometheus: Prometheus) -> set[str]:
-    """Models that other tests may have registered with the stack that they share."""
+    """Returns the models that other tests may have registered with the shared stack."""
     found = prometheus.ask('count by (model) (allm_requests_total{rpc="ModelServicer.RegisterModel"})')
     return {series["metric"].get("model", "") for series in found}
 
@@ -144,7 +144,7 @@ def registered(prometheus: Prometheus) -> set[str]:
 def test_names_follow_the_conventions(stack: Stack) -> None:
     for name, url in stack.note["metrics"].items():
         if name == "gateway":
-            continue  # what Envoy calls its own is not ours to choose
+            continue  # Envoy chooses its own names
         with urllib.request.urlopen(url, timeout=30) as reply:
             page = reply.read()
         checked = subprocess.run([PROMTOOL, "check", "metrics"], input=page, capture_output=True, check=False)
@@ -153,7 +153,7 @@ def test_names_follow_the_conventions(stack: Stack) -> None:
 
 
 def test_series_of_a_model_end_with_it(stack: Stack) -> None:
-    """With a request that is cut off when its model goes, and which only ends after it."""
+    """A request is cut off when its model is removed, and ends only afterwards."""
     passing = "passing"
     pages = [stack.note["metrics"][name] for name in ("text", "catalog")]
 

@@ -1,4 +1,4 @@
-"""A stand-in for the catalog: real gRPC on a Unix socket; the test says what it tells, and can stop and start it."""
+"""A scripted catalog: real gRPC on a Unix socket; tests set its models and stop and start it."""
 
 # ruff: noqa: N802 - gRPC names the methods
 
@@ -19,13 +19,13 @@ from services.models.desired import DesiredModel
 
 
 class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
-    """Tells every watcher `models`, then synced, then what `tell` and `tell_removed` bring."""
+    """Sends every watcher `models`, then synced, then the events of `tell` and `tell_removed`."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="allm-test-")
         self.address = f"unix:{Path(self._folder.name) / 'catalog.sock'}"
         self.models: dict[str, DesiredModel] = {}
-        self.known: dict[str, DesiredModel] = {}  # what GetModel finds besides
+        self.known: dict[str, DesiredModel] = {}  # further models, for GetModel only
         self.reports: list[model_service_pb2.ReportModelStatusRequest] = []
         self.send_complete = False
         self.within = 0.1  # seconds between heartbeats
@@ -60,7 +60,7 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
             queue.put_nowait(model_service_pb2.WatchModelsResponse(removed_id=model_id))
 
     def end_watches(self) -> None:
-        """As when a connection is lost: whoever watches has to begin anew."""
+        """Ends all watches, as a lost connection does: every watcher must reconnect."""
         for queue in self._queues:
             queue.put_nowait(None)
 
@@ -92,6 +92,6 @@ class ScriptedCatalog(model_service_pb2_grpc.ModelServiceServicer):
 
 
 def changed(desired: DesiredModel) -> model_service_pb2.WatchModelsResponse:
-    """The event that a model is there, or has changed."""
+    """Returns the event for a new or changed model."""
     message = wire.desired_message(desired, wire.model_message(desired))
     return model_service_pb2.WatchModelsResponse(changed=message)

@@ -1,4 +1,4 @@
-"""A hub on loopback that this process's library talks to."""
+"""A loopback hub for the huggingface_hub library in this process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.loopback_hub import LoopbackHub
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    """Empty; as if HF_ENDPOINT pointed to it."""
+    """Yields an empty hub, as if HF_ENDPOINT pointed to it."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # whoever runs this may be logged in
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # the user may be logged in
     with LoopbackHub() as running:
         monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
         yield running

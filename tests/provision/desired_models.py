@@ -1,4 +1,4 @@
-"""Registrations of small local files, and a manager whose models only remember."""
+"""Registrations of small local files, and a manager of fake residents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.residency.manager import ModelManager
 
 
 def local_manifest(folder: Path, name: str = "m.gguf", content: bytes = b"weights") -> Manifest:
-    """Writes a file, and a manifest of it."""
+    """Writes a file and returns its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content)
     return Manifest(files=(ManifestFile(path=name, size=len(content)),), primary=name, folder=str(folder))
@@ -59,13 +59,13 @@ def registration(
 
 
 class Loaded:
-    """A resident that only remembers."""
+    """A resident that only records its calls."""
 
     def __init__(self, descriptor: ModelDescriptor) -> None:
         self.descriptor = descriptor
         self.alive = True
         self.memory = 4096
-        self.asked = 0  # how often for its memory
+        self.asked = 0  # number of reads of its memory
 
     @property
     def peak_memory(self) -> int:
@@ -77,7 +77,7 @@ class Loaded:
 
 
 class Loader:
-    """Loads at once, or fails as it is told, or waits while the gate is closed."""
+    """A loader that loads immediately, fails with `failure`, or waits while the gate is closed."""
 
     def __init__(self) -> None:
         self.failure: AllmError | None = None

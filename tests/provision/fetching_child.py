@@ -1,6 +1,6 @@
-"""Fetches in a process of its own, which can be killed: `python -m tests.provision.fetching_child MODELS_DIR MANIFEST`.
+"""Fetches a model in a process that tests may kill: `python -m tests.provision.fetching_child MODELS_DIR MANIFEST`.
 
-Prints a line for every progress, and the folder at the end.
+Prints a line for every progress report, and the folder at the end.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from services.provision.model_cache import ModelCache
 
 
 def written(manifest: Manifest) -> str:
-    """The manifest as an argument."""
+    """Encodes the manifest as a command-line argument."""
     return json.dumps(asdict(manifest))
 
 
 def told(progress: Progress) -> None:
-    """Prints a line."""
+    """Prints the progress as a line."""
     print(progress.stage, progress.done, progress.total, flush=True)
 
 

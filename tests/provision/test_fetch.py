@@ -1,4 +1,4 @@
-"""Models come from a hub on loopback to a real disk: whole or not at all, and nothing twice."""
+"""Fetching models from a loopback hub to a real disk: complete or not at all, and nothing twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEADLINE = 60.0
 
 
 class Model:
-    """What is on the hub, and where it is to go."""
+    """A model on the hub and its destination."""
 
     def __init__(self, hub: LoopbackHub, manifest: Manifest, model_cache: ModelCache) -> None:
         self.hub = hub
@@ -102,13 +102,13 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def hub_without_answers(model: Model) -> None:
-    """From here on every request is one too many."""
+    """Makes the hub refuse every further request."""
     model.hub.requests.clear()
     for path in CONTENT:
         model.hub.status(path, 404, times=-1)
 
 
-# --- what is fetched
+# --- fetched files
 
 
 async def test_a_model_comes_whole_and_is_not_fetched_again(model: Model) -> None:
@@ -187,7 +187,7 @@ async def test_local_files_are_only_looked_at(model: Model, tmp_path: Path) -> N
     assert not model.model_cache.folder.exists()
 
 
-# --- what goes wrong on the way
+# --- failures on the way
 
 
 async def test_a_cut_connection_is_gone_on_from_there(model: Model) -> None:
@@ -235,7 +235,7 @@ async def test_what_an_earlier_attempt_left_is_not_trusted(model: Model) -> None
     (model.staging / "deep").mkdir(parents=True)
     (model.staging / LARGE).write_bytes(bytes(1_000_000))
     (model.staging / SECOND).write_bytes(CONTENT[SECOND])
-    (model.staging / "config.json").write_bytes(b"[1, 2,3]")  # its size is right, and no hash says that it is wrong
+    (model.staging / "config.json").write_bytes(b"[1, 2,3]")  # the size is right, and no hash detects the change
     model.check(await model.fetch())
     assert model.ranges() == ["bytes=1000000-", ""]
     assert model.ranges(SECOND) == []
@@ -282,7 +282,7 @@ async def test_a_hub_that_fails_or_is_gone_is_come_back_to(model: Model, monkeyp
 
 
 async def test_one_file_that_cannot_be_had_ends_the_others(model: Model) -> None:
-    """The others are so slow that they could not end by themselves before the test does."""
+    """The others are too slow to finish before the test does."""
     model.hub.bytes_per_second = 10_000
     model.hub.status("config.json", 404, times=-1)
     problem = await model.problem()
@@ -368,7 +368,7 @@ async def test_a_staging_folder_that_is_a_link_is_not_followed(model: Model, tmp
     assert list(outside.iterdir()) == [outside / "kept"]
 
 
-# --- cancellation, death, and others
+# --- cancellation, death, and other processes
 
 
 async def test_a_cancelled_fetch_leaves_no_thread_and_can_be_gone_on_with(model: Model) -> None:
@@ -405,7 +405,7 @@ async def test_a_fetch_that_waits_for_another_can_be_cancelled(model: Model) -> 
 
 @contextlib.contextmanager
 def child_of(model: Model) -> Iterator[subprocess.Popen[str]]:
-    """Another replica on the same volume."""
+    """Yields another replica on the same volume."""
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""What a replica tells of itself: its own metrics, what its monitor saw, what happened."""
+"""A replica's own figures: its metrics, its monitor's readings, its events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEN = Snapshot(
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process of its own: no other test's models have metrics here."""
+    """Removes the metrics of other tests' models, as in a separate process."""
     for metric in model_metrics():
         monkeypatch.setattr(metric, "_metrics", {})
 

@@ -1,4 +1,4 @@
-"""Files stay below their folder whatever they are called, and nobody loses those that are in use."""
+"""The model cache: files stay below its folder whatever their names, and files in use are never removed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def checked(model_cache: ModelCache, manifest: Manifest, folder: Path) -> list[s
     return model_cache.verify(manifest, folder, lambda _: None, threading.Event())
 
 
-# --- places
+# --- folders
 
 HOSTILE = [
     "..", ".", "", "/", "../..", "/etc/passwd", "a/../../b", "a/b", "a%2Fb", "a%2fb", ".partial", ".locks", "%", "%25",
@@ -179,7 +179,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def holder(model_cache: ModelCache) -> Iterator[subprocess.Popen[str]]:
-    """Another replica that serves MANIFEST until killed."""
+    """Yields another replica that serves MANIFEST until killed."""
     program = HOLDER.format(files=[(file.path, file.size, file.sha256) for file in MANIFEST.files])
     command = [sys.executable, "-c", program, str(model_cache.folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:

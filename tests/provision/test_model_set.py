@@ -1,4 +1,4 @@
-"""A service's models on their way: files, generations, loading and unloading, removal, what fails and recovers."""
+"""The models of a service: files, generations, loading and unloading, removal, failure and recovery."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.05
 
 
 class Service:
-    """What a service has of its models, without catalog and wire."""
+    """A service's model set, manager and store, without a catalog or gRPC."""
 
     def __init__(self, folder: Path, *preload: str) -> None:
         self.loader = Loader()
@@ -54,7 +54,7 @@ class Service:
             while not condition():
                 self.changed.clear()
                 self.model_set.keep()
-                with contextlib.suppress(TimeoutError):  # as the reporter does: now and then without a reason
+                with contextlib.suppress(TimeoutError):  # the reporter also wakes up without a change now and then
                     await asyncio.wait_for(self.changed.wait(), POLL_SECONDS)
 
     async def until_state(self, state: str) -> Status:
@@ -62,7 +62,7 @@ class Service:
         return self.status()
 
     async def use(self, model_id: str = "m") -> int:
-        """Leases as a request does; gives the generation that answered."""
+        """Leases the model as a request does. Returns the generation that answered."""
         serving = self.store.serveable(self.store.get(model_id))
         async with self.manager.lease(serving.descriptor, serving.runtime) as loaded:
             return loaded.descriptor.generation
@@ -170,7 +170,7 @@ async def test_a_new_generation_with_wrong_files_leaves_the_old_one_alone(servic
     await service.until(lambda: service.status().next and service.status().next.state == "failed")
     assert service.status().state == "ready"
     assert await service.use() == 1
-    # A third one comes in place of the second.
+    # A third generation replaces the second.
     service.model_set.apply(registration(local_manifest(tmp_path / "third"), generation=3))
     await service.until(lambda: service.status().generation == 3)
     assert await service.use() == 3
@@ -245,7 +245,7 @@ async def test_a_model_registered_anew_waits_until_the_old_one_of_its_id_has_gon
     await service.until_state("ready")
     serving = service.store.serveable(service.store.get("m"))
     async with service.manager.lease(serving.descriptor, serving.runtime) as old:
-        # The removal was missed while the catalog was away: only the time of registration tells.
+        # The catalog was away during the removal: only the registration time shows it.
         service.model_set.apply(registration(local_manifest(tmp_path / "b"), created=2))
         assert service.status().state == "pending"
         assert old.alive
@@ -299,4 +299,4 @@ async def test_who_loads_again_after_unloading_does_not_wait_for_the_next_attemp
     service.model_set.apply(dataclasses.replace(wanted, keep_loaded=False, unloads=1))
     await service.until_state("ready")
     service.model_set.apply(dataclasses.replace(wanted, keep_loaded=True, unloads=1))
-    await service.until_state("loaded")  # within this test's patience, which LOAD_AGAIN is not
+    await service.until_state("loaded")  # well within this test's timeout; LOAD_AGAIN is longer

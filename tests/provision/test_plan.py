@@ -1,4 +1,4 @@
-"""How a model would be served: execution caches only of allowed publishers, where device and runtime match."""
+"""Serving plans: execution caches of allowed publishers only, if device and runtime match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = Manifest(files=(ManifestFile(path="model.safetensors", size=9),), reposito
 CACHE = Manifest(
     files=(ManifestFile(path="m.gguf", size=7),), primary="m.gguf", repository="nvidia/m", revision="2" * 40
 )
-# One that reads only what the cache is in.
+# A registry that reads only the cache's format.
 REGISTRY = EngineRegistry("cpu", forced=False, runtimes=tuple(each for each in RUNTIMES if each.name == "llama_cpp"))
 
 

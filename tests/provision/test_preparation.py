@@ -1,4 +1,4 @@
-"""Changes that come in the middle of others: nothing of an earlier state comes back, is cut short, or stays behind."""
+"""Changes during other changes: nothing of an earlier state returns, is interrupted, or stays behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WEIGHTS = "m.gguf"
 
 
 class Service:
-    """What a service has of its models, without catalog and wire."""
+    """A service's model set, manager and store, without a catalog or gRPC."""
 
     def __init__(self, folder: Path) -> None:
         self.loader = Loader()
@@ -55,7 +55,7 @@ class Service:
         return self.model_set.statuses()["m"]
 
     def lease(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """As a request does."""
+        """Leases the model as a request does."""
         serving = self.store.serveable(self.store.get("m"))
         return self.manager.lease(serving.descriptor, serving.runtime)
 
@@ -73,7 +73,7 @@ class Service:
         await self.until(is_so)
 
     def files(self) -> list[Path]:
-        """Everything of models that is on the shelf, but locks."""
+        """Returns all files in the model cache except locks."""
         found = [path for path in self.model_cache.folder.rglob("*") if path.is_file()]
         return [path for path in found if path.parent.name != ".locks"]
 
@@ -87,7 +87,7 @@ async def service(tmp_path: Path) -> AsyncIterator[Service]:
 
 
 def on_hub(hub: LoopbackHub, folder: Path, content: bytes) -> Manifest:
-    """A new commit of org/model."""
+    """Adds a new commit of org/model and returns its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WEIGHTS).write_bytes(content)
     commit = hub.add("org/model", folder)
@@ -102,7 +102,7 @@ def wanted(manifest: Manifest, generation: int = 1, **more: object) -> DesiredMo
 async def test_a_model_removed_while_it_downloads_stays_removed(
     service: Service, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.0)  # its last words come for sure
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)  # sends the last progress report for certain
     manifest = on_hub(hub, tmp_path / "a", bytes(2_000_000))
     gate = hub.gate(WEIGHTS, after_bytes=1_000_000)
     service.model_set.apply(wanted(manifest))
@@ -123,7 +123,7 @@ async def test_removing_a_model_anew_does_not_cut_what_still_runs_on_the_old_one
     await service.until_serving(1)
     async with service.lease():
         service.model_set.remove("m")
-        for created in (2, 3):  # registered and removed again, twice, while an answer is being written
+        for created in (2, 3):  # registered and removed again, twice, during a running answer
             service.model_set.apply(wanted(manifest, created=created))
             await asyncio.sleep(0)
             service.model_set.apply(wanted(on_hub(hub, tmp_path / "b", b"other"), generation=2, created=created))
@@ -138,7 +138,7 @@ async def test_removing_a_model_anew_does_not_cut_what_still_runs_on_the_old_one
 
 
 async def settle() -> None:
-    """Lets every task run until it waits."""
+    """Runs every task until it waits."""
     for _ in range(50):
         await asyncio.sleep(0)
 
@@ -291,7 +291,7 @@ async def test_only_so_many_models_are_fetched_at_the_same_time(
     await service.until(lambda: len(hub.asked(WEIGHTS, cdn=True)) >= fetch_module.MODELS_AT_ONCE)
     waiting = [name for name in names if not service.model_cache.staging(name, manifest).exists()]
     assert len(waiting) == 3
-    service.model_set.remove(waiting[0])  # one that waits need not be waited for
+    service.model_set.remove(waiting[0])  # removing a waiting download does not wait for the others
     await service.until(lambda: waiting[0] not in service.model_set.statuses())
     gate.open()
     await service.until(lambda: all(status.serving for status in service.model_set.statuses().values()))

@@ -1,4 +1,4 @@
-"""A service and its catalog: what is followed, reported and asked, also while the catalog comes and goes."""
+"""A service and its catalog: watches, reports and lookups, also across catalog outages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def states(catalog: ScriptedCatalog) -> dict[str, str]:
-    """The last that was reported of each model."""
+    """Returns the last reported state of each model."""
     found = {}
     for report in catalog.reports:
         for status in report.statuses:
@@ -144,7 +144,7 @@ async def test_while_the_catalog_is_away_the_service_goes_on_and_catches_up(
     assert provision.store.serveable(provision.store.get("a"))
     with pytest.raises(ModelNotReady, match="catalog cannot be asked"):
         await provision.store.find("unknown")
-    del catalog.models["a"]  # removed and added while nobody heard
+    del catalog.models["a"]  # removed and registered anew during the outage
     catalog.models["c"] = registration(local_manifest(tmp_path / "c"), model_id="c")
     catalog.reports.clear()
     await catalog.start()
@@ -224,9 +224,9 @@ async def test_who_leaves_says_so(catalog: ScriptedCatalog, provision: Provision
 async def test_who_leaves_while_something_changes_leaves_all_the_same(
     catalog: ScriptedCatalog, provision: Provision, manager: Manager
 ) -> None:
-    catalog.within = PATIENCE_SECONDS  # so that it waits for changes
+    catalog.within = PATIENCE_SECONDS  # the service waits for changes
     await provision.start()
-    await until(lambda: len(catalog.reports) >= 2)  # the second is of everything that was registered
+    await until(lambda: len(catalog.reports) >= 2)  # the second report covers all registered models
     manager.on_change()
     async with asyncio.timeout(PATIENCE_SECONDS / 2):
         await provision.leave()
@@ -236,7 +236,7 @@ async def test_who_leaves_while_something_changes_leaves_all_the_same(
 async def test_what_was_registered_anew_is_told_although_it_is_as_before(
     catalog: ScriptedCatalog, provision: Provision, tmp_path: Path
 ) -> None:
-    """The catalog forgets what was said of a model when it is deleted."""
+    """The catalog drops a model's reports when the model is deleted."""
     wanted = registration(local_manifest(tmp_path / "a"), model_id="a")
     catalog.tell(wanted)
     await provision.start()
@@ -268,7 +268,7 @@ async def test_replicas_that_a_new_catalog_does_not_hear_of_are_gone_in_the_end(
     await provision.start()
     await until(lambda: len(catalog.watches) == 1)
     await catalog.stop()
-    catalog.models["a"] = dataclasses.replace(wanted, aliases=("new",))  # nobody has reported to it yet
+    catalog.models["a"] = dataclasses.replace(wanted, aliases=("new",))  # the new catalog has no reports yet
     await catalog.start()
     await until(lambda: "new" in provision.store)
     assert provision.store.get("a").desired.ready_replicas == {"me", "other"}
@@ -276,7 +276,7 @@ async def test_replicas_that_a_new_catalog_does_not_hear_of_are_gone_in_the_end(
 
 
 class Telling(FigureReader):
-    """Figures that a test can break."""
+    """A figure reader that a test can break."""
 
     broken = False
 
@@ -290,7 +290,7 @@ class Telling(FigureReader):
 async def telling(
     catalog: ScriptedCatalog, manager: Manager, tmp_path: Path
 ) -> AsyncIterator[tuple[Telling, ModelEvents]]:
-    """What a running replica tells, and what happens to its models."""
+    """Yields the figures and the model events of a running replica."""
     settings = load_settings({"ALLM_HOME": str(tmp_path), "ALLM_CATALOG": catalog.address, "ALLM_REPLICA": "me"})
     events, memory = ModelEvents(), Snapshot(HostMemory(100, 60, "psutil"), (), ())
     figures = Telling("text", lambda: memory, 0.9, events)
@@ -336,7 +336,7 @@ async def test_a_report_that_cannot_be_made_is_not_the_last(
     catalog.tell(registration(local_manifest(tmp_path / "a"), model_id="a", keep_loaded=True))
     await provision.start()
     await until(lambda: states(catalog).get("a") == "loaded")
-    loader.made[0].memory = 2**64  # no message holds that
+    loader.made[0].memory = 2**64  # no message holds this number
     seen = loader.made[0].asked
     await until(lambda: loader.made[0].asked > seen)
     catalog.reports.clear()
@@ -348,7 +348,7 @@ async def test_a_report_that_cannot_be_made_is_not_the_last(
 async def grouped(
     catalog: ScriptedCatalog, manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Provision]:
-    """Of the group `code`, with a model that is to be loaded at the start."""
+    """Yields the provision of group `code`, with models to preload."""
     monkeypatch.setattr(provision_module, "SYNC_SECONDS", 0.2)
     monkeypatch.setattr(provision_module, "WARMING_SECONDS", POLL_SECONDS)
     settings = load_settings(
@@ -410,7 +410,7 @@ async def test_warm_is_who_has_loaded_what_is_to_be_loaded_at_the_start(
 async def test_who_cannot_load_a_model_is_warm_all_the_same(
     catalog: ScriptedCatalog, grouped: Provision, loader: Loader, tmp_path: Path
 ) -> None:
-    """Else a model that is broken would keep all others of its service from ever serving."""
+    """A broken model would otherwise keep its service from serving all others."""
     catalog.tell(registration(local_manifest(tmp_path / "coder"), model_id="coder"))
     loader.failure = ModelInvalid("broken")
     await grouped.start()

@@ -1,4 +1,4 @@
-"""A new generation beside the old one in memory, or in its place where both do not fit; and what is loaded unasked."""
+"""Swaps: a new generation loads next to the old one, or after it if both do not fit. Loading without a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.provision.test_model_set import Service
 
 
 class Narrow:
-    """A gate that lets one model in at a time; `refusal`: what others are told."""
+    """A gate that admits one model at a time and raises `refusal` for others."""
 
     def __init__(self) -> None:
         self.inside: set[Slot[Any]] = set()
@@ -54,7 +54,7 @@ def update(service: Service, folder: Path) -> None:
 
 
 async def first(service: Service, folder: Path) -> None:
-    """The first generation, in memory."""
+    """Loads the first generation."""
     service.model_set.apply(registration(local_manifest(folder)))
     await service.until_state("ready")
     assert await service.use() == 1
@@ -167,7 +167,7 @@ async def test_what_is_kept_loaded_is_pinned_until_it_is_not(service: Service, t
 
 @pytest.mark.parametrize("name", ["wanted", "m"])
 async def test_what_is_preloaded_is_loaded_once_and_may_go(service: Service, tmp_path: Path, name: str) -> None:
-    """By its id, or by an alias."""
+    """The model is named by its id or by an alias."""
     named = registration(local_manifest(tmp_path / "a"), name)
     service.model_set.apply(dataclasses.replace(named, aliases=("alias",) if name == "m" else ()))
     await service.until(lambda: service.status(name).state == "loaded")

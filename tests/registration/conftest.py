@@ -1,4 +1,4 @@
-"""What tests that register models have each for itself, of the stacks and the hub in tests/presets.py."""
+"""Per-test fixtures of the registration tests, on top of the stacks and the hub in tests/presets.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.operator_side import Operator
 
 @pytest.fixture
 def hub(session_hub: LoopbackHub) -> Iterator[LoopbackHub]:
-    """The hub, without faults of an earlier test."""
+    """Yields the hub, without faults and counts of an earlier test."""
     session_hub.heal()
     session_hub.requests.clear()
     session_hub.sent = 0
@@ -23,7 +23,7 @@ def hub(session_hub: LoopbackHub) -> Iterator[LoopbackHub]:
 
 @pytest.fixture
 def operator(shared_operator: Operator) -> Iterator[Operator]:
-    """Somebody who manages models over REST; what a test registers is removed after it."""
+    """Yields an operator who manages models over REST; deletes the models of the test afterwards."""
     before = set(shared_operator.all())
     yield shared_operator
     for model_id in set(shared_operator.all()) - before:
@@ -32,7 +32,7 @@ def operator(shared_operator: Operator) -> Iterator[Operator]:
 
 @pytest.fixture
 def folder(operator: Operator, request: pytest.FixtureRequest) -> Path:
-    """An empty folder below ALLM_MODEL_ROOTS."""
+    """Creates an empty folder below ALLM_MODEL_ROOTS."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)
     path = operator.root / name
     path.mkdir()

@@ -1,4 +1,4 @@
-"""Models of every format, small and made by hand: whole ones, from which each test takes away what it is about."""
+"""Small handmade models of every format: complete, so that each test can remove the part that it checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def weights(tensors: dict[str, int]) -> bytes:
-    """A safetensors file of float32 vectors of these lengths."""
+    """Returns a safetensors file of float32 vectors with these lengths."""
     entries, at = {}, 0
     for name, length in tensors.items():
         entries[name] = {"dtype": "F32", "shape": [length], "data_offsets": [at, at + 4 * length]}
@@ -27,14 +27,14 @@ def weights(tensors: dict[str, int]) -> bytes:
 
 
 def gguf_of(architecture: str) -> bytes:
-    """A GGUF header that only names an architecture."""
+    """Returns a GGUF header that only names an architecture."""
     texts = [text.encode() for text in ("general.architecture", architecture)]
     key, value = (struct.pack("<Q", len(text)) + text for text in texts)
     return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + struct.pack("<I", 8) + value
 
 
 def safetensors_model(folder: Path, model_type: str = "exotic9000") -> Path:
-    """config.json, tokenizer.json and model.safetensors, of an architecture that nobody knows."""
+    """Writes config.json, tokenizer.json and model.safetensors of an unknown architecture."""
     config = {"model_type": model_type, "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}
     write_json(folder / "config.json", config)
     write_json(folder / "tokenizer.json", {"version": "1.0"})
@@ -43,7 +43,7 @@ def safetensors_model(folder: Path, model_type: str = "exotic9000") -> Path:
 
 
 def sharded_model(folder: Path) -> Path:
-    """The same in two shards with an index."""
+    """Writes the same model in two shards with an index."""
     safetensors_model(folder)
     (folder / "model.safetensors").unlink()
     first = {name: TENSORS[name] for name in ("model.embed.weight", "model.norm.weight")}
@@ -57,7 +57,7 @@ def sharded_model(folder: Path) -> Path:
 
 
 def diffusers_model(folder: Path) -> Path:
-    """A Stable Diffusion pipeline: scheduler, tokenizer and three models."""
+    """Writes a Stable Diffusion pipeline: scheduler, tokenizer and three models."""
     write_json(
         folder / "model_index.json",
         {
@@ -86,7 +86,7 @@ def diffusers_model(folder: Path) -> Path:
 
 
 def ctranslate2_whisper(folder: Path) -> Path:
-    """A CTranslate2 folder as faster-whisper has them."""
+    """Writes a CTranslate2 folder as faster-whisper uses it."""
     write_json(folder / "config.json", {"suppress_ids": [], "lang_ids": []})
     write_json(folder / "tokenizer.json", {"version": "1.0"})
     (folder / "vocabulary.txt").write_text("\n".join(f"t{number}" for number in range(51864)))
@@ -95,14 +95,14 @@ def ctranslate2_whisper(folder: Path) -> Path:
 
 
 class Evil:
-    """What a checkpoint that runs code is pickled from."""
+    """An object whose pickle runs code when it is loaded."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (print, ("code was run",))
 
 
 def evil_checkpoint(path: Path) -> Path:
-    """A zip archive as torch.save makes them, whose pickle calls a function."""
+    """Writes a zip archive in the format of torch.save whose pickle calls a function."""
     import pickle
 
     with zipfile.ZipFile(path, "w") as archive:

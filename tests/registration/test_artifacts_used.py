@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def published(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The models that the list of the stacks knows, and their caches."""
+    """Adds the models on the artifact list of the stacks, and their caches, to the hub."""
     top = tmp_path_factory.mktemp("artifacts")
     (top / "cache").mkdir()
     shutil.copy(demo_model(), top / "cache" / CACHE)

@@ -1,4 +1,4 @@
-"""The catalog killed under a running stack: answers go on, what was confirmed is there, and everything converges."""
+"""The catalog killed under a running stack: inference continues, confirmed changes survive, the state converges."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 
 
 def test_inference_goes_on_while_the_catalog_is_down_and_it_comes_back(breakable: Operator) -> None:
-    """tests/catalog/test_crash.py kills the process alone, many times."""
+    """The catalog alone is killed many times in tests/catalog/test_crash.py."""
     operator, before = breakable, set(breakable.ready())
     assert "Paris" in operator.answer(MODEL)
     put(operator.root / "m.gguf")
     operator.taken("mine", operator.root / "m.gguf", "gguf", aliases=["nick"])
     pid: int = operator.stack.note["children"]["catalog"]
     os.kill(pid, signal.SIGKILL)
-    # Stopped as soon as it comes back would be too late: it is asked while it is certainly down.
+    # Request an answer immediately, while the catalog is certainly down.
     assert "Paris" in operator.answer(MODEL)
     reply = operator.call("GET", "/v1/models")
     if reply.status != 200:
@@ -39,7 +39,7 @@ def test_inference_goes_on_while_the_catalog_is_down_and_it_comes_back(breakable
 
 
 def put(path: Path) -> None:
-    """The demo model, at another path."""
+    """Links or copies the demo model to `path`."""
     try:
         os.link(demo_model(), path)
     except OSError:  # another disk

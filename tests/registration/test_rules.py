@@ -1,4 +1,4 @@
-"""Registration through the gateway, with real files: what is taken, what is refused and with which words."""
+"""Registration through the gateway, with real files: accepted models, refused models and the error messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECOND = "model-00002-of-00002.safetensors"
 
 
 def link_demo(folder: Path, name: str = "demo.gguf") -> Path:
-    """The demo model's file once more; links share its bytes."""
+    """Hard-links the demo model into `folder`, or copies it to another disk."""
     os.link(demo_model(), folder / name) if same_disk(folder) else shutil.copy(demo_model(), folder / name)
     return folder / name
 
@@ -38,7 +38,7 @@ def same_disk(folder: Path) -> bool:
     return folder.stat().st_dev == demo_model().stat().st_dev
 
 
-# --- what is taken
+# --- accepted models
 
 
 def test_a_gguf_is_registered_ready_and_answers_at_once(operator: Operator, folder: Path) -> None:
@@ -110,7 +110,7 @@ def test_an_unknown_architecture_is_unsupported_by_name(operator: Operator, fold
     assert "exotic-9000" in reply.error["message"]
 
 
-# --- the format is said, not guessed; no private metadata
+# --- the format is declared, not guessed; no private metadata
 
 
 def test_a_lying_metadata_json_is_neither_read_nor_written(operator: Operator, folder: Path) -> None:
@@ -150,7 +150,7 @@ def test_the_format_of_a_registration_never_changes(operator: Operator, folder: 
     assert operator.all()["m"]["source"].endswith("demo.gguf")
 
 
-# --- what is refused, by name
+# --- refusals that name the cause
 
 
 def without(make: Callable[[Path], Path], *names: str) -> Callable[[Path], Path]:
@@ -298,7 +298,7 @@ def test_a_path_out_of_the_roots_is_refused_whether_it_is_there_or_not(operator:
     assert there == absent
 
 
-# --- names are given once
+# --- unique names
 
 
 def test_a_taken_name_is_refused_with_what_is_registered_and_nothing_is_overwritten(
@@ -332,7 +332,7 @@ def test_one_name_in_a_request_may_not_stand_twice(operator: Operator, folder: P
     assert "m" not in operator.all()
 
 
-# --- what becomes of local files later
+# --- later changes of local files
 
 
 def test_a_file_that_is_lost_after_registration_fails_by_name(operator: Operator, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Safetensors on a running stack: registered over REST, served by the runtime torch, refused with the cause named."""
+"""Safetensors on a running stack: registered over REST, served by the torch runtime, refused with a named cause."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ASKED: Any = [{"role": "user", "content": QUESTION}]
 
 
 def registered(operator: Operator, model_id: str, folder: Path) -> Iterator[str]:
-    """Registers a model until the tests of this module are over."""
+    """Registers a model, and deletes it after the tests of this module."""
     operator.taken(model_id, folder, "safetensors")
     shown = operator.until_state(model_id, "ready")
     assert (shown["format"], shown["runtime"]) == ("safetensors", "torch")
@@ -138,11 +138,11 @@ def test_smollm2_tells_logprobs_and_repeats_seeds(client: openai.OpenAI, smollm2
         assert values[0] >= token.logprob - 1e-6
 
 
-# --- gpt-oss, of random weights: what it says means nothing, how it says it must be right
+# --- gpt-oss with random weights: the content is meaningless, the format must be right
 
 
 def biased(folder: Path, *words: str, marks: tuple[int, ...] = ()) -> dict[str, int]:
-    """Keeps a model from writing these words and marks where the grammar leaves it a choice."""
+    """Returns a logit bias against these words and marks, for steps where the grammar allows a choice."""
     found = {str(mark): -100 for mark in marks}
     for word in words:
         found |= spellings(folder, word)
@@ -239,11 +239,11 @@ def test_gpt_oss_responds_in_events(client: openai.OpenAI, gpt_oss: str) -> None
     assert events[-1].response.usage.output_tokens <= 16
 
 
-# --- what cannot be served, and why
+# --- unsupported models, and the reasons
 
 
 def sparse(folder: Path, gib: float, dtype: str = "BF16", name: str = "model.w.weight", **config: Any) -> Path:
-    """A model whose one tensor of so many GiB takes no room on the disk."""
+    """Writes a model with one tensor of `gib` GiB as a sparse file, which takes no disk space."""
     safetensors_model(folder, "gpt_oss")
     write_json(folder / "config.json", {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], **config})
     size = int(gib * 2**30)
@@ -256,10 +256,10 @@ def sparse(folder: Path, gib: float, dtype: str = "BF16", name: str = "model.w.w
 
 
 def unsupported(operator: Operator, folder: Path) -> str:
-    """Registers what is taken but cannot run; gives the reason."""
+    """Registers a model that is accepted but cannot run; returns the reason."""
     operator.taken("m", folder, "safetensors")
     reason: str = operator.until_state("m", "unsupported")["reason"]
-    operator.until(lambda: operator.all()["m"]["replicas"])  # what the catalog foresees, the service now knows too
+    operator.until(lambda: operator.all()["m"]["replicas"])  # the service now confirms the prediction of the catalog
     reply = operator.chat("m")
     assert (reply.status, reply.error["code"]) == (501, "unsupported")
     assert reason in reply.error["message"] or reply.error["message"] in reason

@@ -1,4 +1,4 @@
-"""Runtime and engine settings of a model on a running stack: what they change, and a runtime that is not installed."""
+"""Runtime and engine settings of a model on a running stack: their effect, and a runtime that is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers are owned by services, and services run on uvloop: so do these tests."""
+"""Runs this folder's tests on uvloop, because the services that own workers run on it."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """What pytest-asyncio makes the loops of this folder with."""
+    """Returns pytest-asyncio's loop factories for this folder."""
     return {"uvloop": uvloop.new_event_loop}

@@ -1,7 +1,7 @@
-"""A process with its own ledger, started by tests/residency/memory/test_ledger.py: it answers each command with a line.
+"""A process with its own ledger that answers each command with a line; tests/residency/memory/test_ledger.py starts it.
 
-`reserve BYTES OF`: reserves bytes of a host that has so many: `reserved` or `full`. `release`: gives that back:
-`released`. `hold`: keeps a transaction open for good: `held`.
+`reserve BYTES OF`: reserves BYTES of a host with OF bytes: `reserved` or `full`. `release`: releases them:
+`released`. `hold`: keeps a transaction open forever: `held`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.residency.resident import ResidentKey
 
 
 async def main(folder: Path, replica: str) -> None:
-    """Obeys until its input ends."""
+    """Serves commands until the input ends."""
     ledger = await Ledger.open(folder, f"unix:/{replica}", replica, Pools({}))
     held: list[Reservation | sqlite3.Connection] = []
     print("open", flush=True)

@@ -1,7 +1,7 @@
-"""A service process with toy workers, which tests/residency/test_residency.py starts: it answers each command.
+"""A service process with toy workers that answers each command; tests/residency/test_residency.py starts it.
 
-`use ID`: a request that ends at once: `used` or `refused CODE`. `hold ID`: one that goes on: `held` or `refused CODE`.
-`drop`: all of these end: `dropped`. The number in an id is what the model needs, in MiB, of a host of 1000.
+`use ID`: a request that ends immediately: `used` or `refused CODE`. `hold ID`: one that continues: `held` or `refused
+CODE`. `drop`: ends all held requests: `dropped`. The number in an id is the model's memory in MiB; the host has 1000.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from services.worker.process import WorkerProcess
 from tests.residency.small_host import RUNTIME, TOTAL, model, needed, residency_settings
 from tests.worker.toy_worker import FromToy, Say, Stop
 
-# What nobody has measured is all still to be used: so the figures stay what they are, whatever this machine does.
+# Zero usage, so that only reservations count, independent of this machine's memory.
 READINGS = Readings(
     host=lambda: HostMemory(total=TOTAL, used=0, source="a test"), devices=list, process=lambda _: ProcessMemory()
 )
@@ -64,7 +64,7 @@ async def load(descriptor: ModelDescriptor, _runtime: Runtime) -> Toy:
 
 
 async def main(folder: Path, replica: str, patience: float) -> None:
-    """Obeys until its input ends. `patience`: seconds that a load waits for room."""
+    """Serves commands until the input ends. `patience`: seconds that a load waits for room."""
     settings = residency_settings(folder / "ledger")
     address = f"unix:{folder / replica}.sock"
     manager: ModelManager[Toy] = ModelManager(load)
@@ -86,7 +86,7 @@ async def main(folder: Path, replica: str, patience: float) -> None:
 
 
 async def obey(manager: ModelManager[Toy]) -> None:
-    """One command after the other."""
+    """Runs one command after the other."""
     async with AsyncExitStack() as held:
         while line := await asyncio.to_thread(sys.stdin.readline):
             command, *names = line.split()

@@ -1,6 +1,6 @@
-"""A host that is small enough to be full: made-up figures of memory, and services on it that load nothing real.
+"""A host small enough to be full: fake memory figures, and services on it that load nothing real.
 
-Ledger, admission, monitor and the calls between services are the real ones.
+Ledger, admission, monitor and the calls between services are real.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _pids = itertools.count(1)
 
 
 def model(model_id: str, generation: int = 1) -> ModelDescriptor:
-    """`a-300` needs 300 MiB."""
+    """Returns a model; `a-300` needs 300 MiB."""
     return ModelDescriptor(
         id=model_id,
         modality="text",
@@ -56,7 +56,7 @@ def model(model_id: str, generation: int = 1) -> ModelDescriptor:
 
 
 def needed(descriptor: ModelDescriptor, _runtime: Runtime) -> MemoryEstimate:
-    """What the model's name says, in MiB; after a `+`, on a GPU."""
+    """Reads the estimate from the model's name, in MiB; the number after a `+` is for a GPU."""
     host, _, device = descriptor.id.partition("-")[2].partition("+")
     places = {HOST: int(host) * MIB} | ({"cuda:0": int(device) * MIB} if device else {})
     return MemoryEstimate(places, {"weights": sum(places.values())})
@@ -68,14 +68,14 @@ def key(model_id: str, generation: int = 1) -> ResidentKey:
 
 @dataclass
 class Figures:
-    """What there is to read. Tests change it; what is loaded adds to it by itself."""
+    """The fake memory figures. Tests change them; loaded models add to them."""
 
     total: int = TOTAL
-    foreign: int = 0  # bytes of the host that somebody else uses
+    foreign: int = 0  # bytes of the host in use by other programs
     workers: dict[int, int] = field(default_factory=dict)  # process id -> bytes of the host
     on_device: dict[int, int] = field(default_factory=dict)  # process id -> bytes of cuda:0
-    device_total: int = 0  # 0: there is no GPU
-    anonymous: bool = False  # whether the driver does not tell whose a GPU's memory is, as in containers
+    device_total: int = 0  # 0: no GPU
+    anonymous: bool = False  # the driver hides which processes hold a GPU's memory, as in containers
 
     def readings(self) -> Readings:
         return Readings(host=self._host, devices=self._devices, process=self._process)
@@ -95,7 +95,7 @@ class Figures:
 
 
 class Loaded:
-    """A resident that takes the memory it needs, or as much as it is told."""
+    """A resident that takes the memory it needs, or the amount that a test sets."""
 
     def __init__(self, descriptor: ModelDescriptor, figures: Figures) -> None:
         self.id = descriptor.id
@@ -110,11 +110,11 @@ class Loaded:
             figures.on_device[self.pid] = device
 
     def take(self, count: int) -> None:
-        """From now on it takes so many bytes of the host."""
+        """Sets the host memory it holds, in bytes."""
         self._figures.workers[self.pid] = count
 
     def die(self, problem: AllmError) -> None:
-        """Its worker ends by itself."""
+        """Ends its worker unexpectedly."""
         self.alive, self.problem = False, problem
         self._figures.workers.pop(self.pid, None)
 
@@ -126,18 +126,18 @@ class Loaded:
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that tests advance, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
 
     def __call__(self) -> float:
-        self.now += 0.001  # no two uses at the same moment: which was last is never left open
+        self.now += 0.001  # no two uses have the same time, so the order of use is always defined
         return self.now
 
 
 class Service:
-    """A service on the host. `failures`: what its next loads raise; `gate`: loads wait while it is closed."""
+    """A service on the host. `failures`: errors of its next loads; `gate`: loads wait while it is closed."""
 
     def __init__(self, figures: Figures, clock: Clock, monotonic: Clock) -> None:
         self.failures: list[Exception] = []
@@ -151,12 +151,12 @@ class Service:
         self.ledger: Ledger
 
     async def use(self, model_id: str, generation: int = 1) -> Loaded:
-        """A request that ends at once."""
+        """Makes a request that ends immediately."""
         async with self.manager.lease(model(model_id, generation), RUNTIME) as loaded:
             return loaded
 
     async def arrival(self, model_id: str) -> Slot[Loaded]:
-        """The place of a model whose load has begun; waits for it."""
+        """Waits until the model's load has begun. Returns its slot."""
         async with asyncio.timeout(30):
             while model_id not in self.begun:  # noqa: ASYNC110 (there is no event)
                 await asyncio.sleep(0.01)
@@ -165,11 +165,11 @@ class Service:
         return slot
 
     def loaded(self) -> set[str]:
-        """Ids of what is in memory here."""
+        """Returns the ids of this service's loaded models."""
         return {model_id for model_id, _ in self.manager.residents()}
 
     async def turn(self) -> None:
-        """What the monitor does every second."""
+        """Runs one round of the monitor."""
         await self.monitor.look()
         await self.monitor.act()
 
@@ -183,7 +183,7 @@ class Service:
 
 @dataclass
 class SmallHost:
-    """A host with one ledger. Times stand still but for what a test lets pass."""
+    """A host with one ledger. Its clocks move only when a test advances them."""
 
     folder: Path
     figures: Figures = field(default_factory=Figures)
@@ -193,7 +193,7 @@ class SmallHost:
 
     @asynccontextmanager
     async def service(self, patience: float = 0.0, **settings: float) -> AsyncIterator[Service]:
-        """One more service, which answers its neighbours at a socket of its own."""
+        """Starts another service, which answers its neighbours on its own socket."""
         kept = residency_settings(self.folder / "ledger", **settings)
         name = f"s{next(self._names)}"
         address = f"unix:{self.folder / name}.sock"
@@ -228,7 +228,7 @@ class SmallHost:
 
 
 def residency_settings(folder: Path, **settings: float) -> ResidencySettings:
-    """The defaults, and what is named."""
+    """Returns the default settings with the given changes."""
     values = {
         "threshold": 0.9,
         "host_bytes": 0,

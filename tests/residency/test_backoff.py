@@ -1,4 +1,4 @@
-"""The back-off: 1, 2, 4 ... 60 seconds after repeated failures, told at once meanwhile, over with one success."""
+"""The back-off: 1, 2, 4 ... 60 seconds after repeated failures, immediate refusals meanwhile, reset by one success."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHER = ResidentKey("other", 1, "llama_cpp")
 
 
 class Time:
-    """Seconds that pass when the test says so."""
+    """A clock that tests advance, in seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -33,7 +33,7 @@ def backoff(time: Time) -> Backoff:
 
 
 def pause(backoff: Backoff, time: Time) -> float:
-    """How long it is left alone from now, to the second."""
+    """Measures the remaining pause, to the second."""
     began = time.now
     while True:
         try:
@@ -58,7 +58,7 @@ def test_the_pauses_double_up_to_a_minute(backoff: Backoff, time: Time) -> None:
         backoff.load_failed(M, ModelInvalid("broken"))
         pauses.append(pause(backoff, time))
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    for _ in range(5000):  # no number grows without end
+    for _ in range(5000):  # the counter must not overflow
         backoff.load_failed(M, ModelInvalid("broken"))
     assert pause(backoff, time) == 60
 
@@ -88,7 +88,7 @@ def test_a_worker_that_dies_again_and_again_says_when_to_ask_again(backoff: Back
 
 
 def test_deaths_count_on_though_the_model_loads_in_between(backoff: Backoff) -> None:
-    """It may load every time, and die of the first request."""
+    """The model may load every time and die on the first request."""
     for _ in range(FREE + 1):
         backoff.loaded(M)
         backoff.died(M, "exit code 1")

@@ -1,4 +1,4 @@
-"""Leases: loaded once however many ask, failures told and tried anew, the dead replaced, everything closed."""
+"""Leases: one load for many requests, failures reported and retried, dead workers replaced, everything closed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def key(model_id: str = "m", generation: int = 1) -> ResidentKey:
 
 
 class Loaded:
-    """A resident that only remembers."""
+    """A resident that only records its calls."""
 
     def __init__(self, model_id: str) -> None:
         self.id = model_id
@@ -57,7 +57,7 @@ class Loaded:
 
 
 class Loader:
-    """Loads when the test opens the gate; fails when it is told to."""
+    """A loader that waits until the test opens the gate, and raises `failure` if one is set."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -96,7 +96,7 @@ async def use(manager: ModelManager[Loaded], model_id: str = "m") -> Loaded:
 
 
 async def turns() -> None:
-    """Lets every task run until it waits."""
+    """Runs every task until it waits."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -188,7 +188,7 @@ async def test_a_load_goes_on_for_those_to_come_when_all_gave_up(manager: ModelM
 async def test_a_failure_that_nobody_waits_for_any_more_is_no_noise(
     manager: ModelManager[Loaded], loader: Loader
 ) -> None:
-    """asyncio would tell of a task whose exception nobody took; warnings fail this test."""
+    """asyncio would warn of a task whose exception was never retrieved; warnings fail this test."""
     asking = asyncio.create_task(use(manager))
     await turns()
     asking.cancel()
@@ -392,7 +392,7 @@ async def test_a_model_retired_while_its_dead_resident_is_closed_does_not_come_b
 async def test_who_waits_for_a_load_that_is_stopped_gets_an_error(
     manager: ModelManager[Loaded], loader: Loader
 ) -> None:
-    """Not a cancellation: nobody has cancelled the one who waits."""
+    """The waiter gets an error, not a cancellation, because nobody cancelled it."""
     asking = asyncio.create_task(use(manager))
     await turns()
     await manager.close()
@@ -480,7 +480,7 @@ async def test_who_asks_for_a_model_that_is_being_evicted_waits_for_its_memory(
     asking = asyncio.create_task(use(manager))
     await turns()
     assert loader.begun == ["m"], "both together may not fit"
-    evicting.cancel()  # who asked for it does not wait: it goes on all the same
+    evicting.cancel()  # the eviction continues without its caller
     await asyncio.gather(evicting, return_exceptions=True)
     gone.set()
     assert await asking is not first
@@ -518,7 +518,7 @@ async def test_loading_ahead_is_no_use_that_clears_a_worker_of_its_deaths(
 
 
 class SpanNotes:
-    """Stands for a tracer and for its only span: notes what is made of it."""
+    """Stands for a tracer and for its only span, and notes the calls."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[str, bool]] = []

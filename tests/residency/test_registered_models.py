@@ -1,4 +1,4 @@
-"""The one way from a name to a model: whose key has a list gets no other, whatever it is called."""
+"""Model lookup by name: a key with a model list gets no other model, by any name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def models(store: ModelStore) -> RegisteredModels:
 
 
 async def as_caller(allowed: tuple[str, ...], work: Callable[[], Awaitable[StoredModel]]) -> str:
-    """What somebody with a list gets: a model's id, or the kind of the error."""
+    """Runs `work` as a caller with a model list. Returns the model's id, or the name of the error's class."""
 
     async def run() -> str:
         keep_caller(Caller(Identity("key_ann", frozenset({INFERENCE}), allowed)))

@@ -1,4 +1,4 @@
-"""Two service processes with real workers on one host: memory that only one of them can have is never had by both."""
+"""Two service processes with real workers on one host: they never reserve the same memory."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Rival:
         return self.hear()
 
     def workers(self) -> list[int]:
-        """Process ids of its live workers."""
+        """Returns the process ids of its live workers."""
         if self.process.poll() is not None:
             return []
         return [child.pid for child in psutil.Process(self.process.pid).children() if lives(child.pid)]
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that only waits for somebody to take its exit code does not."""
+    """Returns whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -58,7 +58,7 @@ def lives(pid: int) -> bool:
 
 @contextmanager
 def rivals(folder: Path, patience: float) -> Iterator[tuple[Rival, Rival]]:
-    """A text and an image service, so to speak."""
+    """Starts two rivals, like a text and an image service."""
     text, image = Rival(folder, "text", patience), Rival(folder, "image", patience)
     try:
         assert (text.hear(), image.hear()) == ("open", "open")
@@ -80,7 +80,7 @@ def rivals(folder: Path, patience: float) -> Iterator[tuple[Rival, Rival]]:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[Rival, Rival]]:
-    """Two that soon give up waiting for room."""
+    """Yields two rivals that wait only briefly for room."""
     with rivals(tmp_path, patience=0.2) as running:
         yield running
 
@@ -121,7 +121,7 @@ def test_what_a_killed_service_had_is_free(pair: tuple[Rival, Rival]) -> None:
 
 
 def test_a_neighbour_that_is_stopped_holds_nobody_up_for_long(pair: tuple[Rival, Rival]) -> None:
-    """It still has its memory: what does not fit beside it is refused, and the rest is served."""
+    """It keeps its memory: loads that need that memory are refused, the others are served."""
     text, image = pair
     assert image.ask("use image-600") == "used"
     image.process.send_signal(signal.SIGSTOP)
@@ -131,6 +131,6 @@ def test_a_neighbour_that_is_stopped_holds_nobody_up_for_long(pair: tuple[Rival,
     finally:
         image.process.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + SECONDS
-    while text.ask("use text-601") != "used":  # these two wait for less than a look of its monitor takes
+    while text.ask("use text-601") != "used":  # both rivals wait for room less long than one monitor round takes
         assert time.monotonic() < deadline, "it answers again, and its idle model goes"
         time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The residency API over a real listener, and neighbours that ask each other by it."""
+"""The residency API on a real listener, and the calls between neighbours."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SNAPSHOT = Snapshot(HostMemory(100, 60, "cgroup v2"), (DeviceMemory("cuda:0", 80
 
 
 class Scripted:
-    """Residents that are what a test says."""
+    """Residents that a test scripts."""
 
     def __init__(self) -> None:
         self.freed: int | None = 120
@@ -217,7 +217,7 @@ async def test_watches_are_limited_and_their_places_come_back(tmp_path: Path, mo
                     await asyncio.sleep(0.01)
 
 
-# --- where a service is reached
+# --- the address of a service
 
 
 @pytest.mark.parametrize("listen", ["unix:/run/text.sock", "127.0.0.1:50051", "[::1]:50051", "text:50051"])

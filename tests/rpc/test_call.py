@@ -1,4 +1,4 @@
-"""What surrounds every RPC, against a real grpc.aio server: errors in both formats, limits, logs, counters."""
+"""The RPC wrapper on a real grpc.aio server: errors in both formats, limits, logs, counters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Scripted(
     text_service_pb2_grpc.TextServiceServicer,
     chat_service_pb2_grpc.ChatServiceServicer,
 ):
-    """One service of every kind; each call does what the test says."""
+    """A servicer of every kind; each call runs the test's script."""
 
     script: Script
 
@@ -98,7 +98,7 @@ class Stack:
         return caught.value
 
     async def rest_error(self, **metadata: str) -> tuple[list[bytes], grpc.aio.AioRpcError]:
-        """What a REST stream brought before its error, and the error."""
+        """Returns the messages of a REST stream before its error, and the error."""
         request = httpbody_pb2.HttpBody(data=SECRET.encode())
         got: list[bytes] = []
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -562,7 +562,7 @@ async def test_a_header_that_is_no_number_of_seconds_is_refused_by_name(stack: S
     assert len(found.message) < 200
 
 
-# --- callers who do not read
+# --- callers that do not read
 
 
 @pytest.mark.parametrize("kind", ["rest", "chat"])

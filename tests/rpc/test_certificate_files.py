@@ -1,4 +1,4 @@
-"""Certificates that are renewed while they are used: half of a new pair is never taken."""
+"""Renewal of certificates in use: half of a new pair is never loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a container engine is told about a service: by the exit status of a command."""
+"""The probe command of container engines: its exit status reports the health of a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_each_probe_tells_its_own() -> None:
 
         async def told(name: str) -> bool:
             try:
-                # As the setting stands in a container, where it is no address to connect to.
+                # The setting as containers have it: no address to connect to.
                 await asyncio.to_thread(ask, f"0.0.0.0:{port}", name)
             except NotServing:
                 return False

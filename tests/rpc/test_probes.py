@@ -1,4 +1,4 @@
-"""What a kubelet is told: on a port of its own, without certificates, and nothing else is served there."""
+"""The kubelet's probes: a separate port without certificates that serves nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 60
 
 @asynccontextmanager
 async def probed(folder: Path, **settings: str) -> AsyncIterator[tuple[Service, grpc.aio.Channel]]:
-    """A service, and a channel to its probes."""
+    """Yields a service, and a channel to its probes."""
     address = f"127.0.0.1:{free_port()}"
     async with (
         asyncio.timeout(SECONDS),

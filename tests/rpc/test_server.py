@@ -1,4 +1,4 @@
-"""`serve()` as a process of its own: health, reflection, drain, lifeline, and starts that fail in plain words."""
+"""`serve()` in a separate process: health, reflection, drain, lifeline, and clear errors of failed starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.rpc.tiny_service import NAME
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-PING, GOAWAY, ACK = 6, 7, 1  # of HTTP/2: types of frames, and a flag
+PING, GOAWAY, ACK = 6, 7, 1  # HTTP/2: frame types, and a flag
 SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 PINGS = 20
 
@@ -39,7 +39,7 @@ class Service:
         self.lines: list[dict] = []
 
     async def log_line(self, message: str) -> dict:
-        """Reads the log up to a line."""
+        """Reads the log until a message."""
         while True:
             raw = await self.process.stderr.readline()
             assert raw, f"ended without saying {message!r}: {self.lines}"
@@ -48,7 +48,7 @@ class Service:
                 return self.lines[-1]
 
     async def end(self) -> int:
-        """Waits for the process to end; reads the rest of its log."""
+        """Waits for the process to exit and reads the rest of its log."""
         rest = await self.process.stderr.read()
         self.lines += [json.loads(raw) for raw in rest.splitlines()]
         return await self.process.wait()
@@ -95,7 +95,7 @@ async def running(folder: Path, pass_fds: tuple[int, ...] = (), **settings: str)
 
 
 async def failed_start(**settings: str) -> tuple[int, str]:
-    """Exit code and words of a start that must fail."""
+    """Returns the exit code and the output of a start that must fail."""
     process = await launch(settings)
     out, err = await process.communicate()
     assert out == b""
@@ -191,13 +191,13 @@ async def test_ctrl_c_stops_it_too(tmp_path: Path) -> None:
 
 
 async def test_the_end_of_the_lifeline_stops_it(tmp_path: Path) -> None:
-    """Whoever holds the other end may have been killed: nothing is said, the pipe only closes."""
+    """The supervisor may have been killed: nobody writes a message, the pipe only closes."""
     theirs, ours = os.pipe()
     try:
         async with running(tmp_path, (theirs,), ALLM_LIFELINE_FD=str(theirs)) as service:
             assert await service.health() == SERVING
             assert closes_on_exec(service.process.pid, theirs), "workers must not get it"
-            os.write(ours, b"x")  # words are no end
+            os.write(ours, b"x")  # data is not the end
             assert await service.health() == SERVING
             os.close(ours)
             ours = -1
@@ -238,7 +238,7 @@ async def test_a_bad_setting_stops_the_start_with_one_sentence() -> None:
 
 
 def last_sentence(words: str) -> str:
-    """What a person sees last; the log may come before."""
+    """Returns the last line of the output; log lines may precede it."""
     assert "Traceback" not in words
     return words.strip().splitlines()[-1]
 
@@ -263,7 +263,7 @@ async def test_a_taken_port_stops_the_start_and_is_named(tmp_path: Path) -> None
 
 
 async def test_two_services_cannot_share_an_address(tmp_path: Path) -> None:
-    """The kernel would give each of them half of the calls."""
+    """The kernel would give each service half of the calls."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     async with running(tmp_path, ALLM_LISTEN=address):
@@ -273,7 +273,7 @@ async def test_two_services_cannot_share_an_address(tmp_path: Path) -> None:
 
 
 async def test_pings_are_no_abuse_however_many_and_fast_they_come(tmp_path: Path) -> None:
-    """The gateway pings while a request says nothing; gRPC's default is to cut such a connection, "Too many pings"."""
+    """The gateway pings while a request is silent; gRPC's default is to close such a connection, "Too many pings"."""
     async with running(tmp_path) as service:
         reader, writer = await asyncio.open_unix_connection(service.address.removeprefix("unix:"))
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
@@ -289,7 +289,7 @@ async def test_pings_are_no_abuse_however_many_and_fast_they_come(tmp_path: Path
 
 
 async def frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
-    """The next HTTP/2 frame: its type, flags and payload (RFC 9113, 4.1)."""
+    """Returns the next HTTP/2 frame: its type, flags and payload (RFC 9113, 4.1)."""
     head = await reader.readexactly(9)
     return head[3], head[4], await reader.readexactly(int.from_bytes(head[:3], "big"))
 

@@ -1,7 +1,7 @@
-"""A service with one method, run by the real `run()`: what tests/rpc/test_server.py starts.
+"""A service with one method, run by the real `run()`; tests/rpc/test_server.py starts it.
 
-StreamChatCompletion says `started`, waits until the file exists that the request names as its model, and finishes.
-It has started once the files exist that ALLM_PRELOAD names.
+StreamChatCompletion sends `started`, waits until the file that the request names as its model exists, and finishes.
+The service has started once the files in ALLM_PRELOAD exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = chat_service_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
 
 
 class Tiny(chat_service_pb2_grpc.ChatServiceServicer):
-    """Streams for as long as the test wants."""
+    """Streams until the test creates the model's file."""
 
     @typed()
     async def CreateChatCompletion(self, request, call: Call):  # noqa: N802
@@ -47,7 +47,7 @@ async def build(server: grpc.aio.Server, settings: Settings) -> Application:
 
 
 async def exist(files: Sequence[str]) -> None:
-    """The stand-in for models that are loaded at the start."""
+    """Waits until the files exist, in place of models loaded at the start."""
     while not all(Path(file).exists() for file in files):  # noqa: ASYNC110, ASYNC240 (they come from another process)
         await asyncio.sleep(0.01)
 

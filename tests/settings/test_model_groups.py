@@ -1,4 +1,4 @@
-"""Which group a model belongs to, by the settings that the gateway and the text services share."""
+"""The group of a model, by the settings that the gateway and the text services share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_without_groups_everything_is_served_everywhere() -> None:
 @pytest.mark.parametrize(
     ("names", "served"),
     [
-        (("org/llama-70b", "my-llama"), {"large"}),  # an alias that no group lists does not bring it to the default one
+        (("org/llama-70b", "my-llama"), {"large"}),  # an unlisted alias does not add the default group
         (("small", "gpt-4o"), {"large"}),
         (("qwen3", "qwen-coder"), {"large", "code"}),
         (("small", "tiny"), {DEFAULT}),

@@ -1,4 +1,4 @@
-"""What is noted of a variable is what its reader does."""
+"""The noted default and bounds of a variable match its reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/settings.md: made from the code, current, and whoever forgets a setting is told what to do."""
+"""docs/settings.md: generated from the code and current; the failure for a missing setting names the fix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_command_prints_it() -> None:
 
 
 def rows() -> dict[str, list[str]]:
-    """The cells of each row of the page, by variable."""
+    """Returns the cells of each row of the page, by variable."""
     found = {}
     for line in page().splitlines():
         if line.startswith("| `"):

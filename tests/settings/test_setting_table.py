@@ -1,4 +1,4 @@
-"""The table of settings, and that nobody names a variable that there is not."""
+"""The table of settings; no file names a variable that does not exist."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from services.settings.setting_notes import read_notes
 from services.settings.setting_table import INTERNAL, read_table
 
 ROOT = Path(__file__).parents[2]
-# What people read, what is run, and what runs it. Tests and examples have variables of their own.
+# Documents, code, and deployment files. Tests and examples have their own variables.
 PLACES = ("services", "gateway", "docs", "k8s", "containers", "monitoring", "protos", ".github")
 FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
 BINARY = {".pyc", ".png", ".gz", ".tgz", ".safetensors"}
-VARIABLE = re.compile(r"\bALLM_[A-Z0-9]+(?:_[A-Z0-9]+)*\b(?!_)")  # not `ALLM_IMAGE_`, which stands for many
-NO_SETTINGS = {"ALLM_KEY"}  # a caller's own, in commands to try
+VARIABLE = re.compile(r"\bALLM_[A-Z0-9]+(?:_[A-Z0-9]+)*\b(?!_)")  # not a prefix such as `ALLM_IMAGE_`
+NO_SETTINGS = {"ALLM_KEY"}  # variables of a caller, in example commands
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Every file that is looked at, by its path."""
+    """Yields the path and the text of every checked file."""
     paths = [ROOT / name for name in FILES]
     for place in PLACES:
         paths += [path for path in (ROOT / place).rglob("*") if "__pycache__" not in path.parts]

@@ -1,4 +1,4 @@
-"""Settings: defaults, and refusals that can be acted on."""
+"""Settings: defaults, and refusals that name the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.settings.setting_reader import SettingError
 from services.settings.settings import MIB, Settings, load_settings
 from tests.case import case
 
-# Refused without others, or of several fields: tests of their own modules are about them.
+# These need other variables or set several fields: their modules have separate tests.
 TOGETHER = {
     "ALLM_TLS_CERT",
     "ALLM_TLS_KEY",
@@ -26,7 +26,7 @@ TOGETHER = {
 
 
 class Recorded(dict):
-    """An environment that remembers what it was asked for."""
+    """An environment that records the variables read."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -42,7 +42,7 @@ def flat(settings: Settings) -> dict[str, object]:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         values = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else {field.name: value}
-        # They have fields that others have, too.
+        # Their field names occur in other settings, too.
         prefix = f"{field.name}." if field.name in ("audio", "image", "residency", "cluster", "trace") else ""
         found |= {prefix + name: each for name, each in values.items()}
     return found
@@ -66,7 +66,7 @@ def test_the_url_of_redis_is_checked_and_never_shown() -> None:
 
 
 def test_the_interpreter_of_vllm_keeps_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment's python is a link to another one, and only by its own place tells which packages it has."""
+    """An environment's python is a link to another one; only the link's own path identifies its packages."""
     monkeypatch.chdir(tmp_path)
     Path("python").symlink_to("/elsewhere/python")
     assert load_settings({"ALLM_VLLM_PYTHON": "./python"}).text.vllm_python == f"{tmp_path}/python"
@@ -226,7 +226,7 @@ def test_every_value_is_taken_from_its_own_variable() -> None:
     for variable, (text, fields, expected) in changed.items():
         settings = flat(load_settings({variable: text}))
         assert [settings.pop(field) for field in fields.split()] == [expected] * len(fields.split()), variable
-        # Others are derived from these: folders, and the address of the gateway.
+        # Other settings derive from these: folders, and the gateway's address.
         derived_from = ("ALLM_HOME", "ALLM_MODELS_DIR", "ALLM_HOST", "ALLM_PORT")
         others = {name: value for name, value in settings.items() if variable not in derived_from}
         assert all(defaults[name] == value for name, value in others.items()), f"{variable} changes nothing else"

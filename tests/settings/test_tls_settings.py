@@ -1,4 +1,4 @@
-"""Certificates by settings: all of a set or none, and files that are what they should be."""
+"""TLS settings: all of a set or none, and valid files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVICE = ("ALLM_SERVICE_TLS_CA", "ALLM_SERVICE_TLS_CERT", "ALLM_SERVICE_TLS_KEY
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """Every setting, with a file that is right."""
+    """Returns every TLS setting with a valid file."""
     authority = CA()
     made = authority.issue_cert("localhost")
     contents = {"ca": authority.cert_pem, "key": made.private_key_pem, "cert": made.cert_chain_pems[0]}

@@ -1,4 +1,4 @@
-"""Where traces go, as an operator writes it."""
+"""The trace settings: the OTLP endpoint and its options."""
 
 from __future__ import annotations
 

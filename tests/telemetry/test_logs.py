@@ -1,4 +1,4 @@
-"""Log lines: one JSON object each, with the request's id."""
+"""Log lines: one JSON object each, with the request id."""
 
 from __future__ import annotations
 

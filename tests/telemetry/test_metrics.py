@@ -1,4 +1,4 @@
-"""The Prometheus listener, and the names that dashboards rely on."""
+"""The Prometheus listener, and the metric names that dashboards rely on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.telemetry import metrics
 from services.telemetry.metrics import serve_metrics
 from tests.case import case
 
-# What issue 2 promises, each with its model.
+# The metrics that issue 2 promises, each with its model.
 PROMISED = {
     "allm_requests_running": "gauge",
     "allm_requests_waiting": "gauge",

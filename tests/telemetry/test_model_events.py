@@ -1,4 +1,4 @@
-"""What has happened to models lately, with times and numbers."""
+"""The recent events of models, with times and numbers."""
 
 from __future__ import annotations
 

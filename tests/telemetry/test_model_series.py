@@ -1,4 +1,4 @@
-"""Series of models: sums over workers, and their end when a model is gone."""
+"""Metric series of models: sums over workers, removed with the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans on their way out: in batches, never more than the queue holds, and nobody waits for a collector."""
+"""The span queue: batches, bounded memory, and no waiting for a collector."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from prometheus_client import REGISTRY
 
 from services.telemetry.span_queue import BATCH_SPANS, SpanQueue
 
-LONG = 3600.0  # seconds between batches that never pass in a test
+LONG = 3600.0  # seconds between batches; never passes in a test
 
 
 class Scripted(SpanExporter):
-    """Takes batches once the gate is open."""
+    """An exporter that accepts batches while the gate is open."""
 
     def __init__(self, result: SpanExportResult = SpanExportResult.SUCCESS) -> None:
         self.result = result
@@ -45,7 +45,7 @@ def exporter() -> Iterator[Scripted]:
 
 
 def provider_of(queue: SpanQueue, **more: object) -> Callable[[int], None]:
-    """What makes so many spans that end at once."""
+    """Returns a function that starts and immediately ends `count` spans."""
     provider = TracerProvider(shutdown_on_exit=False, **more)
     provider.add_span_processor(queue)
     tracer = provider.get_tracer("test")
@@ -105,7 +105,7 @@ def test_what_a_full_queue_does_not_take_is_dropped_and_counted(exporter: Script
     queue = SpanQueue(exporter, limit=10, seconds=0.01)
     make = provider_of(queue)
     make(1)
-    assert exporter.busy.wait(30)  # from here on the collector hangs
+    assert exporter.busy.wait(30)  # the collector hangs from here on
     before = dropped("queue_full")
     make(25)
     assert dropped("queue_full") == before + 15
@@ -121,7 +121,7 @@ def test_the_end_does_not_wait_longer_than_it_may(exporter: Scripted) -> None:
     assert exporter.busy.wait(30)
     make(2)
     before = dropped("shutdown")
-    queue.close(0.05)  # would hang here for the exporter's 30 seconds
+    queue.close(0.05)  # would hang for the exporter's 30 seconds
     assert dropped("shutdown") == before + 2
 
 

@@ -1,4 +1,4 @@
-"""The spans of RPCs: against a real server, and a collector on loopback."""
+"""The spans of RPCs, with a real server and a collector on loopback."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Script = Callable[[Call], Awaitable[None]]
 
 
 class Scripted(chat_service_pb2_grpc.ChatServiceServicer):
-    """Each call does what the test says."""
+    """A servicer whose calls run the test's script."""
 
     script: Script
 
@@ -65,7 +65,7 @@ async def serving(script: Script) -> AsyncIterator[chat_service_pb2_grpc.ChatSer
 
 
 async def ask(script: Script, **metadata: str) -> None:
-    """One call; how it ends does not matter."""
+    """Makes one call and ignores its result."""
     async with serving(script) as stub:
         try:
             request = chat_service_pb2.CreateChatCompletionRequest(model=SECRET)
@@ -81,13 +81,13 @@ def start(collector: Collector, **environ: str) -> Callable[[float], None]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches go out at once."""
+    """Sends batches immediately."""
     monkeypatch.setattr(otlp, "SpanQueue", functools.partial(SpanQueue, seconds=0.01))
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """A collector, to which this process sends its traces."""
+    """Yields a collector that receives the traces of this process."""
     with collecting() as found:
         stop = start(found)
         try:
@@ -127,7 +127,7 @@ async def test_without_traces_a_call_has_none() -> None:
 
 
 def test_without_the_extra_the_start_says_what_to_install() -> None:
-    """`otlp.py` is imported in a process that has no OpenTelemetry."""
+    """`otlp.py` is imported in a process without OpenTelemetry."""
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "from services.rpc.server import run\n"
@@ -196,7 +196,7 @@ async def test_a_span_goes_below_the_one_that_the_gateway_names(collector: Colle
 async def test_what_the_gateway_does_not_record_is_not_recorded_here(collector: Collector) -> None:
     await ask(nothing, traceparent=PARENT.removesuffix("01") + "00", **{"x-request-id": "id-4"})
     await ask(nothing, traceparent="no such thing", **{"x-request-id": "id-5"})
-    collector.trace("id-5", RPC)  # came later, and alone
+    collector.trace("id-5", RPC)  # arrived later, and alone
     assert [span.attributes["allm.request_id"] for span in collector.spans] == ["id-5"]
 
 

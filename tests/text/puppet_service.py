@@ -1,4 +1,4 @@
-"""The text service without catalog, files and model, on a Unix socket: a test says what its workers say."""
+"""The text service without catalog, files and model, on a Unix socket: the test scripts its workers' messages."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ Script = Callable[[PuppetWorker, Submit], None]
 
 
 def begin(worker: PuppetWorker, request: Submit) -> None:
-    """The answer begins, and that is all: nothing more of it comes by itself."""
+    """Sends the first piece of an answer and nothing more."""
     worker.say(Accepted(request.request, PROMPT_TOKENS), stepped(Piece(request.request, "Paris", None, 1, 0)))
 
 
 def end(worker: PuppetWorker, request: Submit, cached: int = 0) -> None:
-    """All of the answer."""
+    """Sends the whole answer."""
     worker.say(Accepted(request.request, PROMPT_TOKENS), stepped(Piece(request.request, "Paris", "stop", 1, cached)))
 
 
 def stepped(*pieces: Piece) -> Stepped:
-    """The end of a step."""
+    """Returns the message at the end of a step."""
     return Stepped(list(pieces), Counters(1, len(pieces), 0, 0, 0, 0))
 
 
 def submitted(worker: PuppetWorker) -> list[Submit]:
-    """The requests that a worker was given."""
+    """Returns the requests that a worker has received."""
     return [message for message in worker.sent if isinstance(message, Submit)]
 
 
 def registered() -> StoredModel:
-    """The one model that there is."""
+    """Returns the only registered model."""
     about: dict[str, Any] = {
         "id": MODEL,
         "modality": "text",
@@ -100,7 +100,7 @@ def registered() -> StoredModel:
 
 @dataclass
 class PuppetService:
-    """What runs. `script`: what a worker says to a request at once; `workers`: one for each load of the model."""
+    """The running service. `script`: a worker's immediate reply to a request; `workers`: one per load of the model."""
 
     channel: grpc.aio.Channel
     script: Script = begin
@@ -108,17 +108,17 @@ class PuppetService:
 
     @property
     def chat(self) -> Any:
-        """The typed API."""
+        """Stub of the typed API."""
         return chat_service_pb2_grpc.ChatServiceStub(self.channel)
 
     def post(self, method: str = "CreateChatCompletion", **body: Any) -> Any:
-        """A REST request, as the gateway hands it on; gives the pieces of its answer."""
+        """Sends a REST request as the gateway forwards it; returns the pieces of its answer."""
         stubs = (responses_service_pb2_grpc.ResponsesServiceStub, text_service_pb2_grpc.TextServiceStub)
         (rpc,) = (rpc for stub in stubs if (rpc := getattr(stub(self.channel), method, None)))
         return rpc(HttpBody(content_type="application/json", data=json.dumps({"model": MODEL, **body}).encode()))
 
     def start(self) -> PuppetWorker:
-        """A further worker."""
+        """Starts another worker."""
 
         def answer(sent: Any) -> None:
             if isinstance(sent, Submit):

@@ -1,4 +1,4 @@
-"""One replica of the text service, asked directly and over the typed API: so a test says which it is and who asks."""
+"""One replica of the text service, called directly over the typed API: the test chooses the replica and the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING = (response_pb2.RESPONSE_STATUS_QUEUED, response_pb2.RESPONSE_STATUS_IN_
 
 
 class Replica:
-    """One replica, asked directly, so that a test can say which it is and who asks."""
+    """A client of one replica, under a client id that the test chooses."""
 
     def __init__(self, channel: grpc.Channel, client: str = "ann") -> None:
         self._channel = channel
@@ -78,7 +78,7 @@ def can_answer(replica: Replica) -> bool:
 
 
 def reason_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:
-    """The status, allm's code and the parameter."""
+    """Returns the status, allm's error code and the parameter."""
     status = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
     info = error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
@@ -86,7 +86,7 @@ def reason_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:
 
 
 def replica(stack: Stack, number: int) -> Iterator[Replica]:
-    """One of the replicas of a stack, from 1, once it answers."""
+    """Yields one of the replicas of a stack, counted from 1, once it answers."""
     folder = Path(stack.note["folder"])
     with grpc.insecure_channel(f"unix:{folder / f'text-{number}.sock'}") as channel:
         found = Replica(channel)
@@ -95,5 +95,5 @@ def replica(stack: Stack, number: int) -> Iterator[Replica]:
 
 
 def long(replica: Replica) -> response_pb2.Response:
-    """A response in the background that takes longer than any test."""
+    """Starts a background response that outlasts any test."""
     return replica.create("Count.", {"max_tokens": 8000, "ignore_eos": True}, background=True)

@@ -1,4 +1,4 @@
-"""A running stack from outside: requests over REST and typed gRPC, the runtime's own counters, the processes."""
+"""A running stack seen from outside: requests over REST and typed gRPC, the runtime's counters, the processes."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ WORKER = "services.text.engine"
 
 
 def chat(content: str = QUESTION, **parameters: Any) -> bytes:
-    """The body of a chat request."""
+    """Returns the body of a chat request."""
     messages = [{"role": "user", "content": content}]
     return json.dumps({"model": MODEL, "messages": messages, **parameters}).encode()
 
 
 def long_chat(tokens: int = LONG, **parameters: Any) -> bytes:
-    """A chat request whose answer takes as many tokens as it may."""
+    """Returns a chat request whose answer reaches its token limit."""
     return chat("Count.", max_tokens=tokens, ignore_eos=True, **parameters)
 
 
 @contextmanager
 def asking(stack: Stack, body: bytes) -> Iterator[http.client.HTTPConnection]:
-    """A chat request that is sent, and whose response is still to be read. Leaving hangs up."""
+    """Sends a chat request and yields before reading its response. Leaving hangs up."""
     with closing(http.client.HTTPConnection("127.0.0.1", stack.port, timeout=PATIENCE_SECONDS)) as connection:
         connection.request("POST", CHAT, body, {"content-type": "application/json"})
         yield connection
@@ -53,7 +53,7 @@ def asking(stack: Stack, body: bytes) -> Iterator[http.client.HTTPConnection]:
 
 @contextmanager
 def streaming(stack: Stack, body: bytes) -> Iterator[http.client.HTTPResponse]:
-    """A streamed chat whose first event is there. Leaving hangs up."""
+    """Starts a streamed chat and yields after its first event. Leaving hangs up."""
     with asking(stack, body) as connection, closing(connection.getresponse()) as response:
         assert response.status == 200, response.read()
         assert response.readline().startswith(b"data: ")
@@ -73,14 +73,14 @@ def post(stack: Stack, body: bytes) -> Reply:
 
 
 def last_event(response: http.client.HTTPResponse) -> str:
-    """Reads a stream to its end; gives the data of its last event."""
+    """Reads a stream to its end and returns the data of its last event."""
     lines = [line for line in response.read().decode().splitlines() if line]
     assert all(line.startswith("data: ") for line in lines), lines[-3:]
     return lines[-1].removeprefix("data: ")
 
 
 def in_band_error(response: http.client.HTTPResponse) -> dict[str, Any]:
-    """Reads a stream to its end, which must be an error."""
+    """Reads a stream to its end, which must be an error, and returns the error."""
     event = json.loads(last_event(response))
     assert set(event) == {"error"}, event
     error: dict[str, Any] = event["error"]
@@ -88,7 +88,7 @@ def in_band_error(response: http.client.HTTPResponse) -> dict[str, Any]:
 
 
 def listed(stack: Stack) -> list[str]:
-    """The ids that /v1/models shows."""
+    """Returns the model ids in /v1/models."""
     with urllib.request.urlopen(f"{stack.base_url}/models", timeout=PATIENCE_SECONDS) as reply:
         return [model["id"] for model in json.loads(reply.read())["data"]]
 
@@ -98,7 +98,7 @@ def listed(stack: Stack) -> list[str]:
 
 @dataclass(frozen=True)
 class TypedError:
-    """What a gRPC caller is told: the status, and the ErrorInfo in its details."""
+    """A gRPC error: its status, and the ErrorInfo in its details."""
 
     code: grpc.StatusCode
     message: str
@@ -107,7 +107,7 @@ class TypedError:
 
 
 def typed_chat(content: str = QUESTION, **sampling: Any) -> chat_service_pb2.StreamChatCompletionRequest:
-    """A typed chat request."""
+    """Returns a typed chat request."""
     message = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=content)])
     parameters = chat_pb2.SamplingParameters(**sampling)
     return chat_service_pb2.StreamChatCompletionRequest(model=MODEL, messages=[message], sampling=parameters)
@@ -115,7 +115,7 @@ def typed_chat(content: str = QUESTION, **sampling: Any) -> chat_service_pb2.Str
 
 @contextmanager
 def typed_stream(stack: Stack, request: chat_service_pb2.StreamChatCompletionRequest) -> Iterator[Any]:
-    """A typed stream of chat, over a connection of its own. Leaving cancels it."""
+    """Opens a typed chat stream over a separate connection. Leaving cancels it."""
     with grpc.insecure_channel(stack.grpc_address) as channel:
         call = chat_service_pb2_grpc.ChatServiceStub(channel).StreamChatCompletion(request, timeout=PATIENCE_SECONDS)
         yield call
@@ -138,35 +138,35 @@ def error_of(call: Iterable[Any]) -> TypedError:
 
 
 def typed_error(stack: Stack, request: chat_service_pb2.StreamChatCompletionRequest) -> TypedError:
-    """The error that a typed request ends with."""
+    """Returns the error that ends a typed request."""
     with typed_stream(stack, request) as call:
         return error_of(call)
 
 
-# --- what runs, and how far it is
+# --- processes and progress
 
 
 def counter(stack: Stack, name: str) -> float:
-    """One of the runtime's counters of the demo model, as /metrics tells it; 0 before the model is loaded."""
+    """Returns one of the runtime's counters of the demo model from /metrics; 0 before the model is loaded."""
     with urllib.request.urlopen(stack.note["metrics"]["text"], timeout=PATIENCE_SECONDS) as reply:
         found = re.search(rf'^{name}{{model="{MODEL}"}} (\S+)$', reply.read().decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
 def ended(stack: Stack) -> float:
-    """Requests for the demo model that have ended, well or not, as the service knows."""
+    """Returns the service's count of ended requests for the demo model, failed ones included."""
     with urllib.request.urlopen(stack.note["metrics"]["text"], timeout=PATIENCE_SECONDS) as reply:
         found = re.findall(rf'^allm_requests_total{{[^}}]*model="{MODEL}"[^}}]*}} (\S+)$', reply.read().decode(), re.M)
     return sum(map(float, found))
 
 
 def is_idle(stack: Stack) -> bool:
-    """Whether no request runs or waits, and none holds a cell."""
+    """Returns whether no request runs, waits or holds a KV cell."""
     return all(counter(stack, name) == 0 for name in (RUNNING, WAITING, CELLS))
 
 
 def wait_until(stack: Stack, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-    """Waits for something to become true."""
+    """Waits until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, stack.output()
@@ -174,20 +174,20 @@ def wait_until(stack: Stack, condition: Callable[[], object], seconds: float = P
 
 
 def warm(stack: Stack) -> None:
-    """Until the model is loaded and nothing runs."""
+    """Waits until the model is loaded and no request runs."""
     assert "Paris" in post(stack, chat(temperature=0, max_tokens=16)).text
     wait_until(stack, lambda: is_idle(stack))
 
 
 def workers(stack: Stack) -> list[psutil.Process]:
-    """The worker processes of the text service."""
+    """Returns the worker processes of the text service."""
     children = psutil.Process(stack.note["children"]["text"]).children()
     return [child for child in children if not is_gone(child) and WORKER in child.cmdline()]
 
 
 @contextmanager
 def suspended(processes: Sequence[psutil.Process]) -> Iterator[None]:
-    """They stand still as long as the block runs."""
+    """Suspends the processes for the duration of the block."""
     for process in processes:
         process.suspend()
     try:
@@ -198,7 +198,7 @@ def suspended(processes: Sequence[psutil.Process]) -> Iterator[None]:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether a process has ended; a zombie that nobody reaps has."""
+    """Returns whether a process has ended; an unreaped zombie counts as ended."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

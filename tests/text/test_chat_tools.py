@@ -1,4 +1,4 @@
-"""Tools, schemas, logprobs and several answers, on the real stack with real weights and the official client."""
+"""Tools, schemas, logprobs and several choices, on the real stack with real weights and the official client."""
 
 from __future__ import annotations
 

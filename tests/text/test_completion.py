@@ -1,4 +1,4 @@
-"""A completion of several choices: what it took, all told."""
+"""A completion of several choices: its total token usage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.case import case
 
 
 class Counted:
-    """A choice, as far as its tokens go."""
+    """The token counts of a choice."""
 
     def __init__(self, prompt: int, generated: int) -> None:
         self.computed = (prompt, generated)
@@ -24,7 +24,7 @@ def test_each_prompt_counts_once_and_every_token_generated() -> None:
         ([(7, 5)], 1, 12),
         ([(0, 0)], 1, 0),
         ([(7, 5), (7, 3), (7, 0)], 1, 15),
-        ([(7, 5), (0, 0)], 1, 12),  # the other one has not begun
+        ([(7, 5), (0, 0)], 1, 12),  # the second choice has not begun
         ([(7, 5), (9, 1)], 2, 22),
         ([(7, 5), (7, 1), (9, 1), (0, 0)], 2, 23),
     ]:

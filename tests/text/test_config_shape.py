@@ -1,4 +1,4 @@
-"""What a configuration says of memory: attention of several kinds, recurrent layers, and files that say little."""
+"""Memory shape from a config.json: attention of several kinds, recurrent layers, and incomplete files."""
 
 from __future__ import annotations
 

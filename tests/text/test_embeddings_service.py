@@ -1,4 +1,4 @@
-"""Embeddings behind the gateway: REST and typed, safetensors and GGUF of the same weights, and everything refused."""
+"""Embeddings behind the gateway: REST and typed, safetensors and GGUF of the same weights, and all refusals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tokens(*ids: int) -> embedding_pb2.EmbeddingInput:
 
 @pytest.fixture(scope="module")
 def gguf(stack: Stack) -> Iterator[str]:
-    """The same model as GGUF, registered as an operator would."""
+    """Registers the same model as GGUF, as an operator would."""
     path = stack.home / "models" / GGUF / "minilm.gguf"
     path.parent.mkdir(parents=True)
     write_gguf(path)
@@ -75,7 +75,7 @@ def gguf(stack: Stack) -> Iterator[str]:
         catalog.DeleteModel(model_service_pb2.DeleteModelRequest(id=GGUF), timeout=PATIENCE_SECONDS)
 
 
-# --- what comes back
+# --- results
 
 
 def test_a_response_is_openais(stack: Stack) -> None:
@@ -146,7 +146,7 @@ def test_as_many_inputs_as_are_allowed_beside_small_requests(stack: Stack) -> No
         assert found[at] == pytest.approx(vector, abs=1e-5)
 
 
-# --- what is refused
+# --- refusals
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a GGUF header says of memory: heads of each layer, heads of their own width, recurrent layers."""
+"""Memory shape from a GGUF header: heads per layer, separate head widths, recurrent layers."""
 
 from __future__ import annotations
 

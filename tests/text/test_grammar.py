@@ -1,4 +1,4 @@
-"""Grammars of requests: free where nothing is asked for, one alternative for the answer and one for calls."""
+"""Grammars of requests: none without constraints, else one alternative for the answer and one for calls."""
 
 from __future__ import annotations
 

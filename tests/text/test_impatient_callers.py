@@ -1,4 +1,4 @@
-"""Callers who set a deadline, and callers who stop reading, behind the gateway with the real model."""
+"""Callers who set a deadline and callers who stop reading, behind the gateway with the real model."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tests.text.service import (
 
 PLACES = 4
 DEADLINE_SECONDS = 10  # long enough for a first token on any machine
-# What a worker may have told before its service reads of it, until it hears of the deadline. The answers take 8000.
+# Upper bound on the steps until the worker learns of the deadline, unread messages included. Whole answers take 8000.
 FEW_STEPS = 500
 HEADER = "x-request-timeout"
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack with few places, and little patience for callers who do not read."""
+    """A stack with few sequence slots and a short limit for callers who do not read."""
     limits = {"ALLM_MAX_SEQUENCES": str(PLACES), "ALLM_SLOW_CLIENT_SECONDS": "1"}
     with running_stack(tmp_path_factory.mktemp("narrow"), **limits) as running:
         yield running
@@ -50,7 +50,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @contextmanager
 def all_places_taken(stack: Stack) -> Iterator[None]:
-    """For as long as the block lasts."""
+    """Occupies all sequence slots for the duration of the block."""
     with asked(stack, CHAT, long_chat(n=PLACES)):
         wait_until(stack, lambda: counter(stack, RUNNING) == PLACES)
         yield
@@ -122,8 +122,8 @@ def test_what_waits_beyond_its_deadline_is_never_started(narrow: Stack) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(6 * PATIENCE_SECONDS)
 def test_a_client_who_stops_reading_is_left_and_keeps_neither_place_nor_cells(narrow: Stack) -> None:
-    """All that may be kept of its answer is kept, and a second later it is given up. Without the gateway, which would
-    keep as much again.
+    """The service buffers the answer up to its limit and cancels it a second later. The call bypasses the gateway,
+    which would buffer as much again.
     """
     warm(narrow)
     request = typed_chat("Count.", max_tokens=8000, ignore_eos=True)

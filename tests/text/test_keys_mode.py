@@ -1,6 +1,6 @@
-"""Catalog and two text replicas as processes with ALLM_AUTH=keys, asked without a gateway.
+"""Catalog and two text replicas as processes with ALLM_AUTH=keys, called without a gateway.
 
-Nobody gets past them without an identity, and they themselves get to the catalog.
+They admit no caller without an identity, and they themselves are admitted by the catalog.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What runs."""
+    """The running deployment."""
 
     catalog: Any
     one: Replica
@@ -119,7 +119,7 @@ def chat(model: str, tokens: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def process(module: str, home: Path, name: str, folder: Path) -> Iterator[grpc.Channel]:
-    """One service on a socket of its own, as `allm serve` and a container start it; a channel to it once it serves."""
+    """Runs one service on its own socket, as `allm serve` and a container do; yields a channel once it serves."""
     settings = {
         "ALLM_AUTH": "keys",
         "ALLM_LISTEN": f"unix:{folder}/{name}",
@@ -148,7 +148,7 @@ def process(module: str, home: Path, name: str, folder: Path) -> Iterator[grpc.C
 def serves(stub: Any, running: subprocess.Popen[bytes], log: Path) -> bool:
     assert running.poll() is None, log.read_text()
     try:
-        reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)  # which needs no identity
+        reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)  # needs no identity
     except grpc.RpcError:
         return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
@@ -170,7 +170,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keys-")))  # a socket's path must be short
         catalog = stack.enter_context(process("services.catalog", home, "catalog", folder))
         models = model_service_pb2_grpc.ModelServiceStub(catalog)
-        encoder = write_gguf(home / "minilm.gguf")  # llama.cpp is there sooner than torch
+        encoder = write_gguf(home / "minilm.gguf")  # llama.cpp loads it sooner than torch would
         for model_id, path, aliases in ((MODEL, demo_model(), [ALIAS]), (ENCODER, encoder, [])):
             new = model_service_pb2.RegisterModelRequest(
                 id=model_id, source=path.as_uri(), format="gguf", aliases=aliases
@@ -183,7 +183,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             found = models.ListModels(model_service_pb2.ListModelsRequest(), metadata=own_process()).models
             return all(model.state in LOADED and len(model.replicas) == 2 for model in found)
 
-        until(ready)  # replicas follow and report: their own calls are believed
+        until(ready)  # replicas watch the catalog and report to it: it admits their own calls
         yield Deployment(models, Replica.on(one), Replica.on(other), home)
 
 
@@ -196,7 +196,7 @@ def details(error: grpc.RpcError) -> bytes:
 
 
 def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, str]:
-    """Status, allm's code and the message of a typed call."""
+    """Returns status, allm's error code and the message of a failed typed call."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     info = error_details_pb2.ErrorInfo()
@@ -206,7 +206,7 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, str]:
 
 
 def refused_rest(call: Callable[[], Any]) -> tuple[str, str]:
-    """HTTP status and OpenAI's code of a REST call."""
+    """Returns HTTP status and OpenAI's error code of a failed REST call."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
     told = error_pb2.ErrorStatus.FromString(details(caught.value)).error
@@ -237,7 +237,7 @@ def test_with_a_key_everything_works(deployment: Deployment) -> None:
 
 
 def test_lists_of_models_hold_everywhere(deployment: Deployment) -> None:
-    """By id, by alias and by prefix, for every way of asking that names a model."""
+    """By id, by alias and by prefix, for every method that names a model."""
     for allowed in ((MODEL,), (ALIAS,), ("smo*",)):
         assert deployment.one.say(key(models=allowed), model=ALIAS, tokens=1).model == MODEL
     only, one = key(models=(ENCODER,)), deployment.one
@@ -290,7 +290,7 @@ def test_responses_belong_to_their_key(deployment: Deployment) -> None:
 
 
 def test_what_another_model_said_is_not_continued(deployment: Deployment) -> None:
-    """The list of a key may have become shorter since."""
+    """The key's list of models may have become shorter since."""
     catalog, source = deployment.catalog, demo_model().as_uri()
     new = model_service_pb2.RegisterModelRequest(id="twin", source=source, format="gguf", aliases=["o3"])
     catalog.RegisterModel(new, metadata=operator(), timeout=PATIENCE)
@@ -314,7 +314,7 @@ def _made(deployment: Deployment, model: str) -> Any:
 
 
 def test_tokens_per_minute(deployment: Deployment) -> None:
-    """Checked before, counted after, in both APIs; each key for itself."""
+    """Limits are checked before a call and counted after it, in both APIs, for each key separately."""
     slow = key("key_slow", tokens=60)
     used = deployment.one.say(slow, tokens=80).usage
     assert used.completion_tokens == 80, "what has begun goes on"
@@ -347,7 +347,7 @@ def test_a_stream_that_is_cut_is_counted(deployment: Deployment) -> None:
     request = chat_service_pb2.StreamChatCompletionRequest(**chat(MODEL, 2000))
     stream = deployment.one.chat.StreamChatCompletion(request, metadata=impatient, timeout=PATIENCE)
     for at, _ in enumerate(stream):
-        if at == 100:  # each of them a token or more
+        if at == 100:  # each event has at least one token
             stream.cancel()
             break
 

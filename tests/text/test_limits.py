@@ -1,4 +1,4 @@
-"""Bounds of a request: the last value that passes, the first that does not, and messages that name the parameter."""
+"""Bounds of a request: the last value that passes, the first that fails, and messages that name the parameter."""
 
 from __future__ import annotations
 

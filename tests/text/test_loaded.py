@@ -1,4 +1,4 @@
-"""Loaded models: crashed, hung, not read, impossible to load. Alone, and in a real stack."""
+"""Loaded models: crashed, hung, not read, impossible to load; tested alone and in a real stack."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ COMING = 12
 TYPED_LONG = typed_chat("Count.", max_tokens=8000, ignore_eos=True)
 
 
-# --- alone, with a worker that says what the test wants
+# --- alone, with a scripted worker
 
 
 def accepting() -> PuppetWorker:
-    """A worker whose reader accepts every request, and whose batch loop does nothing by itself."""
+    """Returns a worker whose reader accepts every request and whose batch loop does nothing."""
     return PuppetWorker(lambda sent: Accepted(sent.request, 3) if isinstance(sent, Submit) else None)
 
 
@@ -77,7 +77,7 @@ async def loaded(worker: Any, **limits: float) -> AsyncIterator[LoadedTextModel]
 
 
 async def test_new_requests_do_not_hide_that_the_batch_loop_hangs() -> None:
-    """Another thread of the worker accepts them all the while."""
+    """Another thread of the worker keeps accepting them."""
     worker = accepting()
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
@@ -153,12 +153,12 @@ def only_worker(stack: Stack) -> psutil.Process:
 
 
 def wait_replaced(stack: Stack, worker: psutil.Process) -> None:
-    """Until requests are answered again, by another worker; none is left beside it."""
+    """Waits until another worker, the only one left, answers requests."""
     wait_until(stack, lambda: is_gone(worker))
     assert only_worker(stack) != worker
 
 
-# --- what cannot be served
+# --- models that cannot be served
 
 
 def typed_model(stack: Stack, name: str) -> model_pb2.Model:
@@ -226,7 +226,7 @@ def test_a_killed_worker_ends_its_requests_with_internal_and_the_next_gets_a_fre
 
 
 def test_requests_that_come_while_a_worker_dies_are_answered_or_told_to_ask_again(own: Stack) -> None:
-    """Whoever comes just then has done nothing wrong, and nothing was lost: no 500 for them."""
+    """These callers did nothing wrong, and nothing was lost: they never get a 500."""
     worker = only_worker(own)
     begin = threading.Barrier(COMING + 1)
 
@@ -236,7 +236,7 @@ def test_requests_that_come_while_a_worker_dies_are_answered_or_told_to_ask_agai
 
     with ThreadPoolExecutor(COMING) as callers:
         replies = [callers.submit(ask_now, number) for number in range(COMING)]
-        worker.kill()  # first: what it had begun would have to end with an error
+        worker.kill()  # killed first, because requests that it had begun would end with an error
         begin.wait()
         for reply in (each.result() for each in replies):
             assert reply.status in (200, 503), reply.body

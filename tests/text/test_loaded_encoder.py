@@ -1,4 +1,4 @@
-"""A loaded embedding model, with a worker that says what the test wants."""
+"""A loaded embedding model with a scripted worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READY = EncoderReady(context_tokens=8, dimensions=2, vocabulary=9)
 
 
 class Scripted:
-    """A worker that says nothing by itself."""
+    """A worker that sends nothing by itself."""
 
     pid, peak_memory, ended = 1, 0, False
 
@@ -43,7 +43,7 @@ class Scripted:
             self._inbox.put_nowait(message)
 
     def vectors(self, request: int, *indexes: int) -> None:
-        """Vectors (index, request)."""
+        """Sends the vectors (index, request)."""
         found = [Embedded(request, index, struct.pack("<2f", index, request)) for index in indexes]
         self.say(Encoded(found, COUNTERS))
 

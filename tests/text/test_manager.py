@@ -1,4 +1,4 @@
-"""The table of runtimes: what the registry promises, the worker has."""
+"""The worker's table of runtimes matches the registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.text.manager import WORKER_MODULE
 
 LISTED = [(capability, name) for capability, table in RUNTIMES.items() for name in sorted(table)]
 PROTOCOLS = {"chat": Runtime, "embeddings": Encoder}
-# vLLM is in an environment of its own, and has a loop of its own: test_runtime_contract.py says what it can.
+# vLLM has its own environment and its own loop: test_runtime_contract.py tests it.
 IMPORTED = [(capability, name) for capability, name in LISTED if name != "vllm"]
 
 

@@ -1,6 +1,6 @@
-"""What callers are told by a text service whose worker hangs, is too slow or has too much to do, in both wire formats.
+"""Errors of a text service whose worker hangs, is too slow or is overloaded, in both wire formats.
 
-No gateway and no model: tests/text/test_loaded.py breaks real workers, and tests/text/test_impatient_callers.py asks
+No gateway and no model: tests/text/test_loaded.py breaks real workers, and tests/text/test_impatient_callers.py calls
 through the gateway.
 """
 
@@ -32,14 +32,14 @@ CACHED = 2
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One with a short path: pytest's own are too long for Unix sockets."""
+    """Yields a folder with a short path: pytest's own are too long for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="allm-test-") as path:
         yield Path(path)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """How a call ended."""
+    """The error of a call."""
 
     code: grpc.StatusCode
     message: str
@@ -47,7 +47,7 @@ class Refusal:
 
     @property
     def reason(self) -> str:
-        """What a typed caller is told, in the ErrorInfo."""
+        """Error code of a typed call, from the ErrorInfo."""
         (detail,) = status_pb2.Status.FromString(self.trailers["grpc-status-details-bin"]).details
         info = error_details_pb2.ErrorInfo()
         assert detail.Unpack(info)
@@ -55,7 +55,7 @@ class Refusal:
 
     @property
     def openai(self) -> tuple[str, str, str]:
-        """Type, code and message of OpenAI's error object, which the gateway prints for a REST caller."""
+        """Type, code and message of OpenAI's error object, which the gateway writes for a REST caller."""
         error = error_pb2.ErrorStatus.FromString(self.trailers["grpc-status-details-bin"]).error
         return error.type, error.code.string_value, error.message
 
@@ -74,7 +74,7 @@ async def refused(call: Any) -> Refusal:
 
 
 async def in_band(call: Any) -> tuple[str, str, str]:
-    """Reads an event stream to its error; gives type, code and message."""
+    """Reads an event stream to its error and returns type, code and message."""
     events: list[bytes] = []
     with pytest.raises(grpc.aio.AioRpcError):
         async for piece in call:
@@ -90,14 +90,14 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def typed(service: PuppetService) -> Any:
-    """A typed stream."""
+    """Opens a typed stream."""
     request = chat_service_pb2.StreamChatCompletionRequest()
     request.CopyFrom(typed_chat())
     return service.chat.StreamChatCompletion(request)
 
 
 async def ended_alike(service: PuppetService) -> tuple[str, str, str]:
-    """Asks in every way; gives type, code and message of the error that all of them end with."""
+    """Calls the service in every way; returns type, code and message of the error that all calls share."""
     stream, whole, told = await asyncio.gather(
         in_band(service.post(messages=MESSAGES, stream=True)),
         refused(service.post(messages=MESSAGES)),
@@ -164,7 +164,7 @@ async def test_beyond_the_queue_requests_are_refused_and_those_in_it_complete(fo
 async def test_a_session_has_a_name_and_its_cached_tokens_show_in_usage(
     folder: Path, method: str, asked: dict[str, Any], told: str
 ) -> None:
-    """What the name does to the cache is the engine's: tests/text/engine/runtimes/test_llama_cpp.py."""
+    """tests/text/engine/runtimes/test_llama_cpp.py tests the name's effect on the cache."""
     async with asyncio.timeout(PATIENCE_SECONDS), puppet_service(folder) as service:
         service.script = lambda worker, request: end(worker, request, cached=CACHED)
         answer = json.loads(b"".join(await read(service.post(method, prompt_cache_key="session", **asked))))

@@ -1,4 +1,4 @@
-"""Chat templates: what they print, what they may do, and how they fail."""
+"""Chat templates: output, sandbox and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refusal(source: str, messages: tuple[Message, ...] = HELLO) -> InvalidReques
     return caught.value
 
 
-# --- what they print
+# --- output
 
 
 def test_a_model_without_a_template_gets_chatml() -> None:
@@ -57,7 +57,7 @@ def test_the_demo_models_own_template() -> None:
     assert render(source, own, bos="<|im_start|>").startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
 
 
-# In the manner of Llama 2 and Mistral: roles must alternate, and the template puts the first token itself.
+# Like Llama 2 and Mistral: roles must alternate, and the template writes the first token itself.
 ALTERNATING = """{{ bos_token }}{% for message in messages %}
     {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
         {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
@@ -91,7 +91,7 @@ def test_a_bos_that_the_tokenizer_puts_in_front_is_not_there_twice() -> None:
     assert render("{{ messages[0].content }}", bos="", add_bos=True) == "hello"
 
 
-# In the manner of Qwen and Hermes: calls are printed as JSON, results come back as a role of their own.
+# Like Qwen and Hermes: calls are written as JSON, results have a separate role.
 CALLING = """{% for message in messages %}
 {% if message.tool_calls %}
 {% for call in message.tool_calls %}
@@ -182,11 +182,11 @@ def test_a_compiled_template_keeps_nothing_between_conversations() -> None:
     assert [compiled.render(HELLO * count) for count in (1, 2, 1)] == ["False1", "False2", "False1"]
 
 
-# --- what they may do
+# --- sandbox
 
 
 def test_the_sandbox_gives_no_way_out() -> None:
-    """Either refused, or the sandbox prints nothing for it: what stands behind it never comes out."""
+    """The sandbox refuses each expression or prints nothing for it, so no internals come out."""
     for source in [
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.__class__.__base__.__subclasses__() }}",
@@ -224,7 +224,7 @@ def test_a_template_that_calls_itself_forever_is_refused() -> None:
     refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
 
 
-# --- how they fail
+# --- errors
 
 
 def test_a_template_that_does_not_compile_is_a_fault_of_the_model() -> None:

@@ -1,6 +1,6 @@
-"""Leader and worker of models on several machines: what each starts, waits for, and does when something ends.
+"""Leader and worker of models on several machines: startup, readiness and shutdown.
 
-Ray is not installed here: a program in its place stays until it is told to go, which is what `ray start --block` does.
+Ray is not installed here: a stand-in runs until a signal ends it, as `ray start --block` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.text.ray_node import HEAD_PORT
 from tests.ports import free_port
 
 SECONDS = 60
-# The port is always the same, so each run of the tests takes loopback addresses of its own.
+# The port is fixed, so each test run uses its own loopback addresses.
 _NUMBER = free_port()
 LEADER = f"127.66.{_NUMBER >> 8}.{_NUMBER & 255}"
 NOBODY = f"127.67.{_NUMBER >> 8}.{_NUMBER & 255}"
@@ -68,27 +68,27 @@ class Node:
             time.sleep(0.05)
 
     def started(self, module: str) -> list[tuple[int, str]]:
-        """Process id and arguments of what runs in Ray's place, or of what asks it."""
+        """Returns process id and arguments of each stand-in process that runs `module`."""
         lines = (self._folder / "started").read_text().splitlines() if (self._folder / "started").exists() else []
         return [(int(pid), rest) for pid, _, rest in (line.partition(" ") for line in lines) if module in rest]
 
     def ray(self) -> tuple[int, str]:
-        """The one that runs in Ray's place."""
+        """Returns process id and arguments of the stand-in for Ray."""
         self.wait(lambda: self.started("ray.scripts"))
         ((pid, arguments),) = self.started("ray.scripts")
         return pid, arguments
 
     def listens_to_signals(self) -> bool:
-        """Whether SIGTERM no longer ends the process by itself."""
+        """Returns whether the process handles SIGTERM."""
         (caught,) = re.findall(r"^SigCgt:\s+(\w+)$", Path(f"/proc/{self.process.pid}/status").read_text(), re.MULTILINE)
         return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
     def gather(self) -> None:
-        """All machines are there."""
+        """Lets the node find all machines in the group."""
         (self._folder / "gathered").touch()
 
     def serves(self) -> bool:
-        """Whether the text service lives."""
+        """Returns whether the text service is alive."""
         assert self.process.poll() is None, self.output()
         with contextlib.suppress(NotServing):
             ask(self.health, "liveness")
@@ -96,7 +96,7 @@ class Node:
         return False
 
     def ended(self) -> int:
-        """Its exit status, once it has one; nothing that it has started is left then."""
+        """Waits for the exit status and checks that no process it started is left."""
         status = self.process.wait(SECONDS)
         for pid, _ in (*self.started("ray.scripts"), *self.started("ray_gathering")):
             assert not Path(f"/proc/{pid}").exists()
@@ -126,7 +126,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Node]]:
 
 @pytest.fixture
 def leader() -> Iterator[socket.socket]:
-    """What a worker looks for; it listens once `listen` is called."""
+    """The leader's socket, for which a worker waits; the test calls `listen` on it."""
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((LEADER, HEAD_PORT))
@@ -183,7 +183,7 @@ def test_a_worker_waits_for_the_leader_and_stays_until_that_has_gone(
     assert {f"--address={LEADER}:{HEAD_PORT}", "--node-ip-address=10.0.0.2", "--block"} <= set(arguments.split())
     assert arguments.endswith("NCCL=eth1")
     node.process.terminate()
-    # It looks for the leader again and again, and has not stopped Ray meanwhile.
+    # The worker keeps probing the leader, and has not stopped Ray yet.
     for _ in range(3):
         leader.accept()[0].close()
     assert Path(f"/proc/{pid}").exists()

@@ -1,4 +1,4 @@
-"""Two replicas that keep their responses in Redis: made on one, read, continued and cancelled on the other."""
+"""Two replicas that keep their responses in Redis: created on one, read, continued and cancelled on the other."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def post(stack: Stack, **body: Any) -> tuple[int, dict[str, Any]]:
 def test_while_redis_is_away_only_what_needs_it_is_refused(shared: Shared, first: Replica, second: Replica) -> None:
     made = first.create("Hi", {"max_tokens": 2})
     running = first.create("Count.", {"max_tokens": 60, "ignore_eos": True}, background=True)
-    wait_until(lambda: first.get(running.id).status != response_pb2.RESPONSE_STATUS_QUEUED)  # a fast one has ended
+    wait_until(lambda: first.get(running.id).status != response_pb2.RESPONSE_STATUS_QUEUED)  # a fast one may have ended
     shared.server.kill()
     try:
         status, answer = post(shared.stack)

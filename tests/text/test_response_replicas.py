@@ -1,4 +1,4 @@
-"""The typed API on two replicas: made on one, read, continued, cancelled on the other; and whose a response is."""
+"""The typed API on two replicas: responses created on one, read, continued, cancelled on the other; their owners."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_runs_it_the_other_cancels_it(first: Replica, second: Replica) -> No
     wait_until(lambda: second.get(queued.id).status == response_pb2.RESPONSE_STATUS_IN_PROGRESS)
     assert second.cancel(queued.id).status == response_pb2.RESPONSE_STATUS_CANCELLED
     assert first.get(queued.id).status == response_pb2.RESPONSE_STATUS_CANCELLED
-    # Its place is free again: as many as there are places run after it.
+    # Its background slot is free again: as many responses as there are slots run after it.
     for _ in range(3):
         response_id = first.create("Hi", {"max_tokens": 2}, background=True).id
         wait_until(lambda response_id=response_id: second.get(response_id).status not in RUNNING)

@@ -1,4 +1,4 @@
-"""Answers read piece by piece: text, thoughts, calls, logprobs, and what they add up to."""
+"""Answers read incrementally: text, reasoning, calls, logprobs, and their totals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas for sampling: what says nothing passes, what cannot be followed is refused by its keyword."""
+"""Schemas for sampling: keywords without meaning pass, keywords that cannot be enforced are refused by name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_says_nothing_is_left_out(schema: dict[str, Any], fitted: dict[str,
 def test_what_says_something_stays() -> None:
     for schema in [
         {"type": "string", "format": "uuid"},
-        # Names of properties, which only look like keywords.
+        # Names of properties that are also keywords.
         {"properties": {"propertyNames": {"type": "string"}, "uniqueItems": False, "if": {}, "maxItems": {}}},
         {"$defs": {"not": False, "unevaluatedItems": True}, "$ref": "#/$defs/unevaluatedItems"},
         {"const": {"format": "path", "propertyNames": {"type": "string"}}},
@@ -118,7 +118,7 @@ def test_an_object_with_too_many_optional_properties_is_refused() -> None:
 
 
 def test_as_many_as_are_allowed_can_be_written() -> None:
-    """The compiler has limits of its own, which it finds only in the middle of an answer."""
+    """The compiler has its own limits, which it reaches only in the middle of an answer."""
     kinds = [{"type": "string"}, {"type": ["integer", "null"]}, {"enum": ["a", 1]}, {"type": "array", "items": {}}, {}]
     named = {f"p{number}": kinds[number % len(kinds)] for number in range(MAX_OPTIONAL)}
     schema = {"type": "object", "properties": named, "patternProperties": {"^x": {"type": "string"}}}

@@ -12,7 +12,7 @@ import pytest
 from tests.schema_suite import schema_cases
 from tests.stack import MODEL, Stack
 
-# Of which a whole answer is short, whatever a model writes.
+# Schemas whose whole answer is short for any model.
 NAMES = (
     "enum: simple enum validation",
     "enum: enum with escaped characters",

@@ -1,4 +1,4 @@
-"""The text service behind the gateway, with the real model: what it frees, refuses, repeats and writes down."""
+"""The text service behind the gateway, with the real model: cleanup, refusals, repeatability and logs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from tests.text.service import (
     workers,
 )
 
-# Of the model: what a worker had told before it stood still, as much as a socket holds, if the service has not read it
-# yet, and some until the worker hears of the hang-up. The answer would take 8000.
+# Upper bound on further steps: those whose messages the socket held unread when the worker was suspended, and some
+# until the worker learns of the hang-up. The whole answer would take 8000.
 FEW_STEPS = 500
 CONTEXT = 8192
 SECRET = "zanzibar"
@@ -67,7 +67,7 @@ def grpc_stream(stack: Stack) -> Iterator[None]:
 def test_a_caller_who_hangs_up_frees_the_sequence(
     stack: Stack, caller: Callable[[Stack], AbstractContextManager[None]]
 ) -> None:
-    """The worker stands still until the service knows, so that the speed of the machine is not what is measured."""
+    """The worker is suspended until the service knows, so that the speed of the machine does not matter."""
     warm(stack)
     with ExitStack() as standing:
         with caller(stack):
@@ -136,7 +136,7 @@ def test_an_alias_is_listed_beside_its_model(stack: Stack) -> None:
 
 
 def log_lines(stack: Stack, name: str, request: str) -> list[dict[str, Any]]:
-    """What a log tells about a request."""
+    """Returns the lines of a log that concern a request."""
     lines = (stack.home / "logs" / f"{name}.log").read_text().splitlines()
     return [json.loads(line) for line in lines if request in line]
 

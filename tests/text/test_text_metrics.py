@@ -1,4 +1,4 @@
-"""What is counted of answers, with a worker that says what the test wants."""
+"""Metrics of answers, with a scripted worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GEN_AI = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "allm", "gen_
 
 
 def puppet() -> PuppetWorker:
-    """A worker that accepts every request, and does nothing by itself."""
+    """Returns a worker that accepts every request and does nothing else."""
     return PuppetWorker(lambda sent: Accepted(sent.request, PROMPT_TOKENS) if isinstance(sent, Submit) else None)
 
 
@@ -79,7 +79,7 @@ def counts() -> dict[str, float]:
 
 
 def gained(before: dict[str, float]) -> dict[str, float]:
-    """What has grown since."""
+    """Returns the counters that have grown, each with its increase."""
     return {key: count - before[key] for key, count in counts().items() if count != before[key]}
 
 

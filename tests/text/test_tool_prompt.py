@@ -1,4 +1,4 @@
-"""Tools written out in the conversation, for models whose template knows none."""
+"""Tools written into the conversation, for models whose template does not support tools."""
 
 from __future__ import annotations
 

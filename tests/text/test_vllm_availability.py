@@ -1,4 +1,4 @@
-"""Whether vLLM is here: what is found out of interpreters that have it or not, and that nothing is imported for it."""
+"""Detection of vLLM, without importing it, in interpreters with and without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from services.models.vllm_models import (
 )
 from services.text.vllm_availability import text_runtimes
 
-SECONDS = 60.0  # an interpreter's start on a busy machine
+SECONDS = 60.0  # time for an interpreter's start on a busy machine
 
 
 def vllm(python: str, device: str = "cpu", seconds: float = SECONDS) -> Runtime:
@@ -32,7 +32,7 @@ def vllm(python: str, device: str = "cpu", seconds: float = SECONDS) -> Runtime:
 
 
 def interpreter(path: Path, *packages: str, body: str = "") -> str:
-    """One that has packages of these names, and nothing else; it would fail if it imported them."""
+    """Writes an interpreter with exactly these packages, which fails if it imports them."""
     for package in packages:
         folder = path / "packages" / package
         folder.mkdir(parents=True)
@@ -48,7 +48,7 @@ def test_one_that_has_both_is_as_good_as_our_own(tmp_path: Path) -> None:
 
 
 def test_another_one_that_lacks_something_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a worker would find what lies where the service runs, and so does the question
+    monkeypatch.chdir(tmp_path)  # a worker imports from the service's working directory, and so does the check
     bare = interpreter(tmp_path / "bare", "services")
     assert vllm(bare).missing.startswith(f"{bare} (ALLM_VLLM_PYTHON) has no vLLM: ")
     half = interpreter(tmp_path / "half", "vllm")
@@ -80,7 +80,7 @@ def test_on_a_cpu_fewer_models_run(tmp_path: Path) -> None:
 
 
 def test_our_own_interpreter_is_asked_without_importing_anything(tmp_path: Path) -> None:
-    """In a process of its own: what lies in its folder is what it has."""
+    """In a separate process, whose working directory holds its packages."""
     program = (
         "import sys\n"
         "from services.text.vllm_availability import text_runtimes\n"

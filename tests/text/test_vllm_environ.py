@@ -1,4 +1,4 @@
-"""How a model is run: what its registration says, the settings, and what vLLM's worker is told."""
+"""The run options of a model: its registration, the settings, and the environment of vLLM's worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model under the vllm runtime through everything: the gateway, the service, and vLLM in the worker."""
+"""A model under the vllm runtime through the whole stack: gateway, service, and vLLM in the worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CITY = {
 
 @pytest.fixture(scope="module")
 def vllm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The stack with one model, registered for this runtime."""
+    """The stack with one model, registered for the vllm runtime."""
     folder = tmp_path_factory.mktemp("vllm")
     entry = {
         "id": NAME,
@@ -107,7 +107,7 @@ def test_the_worker_is_another_interpreter_and_the_service_has_no_vllm(
 
 
 def test_the_models_own_checks_pass(vllm_stack: Stack) -> None:
-    """Those that neither the tests above have nor the contract of the runtimes (engine/test_runtime_contract.py)."""
+    """The checks that neither the tests above nor the runtime contract (engine/test_runtime_contract.py) cover."""
     chosen = [option for check in OWN_CHECKS for option in ("--check", check)]
     done = subprocess.run(
         [sys.executable, "-m", "services.cli", "models", "test", NAME, "--json", "--prompt-tokens", "200", *chosen],

@@ -1,4 +1,4 @@
-"""One request, one trace: from the gateway through a service to the phases of its worker, and nothing that was said."""
+"""One request, one trace: from the gateway through a service to the phases of its worker, without any content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 SECONDS = 150
 SECRET = "zanzibar"
-SLACK = 100_000_000  # nanoseconds that clocks of two processes may differ by
+SLACK = 100_000_000  # nanoseconds of clock difference allowed between two processes
 SHAPES = Path(__file__).parents[2] / "training" / "shapes_sd" / "weights"
 CHAT = "allm.openai.v1.TextService/CreateChatCompletion"
 TYPED_CHAT = "allm.text.v1.ChatService/StreamChatCompletion"
@@ -42,7 +42,7 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Stack]:
-    """One of its own, which makes traces."""
+    """A separate stack with tracing enabled."""
     models = f"{MODEL}={demo_model()},{SPEECH_MODEL}={tiny_en_ct2()},{IMAGE_MODEL}={SHAPES}"
     settings = {
         "ALLM_MODELS": models,
@@ -55,7 +55,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Ite
 
 
 def check_tree(trace: Trace, rpc: str, upstream: str, parts: list[str]) -> tuple[Seen, Seen]:
-    """Gateway, gateway's way to the service, service, and below it its parts, each within the one above it.
+    """Checks the tree: gateway, upstream request, service, and below it its parts, each within its parent.
 
     Returns the spans of gateway and service.
     """
@@ -78,7 +78,7 @@ def check_tree(trace: Trace, rpc: str, upstream: str, parts: list[str]) -> tuple
 
 
 def check_chain(trace: Trace, *names: str) -> None:
-    """Each phase begins when the one before it ends."""
+    """Checks that each phase begins when the previous one ends."""
     phases = [trace.one(name) for name in names]
     assert [span.started for span in phases[1:]] == [span.ended for span in phases[:-1]]
 
@@ -89,7 +89,7 @@ def check_silent(trace: Trace, *words: str) -> None:
 
 
 def log_line(stack: Stack, service: str, request_id: str) -> dict[str, Any]:
-    """The last line of a request in a service's log, once it has one: Envoy writes its own from time to time."""
+    """Returns a request's last line in a service's log; waits for it, because Envoy flushes its log periodically."""
     found: list[dict[str, Any]] = []
 
     def written() -> bool:
@@ -166,7 +166,7 @@ def test_a_caller_who_hangs_up(stack: Stack, collector: Collector) -> None:
 
 
 def test_an_error_over_rest(stack: Stack, collector: Collector) -> None:
-    """The request id is in the response's header, the log and the trace; of the error only its code is told."""
+    """The request id is in the response's header, the log and the trace; the trace holds only the error's code."""
     reply = post(stack, json.dumps({"model": SECRET, "messages": [{"role": "user", "content": SECRET}]}).encode())
     assert reply.status == 404
     assert SECRET in reply.error["message"]
@@ -177,7 +177,7 @@ def test_an_error_over_rest(stack: Stack, collector: Collector) -> None:
     assert root.attributes["http.status_code"] == "404"
     assert log_line(stack, "text", request_id)["code"] == "MODEL_NOT_FOUND"
     check_silent(trace, SECRET)
-    # The text service has asked the catalog, which goes on with the trace.
+    # The text service has called the catalog, which continues the trace.
     asked = collector.trace(request_id, "allm.models.v1.ModelService/GetModel").all(
         "allm.models.v1.ModelService/GetModel"
     )
@@ -185,7 +185,7 @@ def test_an_error_over_rest(stack: Stack, collector: Collector) -> None:
 
 
 def test_an_error_over_grpc(stack: Stack, collector: Collector) -> None:
-    """Envoy would tell the message in `grpc.message`."""
+    """Envoy would put the message into `grpc.message`."""
     with grpc.insecure_channel(stack.grpc_address) as channel:
         stub = chat_service_pb2_grpc.ChatServiceStub(channel)
         request = typed_chat(SECRET)

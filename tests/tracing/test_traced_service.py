@@ -1,4 +1,4 @@
-"""A service process that makes traces, and how it stops."""
+"""A service process with tracing enabled, and its shutdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RPC = "allm.text.v1.ChatService/CreateChatCompletion"
 
 @asynccontextmanager
 async def answered(folder: Path, collector: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A service that has just answered a call, with a collector on that port."""
+    """Runs a service that has just answered a call, with a collector on that port."""
     address = f"unix:{folder / 's'}"
     settings = {
         "ALLM_LISTEN": address,

@@ -1,7 +1,7 @@
-"""Models that are broken on purpose: the demo model's GGUF file with one thing wrong in it.
+"""Deliberately broken models: the demo model's GGUF file with one defect each.
 
-What is wrong is what goes wrong in practice: a converter's mistake, a wrong template, a damaged file. The file is
-copied and changed as bytes, because reading and writing it anew takes ten times as long.
+The defects occur in practice: a converter's mistake, a wrong template, a damaged file. The file is copied and patched
+as bytes, because a full parse and rewrite takes ten times as long.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tests.demo_model import demo_model
 
 ALIGNMENT = 32
 STRING, ARRAY = 8, 9
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # of the other types' values
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # type: bytes of a value
 _WORD = 2  # bytes of a weight, BF16 or F16
 
 
 @dataclass
 class GgufBytes:
-    """A GGUF file: its header, in which values and tensors have known places, and where the weights begin."""
+    """A GGUF file: its header, the offsets of values and tensors in it, and the start of the weights."""
 
     header: bytearray
-    data: int  # where the weights begin in the file as it was
-    values: dict[str, tuple[int, int]] = field(default_factory=dict)  # from, to
-    tensors: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # place behind `data`, shape
-    names: dict[str, int] = field(default_factory=dict)  # of tensors: where they stand in the header
-    weights: list[Callable[[NDArray[np.uint16]], None]] = field(default_factory=list)  # changes of the file's words
+    data: int  # offset of the weights in the original file
+    values: dict[str, tuple[int, int]] = field(default_factory=dict)  # start and end offsets in the header
+    tensors: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # offset from `data`, shape
+    names: dict[str, int] = field(default_factory=dict)  # offsets of the tensors' names in the header
+    weights: list[Callable[[NDArray[np.uint16]], None]] = field(default_factory=list)  # changes of 16-bit words
 
     @classmethod
     def read(cls, path: Path) -> GgufBytes:
@@ -58,12 +58,12 @@ class GgufBytes:
         return found
 
     def put(self, key: str, value: bytes) -> None:
-        """Another value, whatever its size; to be done last of all changes of the header."""
+        """Replaces a value with one of any size; must follow all other changes of the header."""
         start, end = self.values[key]
         self.header[start:end] = value
 
     def strings(self, key: str) -> list[str]:
-        """An array of strings."""
+        """Returns the strings of an array value."""
         count, at = struct.unpack_from("<Q", self.header, self.values[key][0] + 4)[0], self.values[key][0] + 12
         found = []
         for _ in range(count):
@@ -72,13 +72,13 @@ class GgufBytes:
         return found
 
     def rename(self, old: str, new: str) -> None:
-        """Another key for a value, or another name for a tensor, of the same length."""
+        """Renames a value or a tensor; the new name has the same length."""
         assert len(old) == len(new)
         at = self.names.get(old) or self.header.index(old.encode())
         self.header[at : at + len(old)] = new.encode()
 
     def words(self, name: str, change: Callable[[NDArray[np.uint16]], NDArray[np.uint16]]) -> None:
-        """Another content for a tensor [rows, columns] of 16-bit weights, as their bits."""
+        """Changes a tensor [rows, columns] of 16-bit weights; `change` gets and returns their bits."""
         place, shape = self.tensors[name]
         start, count = place // _WORD, int(np.prod(shape))
 
@@ -89,7 +89,7 @@ class GgufBytes:
         self.weights.append(apply)
 
     def swap(self, one: str, other: str) -> None:
-        """Exchanges the contents of two tensors of one shape, of 16-bit weights."""
+        """Swaps the contents of two tensors of the same shape, with 16-bit weights."""
         (first, shape), (second, _) = self.tensors[one], self.tensors[other]
         count = int(np.prod(shape))
 
@@ -126,13 +126,13 @@ def write_broken(path: Path, change: Change) -> Path:
 
 
 def text(value: str) -> bytes:
-    """A string as GGUF holds it."""
+    """Returns a string in GGUF encoding."""
     raw = value.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
 def texts(values: Sequence[str]) -> bytes:
-    """An array of strings as GGUF holds it."""
+    """Returns an array of strings in GGUF encoding."""
     return struct.pack("<IQ", STRING, len(values)) + b"".join(map(text, values))
 
 
@@ -142,7 +142,7 @@ def _string(raw: bytes | bytearray, at: int) -> tuple[str, int]:
 
 
 def _skip(raw: bytes, at: int, kind: int) -> int:
-    """Where a value ends."""
+    """Returns the end offset of a value."""
     if kind == STRING:
         return at + 8 + int(struct.unpack_from("<Q", raw, at)[0])
     if kind != ARRAY:

@@ -1,4 +1,4 @@
-"""`allm models` on the running stack, with models that a test registers from the stack's own folder."""
+"""The fixture for `allm models` on the running stack, with models from the stack's own folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.verification.model_commands import ModelCommands
 
 @pytest.fixture
 def models(stack: Stack) -> Iterator[ModelCommands]:
-    """What a test registers is gone after it, files included."""
+    """Yields the commands; removes the models of the test and their files afterwards."""
     models = ModelCommands(stack)
     models.root.mkdir(parents=True, exist_ok=True)
     listed = json.loads(models("list", "--json").stdout)["models"]

@@ -1,4 +1,4 @@
-"""The twelve defects, by name: how each is made, and the check that should catch it."""
+"""The defects, by name: the change that creates each, and the check that should catch it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.verification.broken_models import Change, GgufBytes, text, texts
 LAYERS = 30
 TOKENS, TEMPLATE = "tokenizer.ggml.tokens", "tokenizer.chat_template"
 END, BEGIN = "<|im_end|>", "<|im_start|>"
-NAN_WORD = 0x7FFF  # in BF16 and in F16
+NAN_WORD = 0x7FFF  # NaN in BF16 and in F16
 
 INSTRUCT = (
     "{% for message in messages %}### {{ message.role }}:\n{{ message.content }}\n\n{% endfor %}"
@@ -22,7 +22,7 @@ DOUBLE_BEGIN = (
     "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Tools are shown, and calls, but the results of calls are left out.
+# The template renders tools and calls, but omits the results of calls.
 NO_RESULTS = (
     "{% if tools %}<|im_start|>system\n<tools>{{ tools | tojson }}</tools> Answer with\n"
     '<tool_call>\n{"name": <function-name>, "arguments": <object>}\n</tool_call><|im_end|>\n{% endif %}'
@@ -34,7 +34,7 @@ NO_RESULTS = (
 
 @dataclass(frozen=True)
 class Defect:
-    """What is wrong with a model, and which check says so, with which words."""
+    """A defect of a model, the check that finds it, and words of the check's message."""
 
     name: str
     change: Change
@@ -47,7 +47,7 @@ def _template(source: str) -> Change:
 
 
 def _missing_eos(model: GgufBytes) -> None:
-    """No end is named, and the one that there is has a name that nobody knows."""
+    """Removes the end token's key and gives the token an unknown name."""
     model.rename("tokenizer.ggml.eos_token_id", "tokenizer.ggml.xxx_token_id")
     start, end = model.values[TEMPLATE]
     template = bytes(model.header[start:end]).replace(END.encode(), b"<|im_zzz|>")
@@ -57,12 +57,12 @@ def _missing_eos(model: GgufBytes) -> None:
 
 
 def _wrong_eos(model: GgufBytes) -> None:
-    """The end is the full stop."""
+    """Makes the full stop the end token."""
     model.put("tokenizer.ggml.eos_token_id", struct.pack("<I", model.strings(TOKENS).index(".")))
 
 
 def _swapped_layers(model: GgufBytes) -> None:
-    """The first half of the layers lies where the second should."""
+    """Swaps the matrices of the first and the second half of the layers."""
     for name in model.tensors:
         if name.startswith("blk.") and "norm" not in name and int(name.split(".")[1]) < LAYERS // 2:
             layer = int(name.split(".")[1])
@@ -70,30 +70,30 @@ def _swapped_layers(model: GgufBytes) -> None:
 
 
 def _truncated(model: GgufBytes) -> None:
-    """The last tokens of the vocabulary are missing."""
+    """Removes the last tokens of the vocabulary."""
     model.put(TOKENS, texts(model.strings(TOKENS)[:40_000]))
 
 
 def _shuffled(model: GgufBytes) -> None:
-    """Every token has the id of the next one."""
+    """Gives every token from 301 on the id of its predecessor."""
     tokens = model.strings(TOKENS)
     model.put(TOKENS, texts([*tokens[:300], *tokens[301:], tokens[300]]))
 
 
 def _transposed(model: GgufBytes) -> None:
-    """Square matrices lie the other way round."""
+    """Transposes the square matrices."""
     for layer in range(LAYERS):
         model.words(f"blk.{layer}.attn_output.weight", lambda rows: rows.T)
 
 
 def _zeroed(model: GgufBytes) -> None:
-    """The first layer's matrices are empty, as after a download with a hole."""
+    """Zeroes the first layer's matrices, as a download with a hole does."""
     for name in [name for name in model.tensors if name.startswith("blk.0.") and "norm" not in name]:
         model.words(name, np.zeros_like)
 
 
 def _not_a_number(model: GgufBytes) -> None:
-    """One row of a matrix is not a number."""
+    """Fills one row of a matrix with NaN."""
 
     def change(
         rows: np.ndarray[tuple[int, ...], np.dtype[np.uint16]],

@@ -1,6 +1,6 @@
 """Small tokenizers with the special tokens of a family, and templates in the form that the family publishes.
 
-The templates are written for the tests: they put conversations as the published ones do, and tell of tools in fewer
+The templates are written for the tests: they format conversations like the published ones, and describe tools in fewer
 words.
 """
 
@@ -77,7 +77,7 @@ VALUE
 
 
 def give_words(folder: Path, tokens: Sequence[str], template: str, eos: str) -> None:
-    """Names some of the small tokenizer's reserved tokens anew, and writes the template."""
+    """Renames some of the small tokenizer's reserved tokens, and writes the template."""
     path = folder / "tokenizer.json"
     said = path.read_text(encoding="utf-8")
     for number, token in enumerate(tokens):

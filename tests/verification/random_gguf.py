@@ -1,4 +1,4 @@
-"""Small GLM-4 and Nemotron-H models as GGUF, with random weights: for what llama.cpp makes of these architectures."""
+"""Small GLM-4 and Nemotron-H models as GGUF, with random weights, for llama.cpp's support of these architectures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NORMAL, CONTROL = 1, 3
 
 
 class _Writer:
-    """A GGUF file in the making; matrices are [out, in]."""
+    """A writer of a GGUF file; matrices are [out, in]."""
 
     def __init__(self, path: Path, architecture: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class _Writer:
         self.matrix(f"{block}.attn_output", WIDTH, WIDTH)
 
     def close(self, words: Path, eos: str) -> None:
-        """Adds the embeddings and the words, and writes everything."""
+        """Adds the embeddings and the tokenizer, and writes the file."""
         size = _add_words(self.gguf, words, eos)
         self.matrix("token_embd", size, WIDTH)
         self.matrix("output", size, WIDTH)
@@ -62,7 +62,7 @@ class _Writer:
 
 
 def write_glm4(folder: Path) -> Path:
-    """GLM-4 of three layers."""
+    """Writes a GLM-4 model of three layers."""
     writer = _Writer(folder / "glm4.gguf", "glm4")
     _add_shape(writer.gguf, layers=3)
     writer.gguf.add_head_count_kv(KV_HEADS)
@@ -81,7 +81,7 @@ def write_glm4(folder: Path) -> Path:
 
 
 def write_nemotron_h(folder: Path) -> Path:
-    """Nemotron-H of the layers of NEMOTRON_LAYERS."""
+    """Writes a Nemotron-H model with the layers in NEMOTRON_LAYERS."""
     writer = _Writer(folder / "nemotron-h.gguf", "nemotron_h")
     _add_shape(writer.gguf, layers=len(NEMOTRON_LAYERS))
     writer.gguf.add_head_count_kv([KV_HEADS if kind == "*" else 0 for kind in NEMOTRON_LAYERS])
@@ -128,7 +128,7 @@ def _add_shape(writer: gguf.GGUFWriter, *, layers: int) -> None:
 
 
 def _words(folder: Path) -> Path:
-    """The folder of the tokenizer's files, made when it is not there."""
+    """Returns the folder of the tokenizer's files; creates it if it is missing."""
     words = folder / "words"
     if not words.is_dir():
         words.mkdir()
@@ -137,7 +137,7 @@ def _words(folder: Path) -> Path:
 
 
 def _add_words(writer: gguf.GGUFWriter, folder: Path, eos: str) -> int:
-    """The tokenizer and the template in GGUF's terms; returns how many tokens there are."""
+    """Adds the tokenizer and the template to the GGUF metadata; returns the number of tokens."""
     said = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     ids = dict(said["model"]["vocab"])

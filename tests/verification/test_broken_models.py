@@ -1,4 +1,4 @@
-"""`allm models test` fails on each broken model, at the check that should catch it."""
+"""Broken models: `allm models test` fails on each at the check that should catch it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published forms of conversations."""
+"""The published conversation formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When two answers are the same one but for rounding."""
+"""Comparison of two answers: equal except for rounding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP, LENGTH = chat_pb2.FINISH_REASON_STOP, chat_pb2.FINISH_REASON_LENGTH
 
 
 def token(name: str, *, gap: float = 5.0, logprob: float = -0.1) -> Scored:
-    """A likeliest token, and another that is so much less likely."""
+    """Returns a most likely token and an alternative whose log probability is lower by `gap`."""
     return Scored(name.encode(), logprob, ((name.encode(), logprob), (b"~", logprob - gap)))
 
 

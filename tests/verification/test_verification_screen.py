@@ -1,4 +1,4 @@
-"""What `allm models test` shows while it runs, and at the end."""
+"""The output of `allm models test`, during the run and at the end."""
 
 from __future__ import annotations
 

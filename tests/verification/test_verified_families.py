@@ -1,4 +1,4 @@
-"""`allm models test` on every family: its architecture with small random weights, its own words and template."""
+"""`allm models test` on every family: its architecture with small random weights, its special tokens and template."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.verification.random_gguf import write_glm4, write_nemotron_h
 
 
 def write_glm4_moe(folder: Path) -> Path:
-    """A small GLM-4-MoE."""
+    """Writes a small GLM-4-MoE."""
     write_model(folder, GLM4_MOE)
     give_words(folder, GLM_TOKENS, GLM_TEMPLATE, "<|endoftext|>")
     return folder
 
 
 def write_nemotron_3(folder: Path) -> Path:
-    """A small Nemotron 3 Nano: Mamba-2, attention and experts."""
+    """Writes a small Nemotron 3 Nano: Mamba-2, attention and experts."""
     write_model(folder, NEMOTRON_3)
     give_words(folder, NEMOTRON_TOKENS, NEMOTRON_TEMPLATE, "<|im_end|>")
     return folder
@@ -71,7 +71,7 @@ def test_a_family_passes_on_llama_cpp(models: ModelCommands, name: str, tmp_path
 @pytest.mark.slow
 def test_llama_passes_with_real_weights(models: ModelCommands, tmp_path: Path) -> None:
     folder = link_folder(demo_safetensors(), models.root / "smollm2-135m-instruct-st")
-    # The others need many tokens, and GGUF files pass them in other tests.
+    # The other checks need many tokens, and GGUF files pass them in other tests.
     chosen = [] if RECORD else ["--check=chat-template", "--check=likelihood", "--check=stop-tokens", "--check=unload"]
     found = _verify(models, folder.name, folder, tmp_path, *chosen)
     assert [each["verdict"] for each in found["checks"]] == ["passed"] * (len(chosen) + 1 if chosen else len(CHECKS))
@@ -81,7 +81,7 @@ def test_llama_passes_with_real_weights(models: ModelCommands, tmp_path: Path) -
 def _verify(
     models: ModelCommands, name: str, folder: Path, tmp_path: Path, *options: str, format: str = "safetensors"
 ) -> dict[str, Any]:
-    """What is recorded of a model that passes."""
+    """Tests a model that must pass; returns the recorded result."""
     recorded = (RECORD or tmp_path) / f"{name}.json"
     models.add(name, folder, format)
     done = models("test", name, "--prompt-tokens", "300", "--record", recorded, *options)

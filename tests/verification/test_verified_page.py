@@ -1,4 +1,4 @@
-"""docs/verified-models.md is what the recorded results give."""
+"""The page docs/verified-models.md: it matches the recorded results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`allm models test` on a model that is as it should be."""
+"""`allm models test` on an intact model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.cli.verify.suite import CHECKS
 from tests.stack import ALIAS, MODEL
 from tests.verification.model_commands import RECORD, ModelCommands
 
-# These need many tokens; small GGUF files pass them in test_verified_families.py.
+# These checks need many tokens; small GGUF files pass them in test_verified_families.py.
 SAMENESS = {"determinism", "streaming", "batch"}
 
 
@@ -35,7 +35,7 @@ def test_the_demo_model_passes(models: ModelCommands, tmp_path: Path) -> None:
 
 
 def test_single_checks_can_be_chosen(models: ModelCommands) -> None:
-    """Only what means something on random weights runs with them."""
+    """Checks that are meaningless on random weights are skipped."""
     done = models("test", MODEL, "--check", "chat-template", "--check", "likelihood", "--random-weights", "--json")
     assert done.status == 0, done.stderr
     assert {name: each["verdict"] for name, each in done.checks.items()} == {

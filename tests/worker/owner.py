@@ -9,7 +9,7 @@ from tests.worker.toy_worker import FromToy, Say
 
 
 async def main() -> None:
-    """Runs until killed."""
+    """Starts the worker and waits until killed."""
     worker: WorkerProcess[FromToy] = await WorkerProcess.start("tests.worker.toy_worker", FromToy, "toy", {})
     worker.send(Say("ready"))
     await worker.receive()

@@ -1,4 +1,4 @@
-"""Frames over a real socketpair: whole, split, cut off, too large, and not what was agreed."""
+"""Frames over a real socketpair: complete, split, truncated, too large, and malformed."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ async def test_too_large_a_frame_is_refused_here_too(ends: tuple[AsyncChannel[Bo
 
 
 async def test_sending_to_a_dead_worker_is_not_an_error(ends: tuple[AsyncChannel[Both], socket.socket]) -> None:
-    """It is noticed where messages are received, and told there once."""
+    """Only receiving reports the end of the worker, and once."""
     channel, sock = ends
     sock.close()
     with pytest.raises(ChannelClosed):

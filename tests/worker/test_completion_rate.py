@@ -1,4 +1,4 @@
-"""How long requests take to end, by those that have: on a clock that only runs while all places are taken."""
+"""The completion rate of requests, on a clock that runs only while all slots are taken."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from services.worker.completion_rate import KEPT, CompletionRate
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, which the test sets."""
+    """Replaces the monotonic clock with a value that the test sets."""
     now = [1000.0]
     monkeypatch.setattr(completion_rate.time, "monotonic", lambda: now[0])
     return now
 
 
 def ends(rate: CompletionRate, clock: list[float], times: int, seconds: float, requests: int = 5) -> None:
-    """So many requests end, each after so long, and others take their places."""
+    """Ends `times` requests, one every `seconds`; new requests take their slots."""
     for _ in range(times):
         clock[0] += seconds
         rate.count(requests - 1, ended=True)
@@ -56,6 +56,6 @@ def test_a_quiet_time_does_not_make_a_worker_slow(clock: list[float]) -> None:
     ends(rate, clock, 5, 1.0)
     rate.count(1)
     clock[0] += 3600.0
-    ends(rate, clock, 50, 30.0, requests=1)  # a single client, whose requests take long
+    ends(rate, clock, 50, 30.0, requests=1)  # a single client with slow requests
     rate.count(2)
     assert rate.seconds_for(4) == pytest.approx(4.0)

@@ -1,4 +1,4 @@
-"""What workers are started with."""
+"""The environment of worker processes."""
 
 from __future__ import annotations
 

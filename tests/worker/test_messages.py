@@ -1,4 +1,4 @@
-"""What workers and services say to each other: faults for want of memory are told apart."""
+"""Messages between workers and services: out-of-memory faults are recognised by their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of a model in a worker: their number, their ends, and the watchdog that knows who owes what."""
+"""Requests of a model in a worker: limits, ends, and the watchdog that detects stalls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from services.worker.model_in_worker import (
 from services.worker.pending import Pending, RequestLimits
 from tests.puppet_worker import PuppetWorker
 
-MODEL = "in-its-worker"  # of no other test: what is told of it is told by the one that runs
+MODEL = "in-its-worker"  # no other test uses this name, so its metrics belong to this module
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.01
 
@@ -44,11 +44,11 @@ class Answered:
 
 @dataclass(frozen=True)
 class Noted:
-    """From a thread that has nothing to do with the answers."""
+    """A message from a thread that is unrelated to the answers."""
 
 
 class Scripted(PuppetWorker):
-    """A worker that says what the test wants, and goes when it is asked to."""
+    """A worker that sends scripted messages and stops when asked."""
 
     async def close(self, ask: Any = None) -> None:
         if ask:
@@ -176,7 +176,7 @@ async def test_what_a_worker_can_hardly_have_read_before_it_died_may_be_asked_ag
 
 
 async def test_a_worker_takes_no_more_as_soon_as_its_end_can_be_seen() -> None:
-    """Some time passes until it is known how it ended."""
+    """The reason for its end is known only some time later."""
     worker = Scripted()
     async with running(worker) as model:
         worker.ended = True
@@ -238,7 +238,7 @@ async def test_a_worker_that_owes_and_says_nothing_is_killed_whatever_runs_besid
 
 
 async def test_a_worker_that_waits_for_its_caller_is_not_killed() -> None:
-    """As long as anybody is owed something by it, it counts; then not."""
+    """Only a worker that owes an answer to some request can stall."""
     worker = Scripted()
     async with running(worker, stall_seconds=0.2) as model:
         waiting, owed = Question(), Question()
@@ -253,7 +253,7 @@ async def test_a_worker_that_waits_for_its_caller_is_not_killed() -> None:
 
 @pytest.mark.parametrize("code", ["INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED"])
 async def test_refusals_do_not_hide_that_nothing_is_done(code: str) -> None:
-    """They come from the thread that reads, which runs on when the loop hangs."""
+    """Refusals come from the reader thread, which still runs when the loop hangs."""
     worker = Scripted()
     async with running(worker, stall_seconds=0.2, queue=5) as model:
         with model.ask() as question:
@@ -292,7 +292,7 @@ async def test_no_fault_ends_the_watchdog() -> None:
 
         @owed.setter
         def owed(self, value: float | None) -> None:
-            """It is always owed."""
+            """Ignores the value: the answer is always owed."""
 
     worker = Scripted()
     async with running(worker, stall_seconds=0.1) as model:
@@ -309,8 +309,8 @@ async def test_a_service_that_stood_still_itself_blames_no_worker() -> None:
             await asyncio.sleep(0)
             still = time.monotonic()
             while time.monotonic() - still < 1.5:
-                pass  # stopped, or its machine asleep
-            for _ in range(50):  # what was due meanwhile is done first, and only then what the worker said is read
+                pass  # stopped, or the machine sleeps
+            for _ in range(50):  # overdue timers run before the event loop reads the worker's messages
                 await asyncio.sleep(0)
             assert not worker.killed
             worker.say(Answered(1))
@@ -322,7 +322,7 @@ async def test_a_service_that_stood_still_itself_blames_no_worker() -> None:
 
 @pytest.fixture
 def due() -> Iterator[Callable[[float], None]]:
-    """Gives what is done from then on a deadline in so many seconds."""
+    """Returns a function that sets a deadline `seconds` from now."""
 
     def within(seconds: float) -> None:
         keep_deadline(Deadline(time.monotonic() + seconds, "the caller has waited long enough"))
@@ -370,7 +370,7 @@ async def test_what_is_late_already_is_never_sent(due: Callable[[float], None]) 
 
 
 async def answered(model: Model, worker: Scripted, times: int) -> None:
-    """Has so many requests answered one by one."""
+    """Makes `times` requests, answered one after the other."""
     for _ in range(times):
         with model.ask() as question:
             worker.say(Answered(model.last))
@@ -408,8 +408,8 @@ async def test_who_could_not_be_answered_in_time_is_refused_at_once(
     async with running(worker, running=1, queue=9) as model:
         monkeypatch.setattr(model._rate, "seconds_for", lambda requests: 10.0 * requests)
         due(5)
-        with model.ask():  # nobody is before it
-            due(25 * MARGIN)  # between what the second needs, and the third
+        with model.ask():  # first in the queue
+            due(25 * MARGIN)  # between the estimates for the second and the third request
             with model.ask():
                 with (
                     pytest.raises(Overloaded, match="some 30 seconds, too long for the request's deadline"),
@@ -417,11 +417,11 @@ async def test_who_could_not_be_answered_in_time_is_refused_at_once(
                 ):
                     pass
                 keep_deadline(None)
-                with model.ask():  # who waits for ever is welcome
+                with model.ask():  # a request without a deadline is admitted
                     pass
 
 
-# --- what is told of requests that run and wait
+# --- metrics of running and waiting requests
 
 
 def told(state: str) -> float:
@@ -434,7 +434,7 @@ async def test_who_is_not_placed_yet_waits_and_whoever_leaves_is_not_counted() -
             for _ in range(3):
                 asked.enter_context(model.ask())
             assert (told("running"), told("waiting")) == (0, 3)
-            model._tell_places(1, 2)  # as a model does with what its worker's steps count
+            model._tell_places(1, 2)  # as a model does with the counts of its worker's steps
             assert (told("running"), told("waiting")) == (1, 2)
             model._tell_places(1, 0)
             assert (told("running"), told("waiting")) == (1, 2), "the worker has not looked at two of them"
@@ -482,7 +482,7 @@ async def test_the_time_in_the_queue_ends_with_the_first_place() -> None:
 
 
 async def test_deaths_are_counted_from_zero() -> None:
-    """Prometheus sees no increase where a counter begins with 1."""
+    """Prometheus sees no increase in a counter that starts at 1."""
     name, labels = "allm_worker_deaths_total", {"model": MODEL}
     worker = Scripted()
     async with running(worker) as model:
@@ -493,7 +493,7 @@ async def test_deaths_are_counted_from_zero() -> None:
         assert REGISTRY.get_sample_value(name, labels) == before + 1
 
 
-# --- what is told of requests elsewhere
+# --- requests in spans, logs and events
 
 
 async def test_the_phases_of_a_request_become_spans_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How much a step takes on: bounded in time, whatever the machine, and steady."""
+"""The size of a step: bounded in time on any machine, and stable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.worker.pace import STEP_SECONDS, Pace
 
 @pytest.mark.parametrize(("rate", "limit"), [(1.0, 16), (10.0, 32), (100.0, 256), (409.0, 1024), (5000.0, 2048)])
 def test_steps_come_to_take_their_time(rate: float, limit: int) -> None:
-    """`rate`: what the machine does in a second."""
+    """`rate`: the work that the machine does per second."""
     pace = Pace(16, 2048)
     for _ in range(9):
         pace.took(pace.limit, pace.limit / rate)

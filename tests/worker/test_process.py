@@ -1,4 +1,4 @@
-"""Real worker processes: started, spoken to, ended in every way that a process can end."""
+"""Real worker processes: start, messages, and every kind of end."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_crash_is_told_by_the_signals_name(worker: Toy, number: signal.S
 
 @pytest.mark.parametrize("linger", [0.0, 0.1])
 async def test_its_own_exit_code_is_told_even_when_the_channel_closes_first(worker: Toy, linger: float) -> None:
-    """An interpreter that ends after an exception closes its sockets a while before it exits."""
+    """An interpreter that exits after an exception closes its sockets some time before the exit."""
     worker.send(Exit(3, linger))
     assert (await died(worker)).endswith("ended: exit code 3")
 
@@ -215,7 +215,7 @@ async def test_an_endless_line_is_dropped_and_the_rest_goes_on(worker: Toy, capl
 
 
 async def test_what_it_writes_while_it_loads_is_about_the_request_that_had_it_started() -> None:
-    """And what comes later is about no single one."""
+    """Later output belongs to no single request."""
     seen: list[tuple[str, str]] = []
     handler = logging.Handler()
     handler.emit = lambda record: seen.append((record.getMessage(), logs.request_id.get()))  # type: ignore[method-assign]
@@ -270,7 +270,7 @@ def test_an_exit_code_in_words(code: int, words: str) -> None:
 
 
 async def test_what_a_worker_has_started_ends_with_it_though_it_hangs(worker: Toy) -> None:
-    """As the ranks of a divided model do: they would notice by themselves, if they could."""
+    """The child stands for a rank of a divided model: while it hangs, it cannot notice the end itself."""
     worker.send(Breed())
     child = psutil.Process(int((await worker.receive()).text))
     async with asyncio.timeout(60):

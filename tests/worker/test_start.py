@@ -1,4 +1,4 @@
-"""Starts of workers: ready, refused, dead, too slow, and unwanted; no process is left behind."""
+"""Worker starts: ready, refused, dead, too slow, and cancelled; no process stays behind."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def adopt(worker: WorkerProcess[FromStarted], ready: FromStarted) -> Adopted:
 
 
 def children() -> list[psutil.Process]:
-    """Workers that run; not one whose end has not been collected yet."""
+    """Returns the running workers, without zombies."""
     found = []
     for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie
             if "tests.worker.toy_worker" in child.cmdline():
                 found.append(child)
     return found

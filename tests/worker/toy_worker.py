@@ -1,4 +1,4 @@
-"""A worker without a model: does what each message says. Started as `python -m tests.worker.toy_worker FD`."""
+"""A worker without a model that obeys messages. Started as `python -m tests.worker.toy_worker FD`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from services.worker.channel import BlockingChannel, ChannelClosed
 
 @dataclass(frozen=True)
 class Say:
-    """Wants the text back, in an Echo."""
+    """Sends the text back in an Echo."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Environ:
-    """Wants the value of an environment variable, in an Echo."""
+    """Sends the value of an environment variable in an Echo."""
 
     name: str
 
@@ -45,7 +45,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class Hang:
-    """Closes the channel and lives on."""
+    """Closes the channel and keeps running."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class Deafen:
 
 @dataclass(frozen=True)
 class Breed:
-    """Starts a child that stops itself, and wants its process id in an Echo."""
+    """Starts a child that stops itself, and sends its process id in an Echo."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Ends in peace, with code 0."""
+    """Exits with code 0."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Garbage:
 
 @dataclass(frozen=True)
 class Echo:
-    """An answer."""
+    """A text answer."""
 
     text: str
 
@@ -82,7 +82,7 @@ FromToy = Echo
 
 
 def main() -> None:
-    """Serves until told otherwise."""
+    """Serves messages until one ends the process."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     channel: BlockingChannel[ToToy] = BlockingChannel(sock, ToToy)
     try:
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def obey(message: ToToy, channel: BlockingChannel[ToToy], sock: socket.socket) -> None:
-    """One message."""
+    """Handles one message."""
     match message:
         case Say(text):
             channel.send(Echo(text))

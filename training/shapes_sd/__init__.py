@@ -1,5 +1,5 @@
-"""`shapes-sd`: Stable Diffusion in miniature, trained on pictures that it draws itself.
+"""`shapes-sd`: Stable Diffusion in miniature, trained on synthetic pictures.
 
-It is the demo model of the image service. No service imports anything from here: they load `weights/` as they would
-load any other pipeline of diffusers.
+It is the demo model of the image service. No service imports this package: they load `weights/` like any other
+diffusers pipeline.
 """

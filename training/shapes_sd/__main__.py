@@ -16,12 +16,12 @@ from training.shapes_sd.reading import train_text_encoder
 from training.shapes_sd.training import settle
 
 WEIGHTS = Path(__file__).parent / "weights"
-# In the order in which they need each other.
+# In the order of their dependencies.
 STAGES = {"autoencoder": train_autoencoder, "text-encoder": train_text_encoder, "denoiser": train_denoiser}
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Parses and runs the command line."""
     parser = argparse.ArgumentParser(prog="training/shapes_sd", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train", help="train all stages, or go on where that was interrupted")
@@ -45,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> None:
     elif arguments.command == "export":
         export(arguments.state, arguments.weights)
     else:
-        # Said, because the text encoder would otherwise be loaded as it is stored, and the rest in single precision.
+        # Explicit, because the text encoder would otherwise keep its stored precision while the rest loads as float32.
         pipeline = StableDiffusionPipeline.from_pretrained(arguments.weights, dtype=torch.float32)
         outcomes = evaluate(pipeline, prompts())
         print(summary(outcomes))

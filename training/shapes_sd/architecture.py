@@ -5,14 +5,14 @@ from __future__ import annotations
 from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-LATENT_SIDE = 16  # of a picture of 64 pixels
+LATENT_SIDE = 16  # for a picture of 64 pixels
 LATENT_CHANNELS = 4
 TEXT_WIDTH = 128
-MAX_TOKENS = 48  # of a prompt, start and end included
+MAX_TOKENS = 48  # per prompt, start and end included
 
 
 def autoencoder() -> AutoencoderKL:
-    """Pictures [n, 3, 64, 64] from -1 to 1, to latents [n, 4, 16, 16] and back."""
+    """Returns the autoencoder: pictures [n, 3, 64, 64] from -1 to 1, to latents [n, 4, 16, 16] and back."""
     return AutoencoderKL(
         sample_size=64,
         latent_channels=LATENT_CHANNELS,
@@ -20,13 +20,13 @@ def autoencoder() -> AutoencoderKL:
         layers_per_block=1,
         down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3,
-        norm_num_groups=1,  # with more, hardly anything is left of how bright a plain picture is
+        norm_num_groups=1,  # more groups would lose nearly all of a plain picture's brightness
         mid_block_add_attention=False,
     )
 
 
 def text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
-    """Tokens [n, 48] to states [n, 48, 128]."""
+    """Returns the text encoder: tokens [n, 48] to states [n, 48, 128]."""
     return CLIPTextModel(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
@@ -44,9 +44,9 @@ def text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModel:
 
 
 def denoiser() -> UNet2DConditionModel:
-    """Noisy latents [n, 4, 16, 16], times [n] and states [n, 48, 128] to velocities [n, 4, 16, 16].
+    """Returns the denoiser: noisy latents [n, 4, 16, 16], times [n], states [n, 48, 128] to velocities [n, 4, 16, 16].
 
-    It looks at the text at 8 x 8 and 4 x 4 only: at 16 x 16 that costs a third of the time, and adds nothing here.
+    Cross-attention runs at 8 x 8 and 4 x 4 only: at 16 x 16 it takes a third of the time and improves nothing here.
     """
     return UNet2DConditionModel(
         sample_size=LATENT_SIDE,
@@ -63,10 +63,10 @@ def denoiser() -> UNet2DConditionModel:
 
 
 def scheduler() -> DDIMScheduler:
-    """How noise is added in training, and how it is taken away by default.
+    """Returns the noise schedule of training, which is also the default scheduler for sampling.
 
-    By the last step next to nothing is left of the picture (0.0002 of its variance), so that plain backgrounds come
-    out in their colour. That is done by the betas alone, which every scheduler of diffusers understands.
+    The last noise step keeps little of the picture (0.0002 of its variance), so plain backgrounds get their colour.
+    The betas alone achieve that, and every scheduler of diffusers understands betas.
     """
     return DDIMScheduler(
         num_train_timesteps=1000,
@@ -77,5 +77,5 @@ def scheduler() -> DDIMScheduler:
         timestep_spacing="trailing",
         clip_sample=False,
         set_alpha_to_one=True,
-        steps_offset=1,  # what the pipeline wants to see; "trailing" makes no use of it
+        steps_offset=1,  # the pipeline expects 1; "trailing" does not use it
     )

@@ -1,4 +1,4 @@
-"""Stage 1: the autoencoder, on pictures of scenes and on busy ones."""
+"""Stage 1: the autoencoder, trained on pictures of scenes and on busy pictures."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from training.shapes_sd.training import Plan, step_rng, train
 
 PLAN = Plan(name="autoencoder", seed=11, steps=1_800, rate=1.5e-3, falls_from=0.4, decay=0.99)
 BATCH = 8
-BUSY = 2  # of a batch
-PATCH = 32  # pixels, both ways, that are cut out of each picture: most of what there is to learn is in any part of one
-WHOLE_FROM = 0.75  # of the steps; from there on half as many whole pictures are taken
+BUSY = 2  # busy pictures per batch
+PATCH = 32  # side of the square patch cut from each picture, in pixels: any patch holds most of what there is to learn
+WHOLE_FROM = 0.75  # fraction of the steps after which batches are half as many whole pictures
 KL_WEIGHT = 1e-3
 EDGE_WEIGHT = 0.5
 
 
 def train_autoencoder(state: Path) -> Path:
-    """Trains it, or goes on; returns its checkpoint."""
+    """Trains the autoencoder, resuming if possible; returns its checkpoint."""
     torch.manual_seed(PLAN.seed)
     network = autoencoder().to(memory_format=torch.channels_last)
     start_averaging(network)
@@ -46,7 +46,7 @@ def train_autoencoder(state: Path) -> Path:
 
 
 def tensor(pictures: list[numpy.ndarray]) -> Tensor:
-    """Pictures uint8 [height, width, 3] as the autoencoder takes them: float [n, 3, height, width] from -1 to 1."""
+    """Converts pictures uint8 [height, width, 3] to network input: float [n, 3, height, width] from -1 to 1."""
     stacked = torch.from_numpy(numpy.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1
     return stacked.contiguous(memory_format=torch.channels_last)
 

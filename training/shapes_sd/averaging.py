@@ -1,10 +1,10 @@
-"""A head start for the autoencoder: weights with which it averages 4 x 4 pixels and repeats the averages.
+"""Initial weights for the autoencoder: it averages 4 x 4 pixels and repeats the averages.
 
-From random weights it takes most of its training to find out about colours. From these it only has to learn edges.
+From random weights, learning colours takes most of the training. From these weights, only edges remain to learn.
 
-Red, green and blue run through the network in channels of their own, each once as it is and once negated: for the
-activation, silu(x) - silu(-x) = x, so the pair passes it unharmed. Two more channels hold a large constant: they make
-up nearly all of what the normalisations see, so those, too, change next to nothing. The residual branches start at 0.
+Red, green and blue have their own channels, each once as it is and once negated: for the activation,
+silu(x) - silu(-x) = x, so the pair passes it unchanged. Two more channels hold a large constant: they dominate the
+statistics of the normalisations, so those change next to nothing either. The residual branches start at 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COLOURS = 3
 _CONSTANTS = (2 * _COLOURS, 2 * _COLOURS + 1)
 _CARRIED = 2 * _COLOURS + 2  # channels: the colours, their negatives, the constants
 _CONSTANT = 4.0
-_FAINT = 0.3  # of their usual size are the channels that training may use for whatever it likes
+_FAINT = 0.3  # scale of the remaining channels, which training may use freely
 _QUIET = -5.0  # logarithm of the latents' variance: more noise would drown the edges
 
 
@@ -40,7 +40,7 @@ def start_averaging(network: AutoencoderKL) -> None:
 
 
 def _carry(conv: nn.Conv2d, *, averaging: bool) -> None:
-    """Hands the carried channels on as they are, or averages two by two of them."""
+    """Passes the carried channels on unchanged, or averages them 2 x 2."""
     conv.weight.mul_(_FAINT)
     conv.weight[:_CARRIED] = 0
     conv.bias[:_CARRIED] = 0
@@ -49,7 +49,7 @@ def _carry(conv: nn.Conv2d, *, averaging: bool) -> None:
 
 
 def _split(conv: nn.Conv2d) -> None:
-    """Makes the carried channels out of three colours, or out of the first three latents."""
+    """Maps three colours, or the first three latents, to the carried channels."""
     conv.weight.mul_(_FAINT)
     conv.weight[:_CARRIED] = 0
     conv.bias[:_CARRIED] = 0
@@ -61,7 +61,7 @@ def _split(conv: nn.Conv2d) -> None:
 
 
 def _join(conv: nn.Conv2d, channels: int) -> None:
-    """Makes three colours, or three latents, out of pairs that were normalised among so many channels."""
+    """Maps pairs that were normalised over `channels` channels to three colours or three latents."""
     spread = (2 * _CONSTANT**2 / channels) ** 0.5
     conv.weight.mul_(_FAINT)
     conv.weight[:_COLOURS] = 0
@@ -80,7 +80,7 @@ def _pass(conv: nn.Conv2d) -> None:
 
 
 def _tap(kernel: Tensor, averaging: bool) -> None:
-    """Of a kernel: the middle alone, or the four pixels that become one."""
+    """Sets a kernel to its centre alone, or to the average of the four pixels that become one."""
     kernel.zero_()
     if averaging:
         kernel[:2, :2] = 0.25

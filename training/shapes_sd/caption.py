@@ -1,7 +1,7 @@
-"""Captions of scenes in plain English, and the words that they are made of.
+"""Captions of scenes in plain English, and their vocabulary.
 
-The plain form is "[a drawing of] a [small|large] COLOUR SHAPE [position] on a COLOUR background"; in training others
-that people write come with it.
+The plain form is "[a drawing of] a [small|large] COLOUR SHAPE [position] on a COLOUR background"; training adds
+other forms that people write.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _SHAPES = {
     "ring": ("ring", "ring", "hoop"),
     "cross": ("cross", "cross", "plus sign"),
 }
-# Known, so that ordinary prompts stay short in tokens; the model learns only that they say nothing.
+# In the vocabulary to keep ordinary prompts short in tokens; the model learns only that they carry no meaning.
 _COMMON = re.findall(
     r"\w+",
     """
@@ -90,7 +90,7 @@ riding castle dragon fantasy
 
 @dataclass(frozen=True)
 class Wording:
-    """How freely captions are worded: chances of a prefix, another order, synonyms and words that say nothing."""
+    """The variation of captions: chances of a prefix, another order, synonyms and meaningless words."""
 
     prefix: float = 0.25
     order: float = 0.15
@@ -99,7 +99,7 @@ class Wording:
 
 
 def plain_caption(scene: Scene) -> str:
-    """The caption in its plain form, without prefix: the scene must say colour, shape and background."""
+    """Returns the caption in its plain form, without prefix; colour, shape and background must be set."""
     words = [
         scene.size,
         scene.colour,
@@ -112,7 +112,7 @@ def plain_caption(scene: Scene) -> str:
 
 
 def worded_caption(scene: Scene, rng: numpy.random.Generator, wording: Wording) -> str:
-    """A caption that says what the scene does, and is silent about what it leaves unsaid."""
+    """Returns a caption that names exactly the parts that the scene specifies."""
 
     def one(options: tuple[str, ...]) -> str:
         return options[rng.integers(len(options))] if rng.random() < wording.synonym else options[0]
@@ -134,7 +134,7 @@ def worded_caption(scene: Scene, rng: numpy.random.Generator, wording: Wording) 
 
 
 def words() -> list[str]:
-    """Every word that has a token of its own, each once, in a fixed order."""
+    """Returns every word that has its own token, without duplicates, in a fixed order."""
     texts = [*COLOURS, "grey", *SHAPES, *SIZES, *POSITIONS, *_PREFIXES, *_ENDINGS, *_BACKGROUNDS, "shape object thing"]
     texts += [text for table in (_SIZES, _PLACES, _SHAPES) for options in table.values() for text in options]
     return list(dict.fromkeys(word for text in (*texts, *_COMMON) for word in re.findall("[a-z]+", text)))

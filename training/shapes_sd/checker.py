@@ -1,7 +1,7 @@
-"""Judges a picture by its pixels: background, colour and shape, without anything learnt.
+"""Judges a picture by its pixels: background, colour and shape, without a learned model.
 
-The edge of the picture is background; what is far from it in colour is the shape. Of every kind of shape the one of the
-same middle and area is laid over it; the kind that covers it best is what it is, if it covers it well.
+The edge of the picture is background; pixels far from it in colour are the shape. The checker overlays each known
+shape with the same centre and area; the shape with the best overlap wins if the overlap is large enough.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import numpy
 from training.shapes_sd.drawing import SIDE, coverage
 from training.shapes_sd.scene import COLOURS, SHAPES, Scene
 
-EDGE = 1  # pixels at the edge that are background
-FAINT = 40.0  # from the background, as a distance in RGB: less is no shape
-STEEP = 2.0  # how much harder edges are made: a slight noise must not count
-FEWEST = 40  # pixels of a shape
-ALIKE = 0.72  # overlap by union that makes it this kind of shape
-FOREIGN = 70.0  # from its nearest colour: more is none of ours
+EDGE = 1  # width of the background edge in pixels
+FAINT = 40.0  # RGB distance from the background below which a pixel is not part of a shape
+STEEP = 2.0  # contrast of the mask's edges: it suppresses slight noise
+FEWEST = 40  # minimum size of a shape in pixels
+ALIKE = 0.72  # minimum intersection over union with a known shape
+FOREIGN = 70.0  # largest RGB distance from the nearest known colour
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a picture shows; None where it is nothing that we draw."""
+    """The contents of a picture; None for an unknown colour or shape."""
 
     background: str | None
     colour: str | None
     shape: str | None
-    overlap: float  # of the shape with its like, 0 to 1
+    overlap: float  # intersection over union of the shape with the known shape, 0 to 1
 
     def colours_right(self, scene: Scene) -> bool:
-        """Whether background and shape have the colours asked for."""
+        """Returns True if background and shape have the requested colours."""
         return (self.background, self.colour) == (scene.background, scene.colour)
 
     def right(self, scene: Scene) -> bool:
-        """Whether it is also the shape asked for."""
+        """Returns True if colours and shape are as requested."""
         return self.colours_right(scene) and self.shape == scene.shape
 
 
 def judge(picture: numpy.ndarray) -> Verdict:
-    """What a picture uint8 [64, 64, 3] shows."""
+    """Judges a picture uint8 [64, 64, 3]."""
     pixels = picture.astype(numpy.float32)
     edge = numpy.ones((SIDE, SIDE), dtype=bool)
     edge[EDGE:-EDGE, EDGE:-EDGE] = False
@@ -50,7 +50,7 @@ def judge(picture: numpy.ndarray) -> Verdict:
     background = _name(ground)
     if (far > FAINT).sum() < FEWEST:
         return Verdict(background, None, None, 0.0)
-    # Smooth edges and the autoencoder's halo are between the colours: the middle is taken of what is furthest.
+    # Smooth edges and the autoencoder's halo have intermediate colours: the median is over the furthest pixels.
     colour = numpy.median(pixels[far > max(FAINT, 0.75 * numpy.percentile(far[far > FAINT], 80))], axis=0)
     along = (pixels - ground) @ (colour - ground) / ((colour - ground) ** 2).sum()
     shape, overlap = _alike(((along - 0.5) * STEEP + 0.5).clip(0, 1))
@@ -64,7 +64,7 @@ def _name(colour: numpy.ndarray) -> str | None:
 
 
 def _alike(mask: numpy.ndarray) -> tuple[str, float]:
-    """The shape that covers the mask best, and how well."""
+    """Returns the shape that covers the mask best, and the overlap."""
     area = float(mask.sum())
     rows, columns = numpy.mgrid[0:SIDE, 0:SIDE] + 0.5
     y, x = float((mask * rows).sum() / area), float((mask * columns).sum() / area)
@@ -79,5 +79,5 @@ def _alike(mask: numpy.ndarray) -> tuple[str, float]:
 
 @cache
 def _area(shape: str) -> float:
-    """Of the shape of radius 1. The middle of all our shapes is also the middle of their area."""
+    """Returns the area of the shape of radius 1. The centre of all our shapes is also the centroid of their area."""
     return float(coverage(shape, SIDE / 2, SIDE / 2, 24).sum()) / 24**2

@@ -1,6 +1,6 @@
-"""What training needs to go on where it was interrupted: weights, their average, the optimiser's moments, the step.
+"""The state to resume training from: weights, their average, the optimiser's moments, the step.
 
-One safetensors file, replaced in one go, so that an interruption while it is written loses nothing.
+It is one safetensors file, replaced atomically, so that an interruption during a write loses nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Average:
 
     @torch.no_grad()
     def follow(self, network: torch.nn.Module, step: int) -> None:
-        """Takes in the weights after a step; the first step is 0."""
+        """Adds the weights after a step to the average; the first step is 0."""
         share = 1 - min(self._decay, (1 + step) / (10 + step))
         mine, others = list(self.weights.values()), list(network.state_dict().values())
         torch._foreach_lerp_(mine, others, share)
 
 
 def save(path: Path, step: int, network: torch.nn.Module, average: Average, optimizer: torch.optim.Optimizer) -> None:
-    """Writes the state after `step` steps in place of what was there."""
+    """Writes the state after `step` steps and replaces the previous file."""
     state = {f"network.{name}": value for name, value in network.state_dict().items()}
     state |= {f"average.{name}": value for name, value in average.weights.items()}
     for index, moments in optimizer.state_dict()["state"].items():
@@ -43,7 +43,7 @@ def save(path: Path, step: int, network: torch.nn.Module, average: Average, opti
 
 
 def load(path: Path, network: torch.nn.Module, average: Average, optimizer: torch.optim.Optimizer) -> int:
-    """Puts everything back as it was, and says how many steps had been done; 0 where there is no such file."""
+    """Restores the state and returns the number of completed steps; 0 if the file does not exist."""
     if not path.exists():
         return 0
     moments: dict[int, dict[str, Tensor]] = {}
@@ -65,7 +65,7 @@ def load(path: Path, network: torch.nn.Module, average: Average, optimizer: torc
 
 
 def averaged(path: Path, network: Network) -> Network:
-    """The network with the average of a checkpoint as its weights. Raises FileNotFoundError."""
+    """Loads the average of a checkpoint into the network and returns it. Raises FileNotFoundError."""
     with safe_open(path, framework="pt") as file:
         names = [key for key in file.keys() if key.startswith("average.")]  # noqa: SIM118 (it is no mapping)
         weights = {name.removeprefix("average."): file.get_tensor(name) for name in names}

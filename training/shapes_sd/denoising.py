@@ -1,4 +1,4 @@
-"""Stage 3: the denoiser, on the latents of stage 1 and the states of stage 2's text encoder. Both stay as they are."""
+"""Stage 3: the denoiser, on the latents of stage 1 and the states of stage 2's text encoder. Both stay frozen."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from training.shapes_sd.vocabulary import tokenizer
 
 PLAN = Plan(name="denoiser", seed=14, steps=4_200, rate=7e-4, falls_from=0.55, decay=0.997, warmup=100)
 BATCH = 16
-SILENT = 0.1  # of captions are left out, for guidance
-UNSAID = 0.03  # of the parts of the others
+SILENT = 0.1  # chance of an empty caption, for guidance
+UNSAID = 0.03  # chance of leaving out each part of the other captions
 WORDING = Wording()
 
 
 def train_denoiser(state: Path) -> Path:
-    """Trains it, or goes on; returns its checkpoint. Wants the checkpoints of the other stages in the same folder."""
+    """Trains the denoiser, resuming if possible; returns its checkpoint. Needs the other checkpoints in `state`."""
     data, words, reader = latents(state), tokenizer(), finished_text_encoder(state)
     torch.manual_seed(PLAN.seed)
     network = denoiser().to(memory_format=torch.channels_last)
-    network.set_attn_processor(AttnProcessor())  # the same as the fused one, whose gradient is slow in bfloat16
+    network.set_attn_processor(AttnProcessor())  # equivalent to the fused processor, whose gradient is slow in bfloat16
     kept = scheduler().alphas_cumprod
 
     def loss_of(step: int) -> Tensor:
         rng = step_rng(PLAN, step)
         chosen = rng.integers(len(data.scenes), size=BATCH)
         tokens = tokens_of(words, [_caption(data.scenes[index], rng) for index in chosen])
-        # Evenly over all times, which spares the loss some noise.
+        # Stratified over all times, which reduces the noise of the loss.
         times = torch.from_numpy((numpy.arange(BATCH) + rng.random(BATCH)) / BATCH * len(kept)).long()
         clean = data.values[torch.from_numpy(chosen)]
         noise = torch.from_numpy(rng.standard_normal(clean.shape, dtype=numpy.float32))
@@ -55,7 +55,7 @@ def train_denoiser(state: Path) -> Path:
 
 
 def finished_text_encoder(state: Path) -> CLIPTextModel:
-    """The trained text encoder."""
+    """Returns the trained text encoder."""
     reader = averaged(state / "text_encoder.safetensors", Reader(tokenizer()))
     return reader.encoder
 

@@ -9,25 +9,25 @@ from PIL import Image, ImageDraw
 
 from training.shapes_sd.scene import COLOURS, POSITIONS, SHAPES, Scene
 
-SIDE = 64  # pixels of a picture, both ways
-OVERSAMPLED = 4  # drawn so many times larger, then averaged: that smooths the edges
+SIDE = 64  # side of a picture in pixels
+OVERSAMPLED = 4  # supersampling factor: drawing larger and averaging smooths the edges
 MARGIN = 2.0  # pixels between a shape and the edge of the picture
-# Pixels from the middle to the furthest point.
+# Pixels from the centre to the furthest point.
 RADIUS = {"small": (9.0, 11.0), None: (14.0, 17.0), "large": (20.0, 23.0)}
-WOBBLE = 1.5  # pixels that the middle may be off, both ways
-TINT = 8  # how far each channel of a colour may be off, of 255
+WOBBLE = 1.5  # largest random offset of the centre in pixels, both ways
+TINT = 8  # largest random offset of a colour channel, of 255
 
 
 def coverage(shape: str, x: float, y: float, radius: float) -> numpy.ndarray:
-    """How much of each pixel the shape covers: float32 [64, 64], 0 to 1. x, y and radius are in pixels."""
+    """Returns each pixel's share that the shape covers: float32 [64, 64], 0 to 1. x, y and radius are in pixels."""
     canvas = Image.new("L", (SIDE * OVERSAMPLED, SIDE * OVERSAMPLED))
     _fill(ImageDraw.Draw(canvas), shape, x * OVERSAMPLED, y * OVERSAMPLED, radius * OVERSAMPLED)
     return numpy.asarray(canvas.reduce(OVERSAMPLED), dtype=numpy.float32) / 255
 
 
 def draw(scene: Scene, rng: numpy.random.Generator) -> numpy.ndarray:
-    """A picture of the scene, uint8 [64, 64, 3]. What it leaves unsaid is drawn by chance; size and position are then
-    the ordinary ones."""
+    """Draws the scene, uint8 [64, 64, 3]. Unspecified colours and shapes are random; unspecified size and position get
+    their defaults."""
     names = list(COLOURS)
     colour = scene.colour or _other(names, scene.background, rng)
     background = scene.background or _other(names, colour, rng)
@@ -41,8 +41,8 @@ def draw(scene: Scene, rng: numpy.random.Generator) -> numpy.ndarray:
 
 
 def draw_busy(rng: numpy.random.Generator) -> numpy.ndarray:
-    """A picture of several shapes in any colours at all, uint8 [64, 64, 3]: for the autoencoder, which should also
-    stand pictures that are not ours."""
+    """Draws several shapes in any colours, uint8 [64, 64, 3]: the autoencoder should also handle pictures that are not
+    scenes."""
     layers = [
         (
             coverage(SHAPES[rng.integers(len(SHAPES))], *rng.uniform(8, SIDE - 8, 2), rng.uniform(7, 22)),
@@ -91,6 +91,6 @@ def _fill(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, radius: floa
 
 
 def _corners(x: float, y: float, radii: list[float]) -> list[tuple[float, float]]:
-    """Corners at even angles, the first on top."""
+    """Returns corners at equal angles, the first at the top."""
     turn = 2 * math.pi / len(radii)
     return [(x + r * math.sin(i * turn), y - r * math.cos(i * turn)) for i, r in enumerate(radii)]

@@ -1,4 +1,4 @@
-"""What the trained pipeline makes of 100 prompts, as the checker sees it."""
+"""Evaluation of the trained pipeline: the checker judges the pictures of 100 prompts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BATCH = 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """One prompt, its picture uint8 [64, 64, 3], and what the checker saw in it."""
+    """One prompt, its picture uint8 [64, 64, 3], and the checker's verdict."""
 
     scene: Scene
     picture: numpy.ndarray
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def prompts() -> list[Scene]:
-    """The scenes that are asked for, always the same: all different, the held-out pairs last."""
+    """Returns the evaluation scenes, always the same: all different, the held-out pairs last."""
     rng = numpy.random.default_rng(SEED)
     chosen: dict[Scene, None] = {Scene("red", "circle", "blue"): None}
     while len(chosen) < PROMPTS:
@@ -41,7 +41,7 @@ def prompts() -> list[Scene]:
 
 
 def evaluate(pipeline: StableDiffusionPipeline, scenes: list[Scene], steps: int = STEPS) -> list[Outcome]:
-    """Generates a picture of every scene, each from a seed of its own (its number), and judges it."""
+    """Generates a picture of every scene, each with its index as the seed, and judges it."""
     pipeline.set_progress_bar_config(disable=True)
     outcomes = []
     for start in range(0, len(scenes), _BATCH):
@@ -59,7 +59,7 @@ def evaluate(pipeline: StableDiffusionPipeline, scenes: list[Scene], steps: int 
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    """How many are right, in words."""
+    """Formats the number of correct pictures."""
     lines = []
     for name, part in (("all", outcomes), ("held out", [each for each in outcomes if each.scene.held_out])):
         colours = sum(each.verdict.colours_right(each.scene) for each in part)
@@ -69,7 +69,7 @@ def summary(outcomes: list[Outcome]) -> str:
 
 
 def sheet(outcomes: list[Outcome], path: Path, columns: int = 10) -> None:
-    """Saves all pictures side by side."""
+    """Saves all pictures as one contact sheet."""
     rows = [outcomes[start : start + columns] for start in range(0, len(outcomes), columns)]
     blank = numpy.full((64, 64, 3), 255, dtype=numpy.uint8)
     tiles = [[each.picture for each in row] + [blank] * (columns - len(row)) for row in rows]

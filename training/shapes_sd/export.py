@@ -17,7 +17,7 @@ MOST_BYTES = 20_000_000
 
 
 def pipeline(state: Path) -> StableDiffusionPipeline:
-    """The pipeline of the averaged weights of all checkpoints in `state`. Raises FileNotFoundError."""
+    """Builds the pipeline from the averaged weights of all checkpoints in `state`. Raises FileNotFoundError."""
     return StableDiffusionPipeline(
         vae=finished_autoencoder(state),
         text_encoder=finished_text_encoder(state),
@@ -31,7 +31,7 @@ def pipeline(state: Path) -> StableDiffusionPipeline:
 
 
 def export(state: Path, folder: Path) -> None:
-    """Writes it to a folder, in place of what is there. Raises ValueError when it is too large to ship."""
+    """Writes the pipeline to a folder and replaces existing files. Raises ValueError if it is too large to ship."""
     pipeline(state).to(dtype=torch.float16).save_pretrained(folder, safe_serialization=True)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""The pictures that the denoiser learns from: drawn once, and kept as the autoencoder's latents."""
+"""The denoiser's training data: pictures drawn once and kept as the autoencoder's latents."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from training.shapes_sd.scene import Scene, random_scene
 
 PICTURES = 16_000
 SEED = 13
-LEAST = 0.5  # deviation of a latent that is scaled up; the autoencoder has no use for one of less
+LEAST = 0.5  # minimum deviation for scaling; the autoencoder does not use a channel with less
 CERTAIN = -7.0  # logarithm of the latents' variance: the denoiser learns from means alone
-MEASURED = 1_024  # pictures over which the mean and deviation are taken
-_CHUNK = 32  # pictures encoded at a time
+MEASURED = 1_024  # number of pictures for the mean and the deviation
+_CHUNK = 32  # pictures per encoder call
 _TOLD = 2_000  # pictures between two lines of progress
 
 
 @dataclass(frozen=True)
 class Latents:
-    """Scenes, and a latent of each: float [pictures, 4, 16, 16], every channel of mean 0 and deviation 1."""
+    """Scenes and their latents: float [pictures, 4, 16, 16], every channel with mean 0 and deviation 1."""
 
     scenes: list[Scene]
     values: Tensor
 
 
 def scenes() -> list[Scene]:
-    """What the pictures show, none of it a held-out pair."""
+    """Returns the scenes of the pictures, without held-out pairs."""
     return [random_scene(_rng(index)) for index in range(PICTURES)]
 
 
 def latents(state: Path) -> Latents:
-    """Those of the folder `state`, made there if they are not yet."""
+    """Loads the latents from the folder `state`; computes them if the file does not exist."""
     path = state / "latents.safetensors"
     if not path.exists():
         _encode(finished_autoencoder(state), path)
@@ -51,10 +51,10 @@ def latents(state: Path) -> Latents:
 
 @torch.no_grad()
 def finished_autoencoder(state: Path) -> AutoencoderKL:
-    """The trained autoencoder, its latents brought to mean 0 and deviation 1 channel by channel.
+    """Returns the trained autoencoder, with latents normalised to mean 0 and deviation 1 per channel.
 
-    Stable Diffusion has one factor for all channels only, so this is done in the 1 x 1 convolutions on both sides of
-    the latents, and the factor is 1.
+    Stable Diffusion has only one factor for all channels, so the 1 x 1 convolutions on both sides of the latents apply
+    the normalisation, and the factor is 1.
     """
     network = averaged(state / "autoencoder.safetensors", autoencoder())
     means = torch.cat([_means(network, start) for start in range(0, MEASURED, _CHUNK)])

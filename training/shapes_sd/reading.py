@@ -1,8 +1,8 @@
-"""Stage 2: the text encoder, which learns to tell what a caption says.
+"""Stage 2: the text encoder, which learns to extract the parts of a scene from a caption.
 
-As in Stable Diffusion it is trained before the denoiser and then kept as it is. It has to say, at the end of the text
-and at every filler after it, which colour, shape, background, size and position the text asked for, or that it did not:
-what the denoiser looks at then holds it all in plain sight.
+As in Stable Diffusion, it is trained before the denoiser and then frozen. At the end token and at every padding token
+after it, it predicts the colour, shape, background, size and position of the text, or their absence: the states
+that the denoiser attends to then contain all of them explicitly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 
 class Reader(nn.Module):
-    """The text encoder with one linear guess per part of a scene, which is thrown away after training."""
+    """The text encoder with one linear classifier per part of a scene; training alone uses the classifiers."""
 
     def __init__(self, words: CLIPTokenizer) -> None:
         super().__init__()
@@ -43,19 +43,19 @@ class Reader(nn.Module):
         self.guesses = nn.ModuleDict({name: nn.Linear(TEXT_WIDTH, len(names) + 1) for name, names in PARTS.items()})
 
     def forward(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Tokens [n, 48] to a score per part and word: [n, 48, words + 1], where 0 is "not said"."""
+        """Maps tokens [n, 48] to scores per part and word: [n, 48, words + 1], where 0 is "not said"."""
         states = self.encoder(tokens).last_hidden_state
         return {name: guess(states) for name, guess in self.guesses.items()}
 
 
 def tokens_of(words: CLIPTokenizer, captions: Sequence[str]) -> Tensor:
-    """Captions as the pipeline tokenizes them: [n, 48]."""
+    """Tokenizes captions as the pipeline does: [n, 48]."""
     told = words(list(captions), padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt")
     return told.input_ids
 
 
 def train_text_encoder(state: Path) -> Path:
-    """Trains it, or goes on; returns the checkpoint, in which it is called `encoder`."""
+    """Trains the text encoder, resuming if possible; returns the checkpoint, which names it `encoder`."""
     torch.manual_seed(PLAN.seed)
     words = tokenizer()
     reader = Reader(words)
@@ -70,7 +70,7 @@ def train_text_encoder(state: Path) -> Path:
 
 
 def said(scenes: Sequence[Scene], name: str) -> Tensor:
-    """What each scene says of a part, as a number: [n], 0 for nothing."""
+    """Returns the class of each scene for a part: [n], 0 for unspecified."""
     names = PARTS[name]
     return torch.tensor([names.index(word) + 1 if (word := getattr(scene, name)) else 0 for scene in scenes])
 

@@ -1,4 +1,4 @@
-"""What a picture shows: one coloured shape of some size, somewhere on a plain background."""
+"""The content of a picture: one coloured shape of some size and position on a plain background."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy
 
-# Far apart from each other, so that a colour can be told from any other after the autoencoder.
+# Far apart from each other, so that colours stay distinct after the autoencoder.
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (215, 35, 35),
     "orange": (245, 140, 20),
@@ -21,7 +21,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 }
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
 SIZES = ("small", "large")
-# Where the middle of the shape is, as parts of the picture's width and height.
+# The centre of the shape, as fractions of the picture's width and height.
 POSITIONS: dict[str, tuple[float, float]] = {
     "in the center": (0.5, 0.5),
     "on the left": (0.28, 0.5),
@@ -33,8 +33,8 @@ POSITIONS: dict[str, tuple[float, float]] = {
     "in the bottom left corner": (0.28, 0.72),
     "in the bottom right corner": (0.72, 0.72),
 }
-# Of these a training picture is never drawn nor a caption written: what the model makes of them it has put together.
-# Every shape and every colour is among them, and every shape and colour is learnt in other pairs.
+# Training never draws or describes these pairs: a model that draws them has generalised.
+# Every shape and every colour is in one of these pairs, and training uses each in other pairs.
 HELD_OUT = frozenset(
     {
         ("red", "star"),
@@ -53,7 +53,7 @@ HELD_OUT = frozenset(
 
 @dataclass(frozen=True)
 class Scene:
-    """What is asked for. None: not said, so anything will do (size and position: the ordinary ones)."""
+    """The parts of a picture. None is unspecified: any value will do (for size and position: the default)."""
 
     colour: str | None = None
     shape: str | None = None
@@ -63,14 +63,14 @@ class Scene:
 
     @property
     def held_out(self) -> bool:
-        """Whether it is of a pair that is kept out of training."""
+        """Returns True if the pair of colour and shape is kept out of training."""
         return (self.colour, self.shape) in HELD_OUT
 
 
 def random_scene(rng: numpy.random.Generator, *, held_out: bool = False) -> Scene:
-    """A scene in which colour, shape and background are said: of a held-out pair, or of one that is not.
+    """Returns a scene with colour, shape and background: a held-out pair if `held_out`, else any other pair.
 
-    Half of the scenes say a size (so many of each), and half a position. The background is never the shape's colour.
+    Half of the scenes have a size (each equally often), half a position. The background is never the shape's colour.
     """
     names = list(COLOURS)
     while True:
@@ -84,6 +84,6 @@ def random_scene(rng: numpy.random.Generator, *, held_out: bool = False) -> Scen
 
 
 def forget(scene: Scene, rng: numpy.random.Generator, chance: float) -> Scene:
-    """The scene with every part left unsaid at that chance."""
+    """Returns the scene; each part is left unspecified at the given chance."""
     parts = {name: None for name in ("colour", "shape", "background", "size", "position") if rng.random() < chance}
     return replace(scene, **parts)

@@ -1,7 +1,7 @@
-"""The loop that all three stages share: rates, averages, checkpoints, a line of progress a minute.
+"""The training loop of all three stages: learning rates, averages, checkpoints, and progress output.
 
-What a step does depends on the seed and on the number of the step alone, never on what came before in the process; so
-a training that was interrupted and goes on ends in the same weights, bit for bit, on the same machine.
+A step depends only on the seed and the step number, never on earlier work of the process, so an interrupted and
+resumed training ends in the same weights, bit for bit, on the same machine.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 
 from training.shapes_sd.checkpoint import Average, load, save
 
-THREADS = 1  # another number adds up in another order; two wait for each other where the machine is busy
+THREADS = 1  # another number changes the order of sums; two threads block each other on a busy machine
 LINE_SECONDS = 45.0
 SAVE_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a network is trained. The rate rises over `warmup` steps, and falls to nothing from `falls_from` on (a part
-    of all steps)."""
+    """The training schedule. The rate rises over `warmup` steps, and falls to zero from `falls_from` on (a fraction of
+    all steps)."""
 
     name: str
     seed: int
@@ -35,25 +35,25 @@ class Plan:
     warmup: int = 50
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of a step; the first is 0."""
+        """Returns the learning rate of a step; the first is 0."""
         left = (self.steps - step) / (self.steps * (1 - self.falls_from))
         return self.rate * min(1.0, (step + 1) / self.warmup, left)
 
 
 def settle() -> None:
-    """Makes torch compute the same every time. To be called once, before anything else."""
+    """Makes torch deterministic. Call it once, before anything else."""
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads any, and it takes time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # no code here reads it, and filling takes time
 
 
 def step_rng(plan: Plan, step: int) -> numpy.random.Generator:
-    """The chance of one step."""
+    """Returns the random generator of one step."""
     return numpy.random.default_rng((plan.seed, step))
 
 
 def train(plan: Plan, network: torch.nn.Module, loss_of: Callable[[int], torch.Tensor], state: Path) -> Path:
-    """Trains from the last checkpoint on, and returns the last one: in the folder `state`, named after the plan."""
+    """Trains from the last checkpoint on; returns the final checkpoint in `state`, named after the plan."""
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=plan.rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     average = Average(network, plan.decay)

@@ -1,4 +1,4 @@
-"""The tokenizer: a CLIPTokenizer with a token for every word of the captions, and one for every byte for the rest."""
+"""The tokenizer: a CLIPTokenizer with a token for every word of the captions, and byte tokens for all other text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LAST = "</w>"  # marks the last letter of a word
 
 
 def tokenizer() -> CLIPTokenizer:
-    """Text of any kind to tokens, at most 48 of them with start and end.
+    """Returns a tokenizer for any text, with at most 48 tokens including start and end.
 
-    A word is put together from its end: "l"+"e</w>", "c"+"le</w>" and so on. Such pairs can only meet at the end of a
-    word, so no word's merges ever come in another's way, whatever the order.
+    Merges build a word from its end: "l"+"e</w>", "c"+"le</w>" and so on. Such pairs occur only at the end of a word,
+    so the merges of different words never conflict, in any order.
     """
     alphabet = sorted(ByteLevel.alphabet())
     tokens = [*alphabet, *(letter + _LAST for letter in alphabet)]

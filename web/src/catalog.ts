@@ -1,4 +1,4 @@
-// What models there are and how they are: one watch of the catalog, begun again whenever it breaks.
+// The models and their states: one watch of the catalog, restarted whenever it breaks.
 
 import { create } from "@bufbuild/protobuf";
 import { computed, effect, signal } from "@preact/signals";
@@ -10,7 +10,7 @@ import { ask, stream } from "./grpc_web";
 import { key, keyWanted } from "./key";
 import { readyAgain, seen, until } from "./waiting";
 
-/** How the console stands with the server. */
+/** The state of the console's link to the server. */
 export type Link =
   | { state: "connecting" }
   | { state: "up" }
@@ -19,40 +19,40 @@ export type Link =
 
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 8000;
-const PATIENCE = 8000; // a catalog that is there answers at once
+const PATIENCE = 8000; // a live catalog answers immediately
 const LISTED_EVERY = 60_000;
 
 export const link = signal<Link>({ state: "connecting" });
-/** Whether the key may manage models; as last told, while the server is away. */
+/** True if the key may manage models; keeps its last value while the server is away. */
 export const manages = signal(false);
 /** All models, by id; kept while the server is away. */
 export const desired = signal<ReadonlyMap<string, DesiredModel>>(new Map());
 export const models = computed(() => [...desired.value.values()].flatMap((each) => each.model ?? []).sort(byId));
-// Ends the watch that is open now; its connection is dead, and nobody has told.
+// Ends the open watch, whose connection has died silently.
 let hangUp = (_: Failure) => {};
 
-/** To be called by whoever finds the server silent that should say something: the link is down then, and begun again. */
+/** Reports a silent server: marks the link as down and restarts it. */
 export function foundSilent(failure: Failure): void {
   hangUp(failure);
 }
 
-/** Whether requests are answered for it. */
+/** True if the model answers requests. */
 export function serves(model: Model): boolean {
   return model.state === ModelState.READY || model.state === ModelState.LOADED;
 }
 
-/** Models of a kind that have a capability, such as `chat`. */
+/** Models of a modality with a capability, such as `chat`. */
 export function having(capability: string, modality: Modality): Model[] {
   return models.value.filter((model) => model.modality === modality && model.capabilities.includes(capability));
 }
 
-/** Follows the catalog for as long as the page is open, and seen: browsers have few connections for all their tabs. */
+/** Follows the catalog while the page is open and visible: browsers have few connections for all their tabs. */
 export async function follow(): Promise<never> {
   let wait = FIRST_WAIT;
   for (;;) {
     await until(() => seen.value);
     let failure = await watchOnce(() => (wait = FIRST_WAIT));
-    if (failure.kind === "stopped") continue; // another key, or nobody looks
+    if (failure.kind === "stopped") continue; // another key, or the page is hidden
     if (failure.kind === "key") {
       link.value = { state: "waiting-for-key" };
       keyWanted.value = failure.message;
@@ -111,7 +111,7 @@ async function watchOnce(began: () => void): Promise<Failure> {
   }
 }
 
-/** For keys that may use models but not manage them: the list as it is now. Gives what it failed of, if it did. */
+/** Lists the models once, for keys that may use but not manage them. Returns the failure, if any. */
 async function listOnce(): Promise<Failure | null> {
   try {
     const { models: listed } = await ask(ModelService.method.listModels, {}, AbortSignal.timeout(PATIENCE));

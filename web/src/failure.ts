@@ -1,6 +1,6 @@
-// What went wrong with a call, and what a person can do about it.
+// Failures of calls, with advice for the user.
 
-/** The kinds that the console tells apart. */
+/** The kinds that the console distinguishes. */
 export type FailureKind = "away" | "key" | "forbidden" | "stopped" | "refused" | "busy" | "broken";
 
 const STATUS_NAMES: Record<number, string> = {
@@ -23,7 +23,7 @@ const ADVICE: Record<string, string> = {
   UNSUPPORTED: "Leave that out, or choose a model that can do it.",
 };
 
-/** What is said of a server that has said nothing for too long. */
+/** The message for a server that has been silent for too long. */
 export const SILENT = "The server has fallen silent. Is it still running?";
 
 /** An error of a call. */
@@ -35,15 +35,15 @@ export class Failure extends Error {
     message: string,
     /** One of allm's error codes, such as MODEL_NOT_FOUND; empty where the gateway or the network failed. */
     readonly code = "",
-    /** What of the request is at fault. */
+    /** The faulty field of the request. */
     readonly param = "",
-    /** By which the server's log is searched. */
+    /** The id under which the server's log has the request. */
     readonly requestId = "",
   ) {
     super(message);
   }
 
-  /** What happened and what to do, for a person. */
+  /** The failure and the advice, for the user. */
   get sentence(): string {
     const text = this.message.trim();
     const whole = /[.!?]$/.test(text) ? text : `${text}.`;
@@ -52,21 +52,21 @@ export class Failure extends Error {
   }
 }
 
-/** The failure that a gRPC status tells of; `code` is the reason in its details, if there is one. */
+/** Makes the failure of a gRPC status; `code` is the reason in its details, if any. */
 export function fromStatus(status: number, message: string, code: string, param: string, requestId: string): Failure {
-  // Without a code of a service's it is the gateway that finds none to ask.
+  // Without a service's code, the gateway found no service.
   if (status === UNAVAILABLE && !code) return new Failure("away", message || "The server is not available", "", "", requestId);
   const name = code || STATUS_NAMES[status] || "INTERNAL";
   return new Failure(kindOf(name, status), message || `The server ended the call with the status ${status}`, name, param, requestId);
 }
 
-/** The failure that an HTTP response without a gRPC status tells of. */
+/** Makes the failure of an HTTP response without a gRPC status. */
 export function fromHttp(status: number, body: string, requestId: string): Failure {
   let message = body.trim();
   try {
     message = JSON.parse(body).error.message;
   } catch {
-    // What a proxy in between has written is no JSON.
+    // A proxy's body is not JSON.
   }
   if (!message || message.startsWith("<")) message = `The server answered with the HTTP status ${status}`;
   if (status === 401) return new Failure("key", message, "UNAUTHENTICATED", "", requestId);
@@ -77,7 +77,7 @@ export function fromHttp(status: number, body: string, requestId: string): Failu
   return new Failure(status >= 500 ? "broken" : "refused", message, "", "", requestId);
 }
 
-/** Any error as a failure; `stopped` says that the caller ended the call. */
+/** Converts any error to a failure; `stopped` means that the caller ended the call. */
 export function asFailure(error: unknown, stopped = false): Failure {
   if (error instanceof Failure) return stopped ? new Failure("stopped", "Stopped") : error;
   if (stopped || (error instanceof DOMException && error.name === "AbortError")) return new Failure("stopped", "Stopped");

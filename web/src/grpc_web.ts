@@ -1,7 +1,7 @@
-// gRPC-Web over fetch: typed calls of what the protos describe, with any number of messages each way.
+// gRPC-Web over fetch: typed calls of the protos' methods, with any number of messages each way.
 //
-// A browser sends all messages of a call before it reads the first answer (HTTP/1.1 knows no other way), and reads the
-// answers as they come. Aborting the signal ends the call on the server, too.
+// A browser sends all messages of a call before it reads the first answer (HTTP/1.1 has no other way), and reads the
+// answers as a stream. Aborting the signal also ends the call on the server.
 
 import { create, fromBinary, toBinary } from "@bufbuild/protobuf";
 import type { DescMessage, DescMethod, MessageInitShape, MessageShape } from "@bufbuild/protobuf";
@@ -14,7 +14,7 @@ const TRAILERS = 0x80;
 const PREFIX_BYTES = 5;
 const ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo";
 
-/** How long a call may say nothing, in milliseconds, before its connection is taken for dead; null is for as long as it likes. */
+/** How long a call may be silent, in milliseconds, before its connection counts as dead; null means no limit. */
 export interface Patience {
   /** Until the first answer. */
   first: number;
@@ -24,14 +24,14 @@ export interface Patience {
 
 type Method<I extends DescMessage, O extends DescMessage> = DescMethod & { input: I; output: O };
 
-/** Calls a method that gives one answer. Raises a Failure. */
+/** Calls a method with one answer. Raises a Failure. */
 export async function ask<I extends DescMessage, O extends DescMessage>(
   method: Method<I, O>, request: MessageInitShape<I>, signal?: AbortSignal,
 ): Promise<MessageShape<O>> {
   return askWith(method, [request], signal);
 }
 
-/** Calls a method that takes several messages and gives one answer. Raises a Failure. */
+/** Calls a method with several messages and one answer. Raises a Failure. */
 export async function askWith<I extends DescMessage, O extends DescMessage>(
   method: Method<I, O>, requests: Iterable<MessageInitShape<I>>, signal?: AbortSignal,
 ): Promise<MessageShape<O>> {
@@ -39,7 +39,7 @@ export async function askWith<I extends DescMessage, O extends DescMessage>(
   throw new Failure("broken", "The server answered with nothing");
 }
 
-/** Calls a method and gives its answers as they come; ending the loop ends the call. Raises a Failure. */
+/** Calls a method and yields its answers; ending the loop ends the call. Raises a Failure. */
 export async function* stream<I extends DescMessage, O extends DescMessage>(
   method: Method<I, O>, requests: Iterable<MessageInitShape<I>>, signal?: AbortSignal, patience?: Patience,
 ): AsyncGenerator<MessageShape<O>, void> {
@@ -52,7 +52,7 @@ export async function* stream<I extends DescMessage, O extends DescMessage>(
     if (milliseconds) timer = window.setTimeout(() => { silent = true; stop(); }, milliseconds);
   };
   signal?.addEventListener("abort", stop);
-  // Browsers keep pages that were left, with what they had asked for: nobody shall compute for them.
+  // Browsers keep left pages alive with their requests; the server must not compute for them.
   addEventListener("pagehide", stop);
   if (signal?.aborted) stop();
   listen(patience?.first);
@@ -146,7 +146,7 @@ function trailers(body: Uint8Array): Map<string, string> {
   }));
 }
 
-/** Raises what a status other than OK tells of. */
+/** Raises the failure of a status other than OK. */
 function check(told: { get(name: string): string | null | undefined }, requestId: string): void {
   const status = Number(told.get("grpc-status") ?? 0);
   if (status === 0) return;
@@ -164,7 +164,7 @@ function errorInfo(details: string): { code: string; param: string } {
       return { code: reason, param: metadata["param"] ?? "" };
     }
   } catch {
-    // Without details the status itself has to do.
+    // Without details, use the status itself.
   }
   return { code: "", param: "" };
 }

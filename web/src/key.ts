@@ -1,15 +1,15 @@
-// The API key: kept by this tab alone, gone with it.
+// The API key, which only this tab keeps, until it closes.
 
 import { signal } from "@preact/signals";
 
 const PLACE = "allm.key";
 
-/** The key that calls carry; empty where there is none. */
+/** The key of calls; empty if there is none. */
 export const key = signal(sessionStorage.getItem(PLACE) ?? "");
-/** Why a key is asked for; null while none is. */
+/** The reason why the console asks for a key; null while it does not. */
 export const keyWanted = signal<string | null>(null);
 
-/** From now on calls carry this key; an empty one forgets the last. */
+/** Sets the key of further calls; an empty one removes it. */
 export function useKey(text: string): void {
   if (text) sessionStorage.setItem(PLACE, text);
   else sessionStorage.removeItem(PLACE);

@@ -1,6 +1,6 @@
-// Files for whoever looks on.
+// Downloads of files.
 
-/** Has the browser save a file. */
+/** Makes the browser save a file. */
 export function save(content: BlobPart, name: string, type: string): void {
   const address = URL.createObjectURL(new Blob([content], { type }));
   const link = document.createElement("a");

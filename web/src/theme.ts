@@ -1,4 +1,4 @@
-// Light or dark: as the system has it, until somebody says otherwise in this tab.
+// Light or dark theme: the system's, until the user selects another in this tab.
 
 import { effect, signal } from "@preact/signals";
 
@@ -10,7 +10,7 @@ const stored = sessionStorage.getItem(PLACE) as Theme | null;
 
 export const theme = signal<Theme>(stored && THEMES.includes(stored) ? stored : "system");
 
-/** The next of system, light, dark. */
+/** Selects the next of system, light, dark. */
 export function nextTheme(): void {
   theme.value = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]!;
 }

@@ -1,8 +1,8 @@
-// Waiting that ends early when there is reason to hope.
+// Waits that end early if a retry may succeed.
 
 import { effect, signal } from "@preact/signals";
 
-/** Whether somebody may be looking: the tab is not behind others. */
+/** True while the tab is visible. */
 export const seen = signal(!document.hidden);
 document.addEventListener("visibilitychange", () => (seen.value = !document.hidden));
 
@@ -17,7 +17,7 @@ export function until(condition: () => boolean): Promise<void> {
   });
 }
 
-/** After so many milliseconds, or as soon as the network is back or somebody looks at the page again. */
+/** Resolves after a time, or as soon as the network is back or the page is visible again. */
 export function readyAgain(milliseconds: number): Promise<void> {
   return new Promise((resolve) => {
     const done = () => {

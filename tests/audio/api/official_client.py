@@ -1,4 +1,4 @@
-"""The official SDK before the facade: its requests, cut as the gateway cuts them, and its parsing of the answers."""
+"""The official SDK in front of the facade: splits requests as the gateway does; the SDK parses the answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DETAILS = "grpc-status-details-bin"
 
 
 def official_client(channel: grpc.aio.Channel) -> AsyncOpenAI:
-    """A client whose requests go to the facade behind `channel`, without a gateway between."""
+    """Returns a client whose requests go to the facade behind `channel`, without a gateway."""
     stub = audio_service_pb2_grpc.AudioServiceStub(channel)
 
     async def handle(request: httpx2.Request) -> httpx2.Response:
@@ -48,11 +48,11 @@ async def _content(first: httpbody_pb2.HttpBody, others: AsyncIterator[httpbody_
         async for message in others:
             yield message.data
     except grpc.aio.AioRpcError:
-        return  # the gateway tells REST clients nothing after the first message: the facade must have
+        return  # the gateway sends REST clients no error after the first message: the facade must do that
 
 
 def _failed(error: grpc.aio.AioRpcError) -> httpx2.Response:
-    """As the gateway prints it."""
+    """Formats the error as the gateway does."""
     metadata = dict(error.trailing_metadata() or ())
     told = error_pb2.ErrorStatus.FromString(metadata[DETAILS]).error
     body = {

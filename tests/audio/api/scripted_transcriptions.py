@@ -1,4 +1,4 @@
-"""A core of transcription that tells made-up segments, behind both wire formats on a real gRPC server."""
+"""A fake transcription core with scripted segments, behind both wire formats on a real gRPC server."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from services.errors import ModelNotFound
 
 MODEL = "whisper-scripted"
 LIMIT_BYTES = 100_000
-SECONDS = 8.47  # of the made-up sound
+SECONDS = 8.47  # duration of the fake audio
 SPEECH_SECONDS = 6.5
 
 
 def segment(index: int, start: float, end: float, text: str) -> Segment:
-    """A segment whose words and tokens are those of its text, each as long as the others."""
+    """Builds a segment whose words and tokens come from its text and have equal durations."""
     pieces = [f" {piece}" for piece in text.split()]
     step = (end - start) / max(1, len(pieces))
     words = [Word(piece, start + at * step, start + (at + 1) * step, 0.9) for at, piece in enumerate(pieces)]
@@ -59,7 +59,7 @@ TEXT = "The beach was a popular spot. People swam, and ran."
 
 
 def told(segments: Sequence[Segment] = SEGMENTS, language: str = "en") -> list[Event]:
-    """What the core tells of a sound with these segments."""
+    """Returns the events that the core sends for audio with these segments."""
     tokens = sum(len(each.logprobs or ()) for each in segments)
     found = [LanguageFound(language, 0.75)] if segments else []
     done = [SegmentDone(each) for each in segments]
@@ -68,7 +68,7 @@ def told(segments: Sequence[Segment] = SEGMENTS, language: str = "en") -> list[E
 
 @dataclass
 class ScriptedTranscriptions:
-    """Takes requests, remembers them, and tells what the script says once the sound is all there."""
+    """Records requests and sends the scripted events once all the audio has arrived."""
 
     events: Sequence[Event] = field(default_factory=told)
     between: Callable[[Event], Awaitable[None]] | None = None  # called before each event; may raise
@@ -76,10 +76,10 @@ class ScriptedTranscriptions:
     sounds: list[bytes] = field(default_factory=list)
     raw: list[RawSound | None] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
-    left: asyncio.Event = field(default_factory=asyncio.Event)  # once a request has ended, however it did
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request has ended in any way
 
     async def model_id(self, name: str) -> str:
-        """The one model."""
+        """Returns the id of the only model."""
         if name != MODEL:
             raise ModelNotFound(f"The model `{name}` does not exist.")
         return MODEL
@@ -88,7 +88,7 @@ class ScriptedTranscriptions:
     async def transcribe(
         self, request: TranscriptionRequest, source: SoundSource, raw: RawSound | None, client: str
     ) -> AsyncIterator[AsyncIterator[Event]]:
-        """Tells the script."""
+        """Yields the scripted events."""
         self.requests.append(request)
         self.raw.append(raw)
         self.clients.append(client)
@@ -98,7 +98,7 @@ class ScriptedTranscriptions:
             self.left.set()
 
     async def _told(self, source: SoundSource) -> AsyncIterator[Event]:
-        """Of a feed the first event comes at once, and the last when it has ended."""
+        """Yields a feed's first event immediately and its last event after the feed has ended."""
         for at, event in enumerate(self.events):
             if at == (len(self.events) - 1 if isinstance(source, LiveFeed) else 0):
                 self.sounds.append(await _sound(source))
@@ -115,7 +115,7 @@ async def _sound(source: SoundSource) -> bytes:
 
 @asynccontextmanager
 async def served(core: ScriptedTranscriptions, folder: Path, at_once: int = 8) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to both services over the core."""
+    """Serves both services over the core and yields a channel to them."""
     server = grpc.aio.server()
     uploads = Uploads(folder, LIMIT_BYTES, at_once)
     audio_service_pb2_grpc.add_AudioServiceServicer_to_server(AudioFacade(core, uploads), server)

@@ -1,4 +1,4 @@
-"""The REST facade of audio, as the official SDK sees it; the core tells made-up segments."""
+"""The audio REST facade through the official SDK, over a core with scripted segments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EVENTS: TypeAdapter[Any] = TypeAdapter(TranscriptionStreamEvent)
 
 
 def files(folder: Path) -> int:
-    """How many uploads are there."""
+    """Counts the uploads."""
     return len(list(folder.iterdir()))
 
 
@@ -190,7 +190,7 @@ async def test_a_long_answer_comes_whole(client: AsyncOpenAI, core: ScriptedTran
     assert [each.id for each in answer.segments] == list(range(600))
 
 
-# --- Translations, which OpenAI has announced the end of, and its SDK warns of it
+# --- Translations: OpenAI has deprecated them, and its SDK warns about them
 
 TRANSLATIONS = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
 
@@ -251,7 +251,7 @@ async def test_a_stream(client: AsyncOpenAI) -> None:
             },
         },
     ]
-    for event in events:  # the SDK takes whatever comes; its types do not
+    for event in events:  # the SDK accepts any event; its types do not
         assert EVENTS.validate_python(event.to_dict()) == event
 
 
@@ -320,7 +320,7 @@ async def test_an_error_after_the_first_event_is_in_band(client: AsyncOpenAI, co
     assert seen == ["transcript.text.delta"] * 2
 
 
-# --- Refusals
+# --- Errors
 
 
 async def test_refusals_name_the_parameter(client: AsyncOpenAI, core: ScriptedTranscriptions) -> None:
@@ -405,17 +405,17 @@ async def test_a_file_over_the_limit(client: AsyncOpenAI, core: ScriptedTranscri
     assert len(core.requests) == 1
 
 
-# --- Forms that no SDK writes
+# --- Forms that no SDK sends
 
 
 def written(*parts: tuple[str, bytes]) -> bytes:
-    """A form of a name and a value each, with the boundary `b`."""
+    """Builds a form of (name, value) pairs with the boundary `b`."""
     sent = [f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + value for name, value in parts]
     return b"\r\n".join((*sent, b"--b--\r\n"))
 
 
 async def asked(channel: grpc.aio.Channel, data: bytes, kind: str = "multipart/form-data; boundary=b") -> bytes:
-    """The whole answer to a request with one message."""
+    """Returns the whole answer to a request of one message."""
     stub = audio_service_pb2_grpc.AudioServiceStub(channel)
     call = stub.CreateTranscription(iter([httpbody_pb2.HttpBody(content_type=kind, data=data)]))
     return b"".join([message.data async for message in call])

@@ -1,4 +1,4 @@
-"""The typed audio API on a real gRPC server; the core tells made-up segments."""
+"""The typed audio API on a real gRPC server, over a core with scripted segments."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ async def stub(
 
 
 def requests(config: Config | None = None, *audio: bytes) -> list[Request]:
-    """A configuration, and the audio in pieces."""
+    """Yields a configuration, then the audio in pieces."""
     return [Request(config=config or Config(model=MODEL)), *[Request(audio=each) for each in audio]]
 
 
 def reason(error: grpc.aio.AioRpcError) -> tuple[str, str]:
-    """The error's code among allm's, and the parameter at fault."""
+    """Returns the error's allm code and the parameter at fault."""
     details = dict(error.trailing_metadata() or ())["grpc-status-details-bin"]
     info = error_details_pb2.ErrorInfo()
     status_pb2.Status.FromString(details).details[0].Unpack(info)
@@ -202,11 +202,11 @@ async def test_what_the_core_calls_a_file_is_audio_here(stub: Any, core: Scripte
     assert reason(caught.value) == ("INVALID_REQUEST", "audio")
 
 
-# --- While it is being said
+# --- Live audio
 
 
 async def live(said: asyncio.Queue[bytes | None], config: Config | None = None) -> AsyncIterator[StreamRequest]:
-    """A configuration at once, then audio as it is put into the queue; None ends it."""
+    """Yields a configuration immediately, then audio from the queue; None ends the feed."""
     yield StreamRequest(config=config or Config(model=MODEL))
     while (audio := await said.get()) is not None:
         yield StreamRequest(audio=audio)
@@ -272,7 +272,7 @@ async def test_a_caller_that_is_too_fast_is_held_back(stub: Any, core: ScriptedT
 
 
 async def settled(value: Callable[[], int]) -> int:
-    """The value once it has not changed for half a second."""
+    """Returns the value once it has been stable for half a second."""
     before, same = value(), 0
     while same < 50:
         await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Subtitles, beside those of Whisper's own writers."""
+"""Subtitles compared with the output of Whisper's own writers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.audio.api.scripted_transcriptions import segment
 
 @pytest.fixture(scope="module")
 def reference() -> ModuleType:
-    """whisper.utils alone: the package itself would load torch, too."""
+    """Imports only whisper.utils: the package itself would also load torch."""
     package = importlib.util.find_spec("whisper")
     assert package is not None
     assert package.origin is not None
@@ -31,7 +31,7 @@ def reference() -> ModuleType:
 
 
 def made_up(count: int) -> list[Segment]:
-    """Segments that follow each other for hours, some with arrows in them."""
+    """Generates consecutive segments over several hours, some with arrows in their text."""
     chance = random.Random(3)  # noqa: S311
     at, segments = 0.0, []
     for index in range(count):

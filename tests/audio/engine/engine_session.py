@@ -1,4 +1,4 @@
-"""A preparation and a batch loop on a real model, turned by hand, so that nothing depends on threads."""
+"""A preparation and a batch loop on a real model, stepped by hand so that no test depends on threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from services.audio.engine.window import Samples
 
 
 class EngineSession:
-    """Requests of one model."""
+    """The requests of one model."""
 
     def __init__(self, runtime: Runtime, *, whole_windows: bool = False) -> None:
         self._to_preparation: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -36,7 +36,7 @@ class EngineSession:
         self._requests = 0
 
     def submit(self, decoding: Decoding, *, client: str = "a") -> int:
-        """A request without its sound."""
+        """Submits a request without its audio."""
         self._requests += 1
         self._to_preparation.put(Submit(self._requests, client, decoding))
         return self._requests
@@ -45,7 +45,7 @@ class EngineSession:
         self._to_preparation.put(Sound(request, np.round(samples * 32767).astype("<i2").tobytes(), last))
 
     def transcribe(self, sounds: list[Samples], decoding: Decoding) -> list[list[Segment]]:
-        """The segments of whole sounds, all asked for at the same time."""
+        """Transcribes whole recordings that are submitted at the same time; returns the segments of each."""
         requests = [self.submit(decoding) for _ in sounds]
         for request, samples in zip(requests, sounds, strict=True):
             self.feed(request, samples, last=True)
@@ -53,20 +53,20 @@ class EngineSession:
         return [self.segments(request) for request in requests]
 
     def prepare(self) -> bool:
-        """Prepares one block, where there is something to prepare."""
+        """Prepares one block if one is ready."""
         preparation = self.preparation
         busy = not self._to_preparation.empty() or any(map(preparation._can_go_on, preparation._feeds.values()))
         return busy and preparation.turn()
 
     def work(self, *requests: int) -> None:
-        """Until the requests are finished."""
+        """Runs until the requests are finished."""
         while not {message.request for message in self.of(Finished)} >= set(requests):
             assert not self.of(Refused)
             if not self.prepare():
                 assert self.loop.turn()
 
     def settle(self) -> None:
-        """Until there is nothing to do but to wait for sound."""
+        """Runs until the only work left is to wait for audio."""
         while self.prepare() or not self._to_loop.empty() or self.loop._next_step():
             if not self._to_loop.empty() or self.loop._next_step():
                 assert self.loop.turn()

@@ -1,4 +1,4 @@
-"""Real speech as samples, for tests of what works on sound."""
+"""Recorded speech as samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.speech import Clip, librivox, long_prompt
 
 
 def samples_of(clip: Clip) -> Samples:
-    """A clip as float32 [n] at 16 kHz; one at 8 kHz has its samples joined by straight lines."""
+    """Returns a clip as float32 [n] at 16 kHz; a clip at 8 kHz is linearly interpolated."""
     with wave.open(str(clip.path)) as file:
         assert (file.getnchannels(), file.getsampwidth()) == (1, 2)
         rate = file.getframerate()
@@ -26,17 +26,17 @@ def samples_of(clip: Clip) -> Samples:
 
 @functools.cache
 def novel() -> Samples:
-    """25 s of reading."""
+    """Returns 25 s of read speech."""
     return np.concatenate([samples_of(clip) for clip in librivox()])
 
 
 @functools.cache
 def announcement() -> Samples:
-    """73 s of a telephone system."""
+    """Returns 73 s of a telephone system."""
     return samples_of(long_prompt())
 
 
 def silence(seconds: float) -> Samples:
-    """What a microphone hears when nobody speaks, the same each time."""
+    """Returns deterministic microphone noise without speech."""
     noise = np.random.default_rng(3).normal(0, 3e-4, int(seconds * 16000))
     return noise.astype(np.float32)

@@ -1,4 +1,4 @@
-"""openai-whisper's own tokenizer, to compare with."""
+"""The tokenizer of openai-whisper, as a reference."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ whisper_tokenizer = late("whisper.tokenizer")
 
 
 def reference_tokenizer(languages: int) -> whisper_tokenizer.Tokenizer:
-    """Of a model of so many languages; 0 is English alone."""
+    """Returns the tokenizer of a model with this number of languages; 0 means English only."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the package leaves its files for the collector to close
+        warnings.simplefilter("ignore", ResourceWarning)  # the package leaves files for the garbage collector to close
         return whisper_tokenizer.get_tokenizer(
             bool(languages), num_languages=languages or 99, task="transcribe", language="en"
         )

@@ -1,4 +1,4 @@
-"""A runtime whose results a test writes down, for tests of who is computed when; it says what it was asked for."""
+"""A scripted runtime that records its calls, for tests of the order of computation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from services.audio.engine.runtime import WINDOW_FRAMES, Aligned, Decoded, Float
 from services.audio.engine.window import HOP, Piece, Window
 from services.worker.messages import EngineError
 
-BEGIN = 2000  # token of the time 0
+BEGIN = 2000  # timestamp token of 0 s
 EOT = 1000
-GOOD = -0.2  # mean logprob of a result that nothing is wrong with
+GOOD = -0.2  # mean logprob of a good result
 
 
 class FewWords:
-    """Its text tokens are words, w0 to w999."""
+    """A vocabulary whose text tokens are the words w0 to w999."""
 
     multilingual = True
     languages = ("en", "de")
@@ -44,21 +44,21 @@ class FewWords:
 
 
 def spoken(*words: int, start: float = 0.0, end: float = 1.0) -> list[int]:
-    """Tokens of a phrase between two times, and a time that ends it all."""
+    """Returns the tokens of a phrase between a start and an end timestamp."""
     return [BEGIN + round(start * 50), *words, BEGIN + round(end * 50)]
 
 
 @dataclass
 class Scripted:
-    """Decodes window `name` to the results in `script[name]`, one a try; the word of its name where there are none."""
+    """Decodes window `name` to the results in `script[name]`, one per attempt; by default to the word `w<name>`."""
 
     batch: int = 4
     together: int = 1  # windows encoded in one call
     script: dict[int, list[Decoded]] = field(default_factory=dict)
-    faults: dict[int, EngineError] = field(default_factory=dict)  # of windows that cannot be encoded
-    encoded: list[list[tuple[int, int]]] = field(default_factory=list)  # names and columns, a list for each call
+    faults: dict[int, EngineError] = field(default_factory=dict)  # windows that cannot be encoded
+    encoded: list[list[tuple[int, int]]] = field(default_factory=list)  # names and columns, one list per call
     decoded: list[list[int]] = field(default_factory=list)
-    prompts: dict[int, list[int]] = field(default_factory=dict)  # the last one of each window
+    prompts: dict[int, list[int]] = field(default_factory=dict)  # the last prompt of each window
     steps: list[Step] = field(default_factory=list)
     aligned: list[list[int]] = field(default_factory=list)
     lanes: int = 1
@@ -95,7 +95,7 @@ class Scripted:
         texts: Sequence[Sequence[int]],
         frames: Sequence[int],
     ) -> list[Aligned]:
-        """Each word lasts half a second."""
+        """Aligns each word to half a second."""
         self.aligned.append(list(windows))
         found = []
         for text in texts:
@@ -109,7 +109,7 @@ class Scripted:
 
 
 def chunk(request: int, number: int, name: int, *, seconds: float = 4.0, start: float = 0.0, partial: bool = False):
-    """A window of a request; `name` is what the runtime knows it by."""
+    """Builds a window of a request; `name` identifies it in the runtime."""
     mel = np.zeros((80, WINDOW_FRAMES), np.float32)
     mel[0, 0] = name
     samples = round(seconds * 100) * HOP
@@ -118,13 +118,13 @@ def chunk(request: int, number: int, name: int, *, seconds: float = 4.0, start: 
 
 
 class LoopSession:
-    """A loop that is turned by hand."""
+    """A batch loop that is stepped by hand."""
 
     def __init__(self, runtime: Scripted, *, whole_windows: bool = False) -> None:
         self.runtime = runtime
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.sent: list[object] = []
-        self.handed: list[object] = []  # to the preparation
+        self.handed: list[object] = []  # messages to the preparation
         self.loop = BatchLoop(runtime, self.inbox, self.handed.append, self.sent.append, whole_windows)
 
     def open(self, request: int, decoding: Decoding | None = None, *, client: str = "a", prompt: str = "") -> None:
@@ -136,7 +136,7 @@ class LoopSession:
             self.inbox.put(message)
 
     def ask(self, request: int, *names: int, client: str = "a", decoding: Decoding | None = None) -> None:
-        """A whole request with so many windows."""
+        """Submits a complete request with one window per name."""
         self.open(request, decoding, client=client)
         windows = [chunk(request, number, name, start=number * 30) for number, name in enumerate(names)]
         self.put(*windows, Closed(request, len(names) * 480_000))
@@ -148,7 +148,7 @@ class LoopSession:
         assert self.loop.turn()
 
     def work(self, *requests: int) -> None:
-        """Turns until the requests are finished."""
+        """Steps the loop until the requests are finished."""
         for _ in range(1000):
             if {message.request for message in self.of(Finished)} >= set(requests):
                 return

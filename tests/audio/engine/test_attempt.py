@@ -1,4 +1,4 @@
-"""When a result is good enough."""
+"""The checks that accept a decoding result or reject it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Real speech: as many words are right as with the reference implementations, and they are in the same places.
+"""Recorded speech: the word error rate and word times match the reference implementations.
 
-Both try temperature 0 alone: what is sampled above it differs from run to run.
+Both use temperature 0 only: sampling at higher temperatures differs from run to run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ whisper_tokenizer = late("whisper.tokenizer")
 
 POINT = 0.01  # of the word error rate
 CLOSE = 0.3  # seconds
-THREADS = 1  # more wait for each other where the tests are not alone
+THREADS = 1  # more threads block each other on a busy machine
 COLD = (0.0,)
-PACKAGES = ("faster-whisper", "ctranslate2", "onnxruntime", "openai-whisper", "torch")  # what a reference depends on
-LONGEST = 8  # seconds of a clip; the faster reference has the long one too
+PACKAGES = ("faster-whisper", "ctranslate2", "onnxruntime", "openai-whisper", "torch")  # dependencies of a reference
+LONGEST = 8  # clip limit in seconds; the faster reference also gets the long clip
 T = TypeVar("T")
 
 pytestmark = pytest.mark.timeout(600)
@@ -55,7 +55,7 @@ def options(path: object) -> EngineOptions:
 
 
 def quietly(make: Callable[[], T]) -> T:
-    """Calls what leaves a file open: the whisper package does, wherever it reads one."""
+    """Calls a function without warnings about open files: the whisper package leaves every file that it reads open."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         return make()
@@ -87,7 +87,7 @@ def fast() -> Iterator[Runtime]:
 
 
 def reference(name: str, weights: str, spoken: list[Samples], make: Callable[[], Any]) -> Any:
-    """What a package makes of these sounds with these weights: computed once a machine."""
+    """Returns a package's result on the clips with the given weights; computed once per machine."""
     given = [name.encode(), weights.encode(), *(sound.tobytes() for sound in spoken)]
     return remembered(__file__, PACKAGES, given, make)
 
@@ -140,7 +140,7 @@ def text_of(words: list[Spoken]) -> str:
 
 
 def check_close(ours: list[list[Spoken]], reference: list[list[Spoken]]) -> None:
-    """95% of the words that both have are in the same place."""
+    """Checks that 95% of the words that both results have are at the same time."""
     close = total = 0
     for mine, theirs in zip(ours, reference, strict=True):
         plain = [[word.word.strip(" .,").lower() for word in words] for words in (mine, theirs)]
@@ -153,7 +153,7 @@ def check_close(ours: list[list[Spoken]], reference: list[list[Spoken]]) -> None
 
 
 def check_times(segments: list[Segment], sound: Samples) -> None:
-    """Times rise and are inside the file."""
+    """Checks that times increase and lie within the file."""
     before = 0.0
     for segment in segments:
         assert before <= segment.start <= segment.end <= len(sound) / 16000 + 0.001
@@ -177,7 +177,7 @@ def test_faster_whisper_is_as_right_as_the_package_and_as_punctual(fast: Runtime
 
 @pytest.mark.slow
 def test_whisper_is_as_right_as_the_package_and_as_punctual() -> None:
-    """Without beams, which cost this runtime most: runtimes/test_whisper.py compares them."""
+    """Runs without beam search, which costs this runtime most: runtimes/test_whisper.py compares it."""
     sentences, truth = sounds()[:-1], transcripts()[:-1]
     runtime = whisper_runtime.OpenAIWhisper(options(tiny_en_pt()), lambda _: None)
     decoding = Decoding(vad=None, words=True, temperatures=COLD, beam_size=1)

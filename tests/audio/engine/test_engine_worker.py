@@ -1,4 +1,4 @@
-"""The worker process: loading, refusing, many requests at once, and an end whatever it is given."""
+"""The worker process: loading, errors, concurrent requests, and a clean end on any input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.audio.engine.recordings import samples_of, silence
 from tests.speech import librivox
 from tests.whisper_weights import base_ct2, tiny_en_ct2
 
-LIMIT = 120  # seconds, for whatever is waited for
+LIMIT = 120  # seconds, for any wait
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def worker(path: Path, runtime: str = "faster_whisper") -> AsyncIterator[W
 
 
 async def until(process: WorkerProcess, kind: type, count: int = 1) -> list:
-    """All messages up to the last of so many of a kind."""
+    """Collects messages until the given number of one kind has arrived."""
     heard: list[object] = []
     async with asyncio.timeout(LIMIT):
         while sum(isinstance(message, kind) for message in heard) < count:

@@ -1,4 +1,4 @@
-"""How many calls are computed at the same time."""
+"""The number of model calls that run at the same time."""
 
 from __future__ import annotations
 

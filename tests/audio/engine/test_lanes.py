@@ -1,4 +1,4 @@
-"""Steps beside each other: the loop goes on while they are computed, and takes what they gave when they have ended."""
+"""Parallel steps: the loop continues while they run and takes their results when they end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from services.audio.engine.runtime import Decoded, Floats, Step
 from services.worker.messages import EngineError
 from tests.audio.engine.scripted_whisper import LoopSession, Scripted, chunk
 
-SECONDS = 20.0  # to wait at the most
+SECONDS = 20.0  # upper limit of a wait
 LIVE = Decoding(language="en", live=True)
 
 
 class Parallel(Scripted):
-    """Two lanes. What is asked of a window that is `held` waits until it is let go, and says that it has begun."""
+    """A runtime with two lanes. A call on a window in `held` signals that it has begun and waits for its release."""
 
     def __init__(self, *held: int, **extra: object) -> None:
         super().__init__(lanes=2, **extra)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def reached(event: threading.Event) -> None:
 
 
 def turn_until(session: LoopSession, done: Callable[[], object]) -> None:
-    """Turns; each turn that has nothing to begin waits for a step to end."""
+    """Steps the loop; a step with nothing to start waits for running work to end."""
     for _ in range(100):
         if done():
             return
@@ -92,7 +92,7 @@ def test_nothing_is_told_of_a_request_that_is_cancelled_while_it_is_computed() -
     session.ask(1, 11)
     session.ask(2, 12)
     session.turn()
-    session.turn()  # the second is encoded by now, and begins to be decoded
+    session.turn()  # the second is encoded by now; its decoding begins
     reached(session.runtime.begun[11])
     reached(session.runtime.begun[1200])
     session.put(Cancel(1), Cancel(2))
@@ -144,7 +144,7 @@ def test_a_defect_in_a_lane_ends_the_loop() -> None:
 
 
 def test_a_step_that_hangs_is_not_overtaken_for_ever() -> None:
-    """The watchdog of the service would never see that it hangs."""
+    """Otherwise the watchdog of the service would never see that the step hangs."""
     session = LoopSession(Parallel(11))
     session.ask(1, 11)
     session.ask(2, *range(200, 200 + 2 * OVERTAKING), client="b")

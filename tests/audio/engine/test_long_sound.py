@@ -1,4 +1,4 @@
-"""Sound of any length in bounded memory, when no more of it is sent than the worker is ready for."""
+"""Audio of any length in bounded memory, when the sender never runs further ahead than the worker allows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.slow
 
 SECOND = 16_000
 AHEAD = 90 * SECOND  # samples that are sent before they are consumed
-SLACK = 4 * 1024 * 1024  # bytes; seven minutes of sound are 27 MB as the planners hold it
+SLACK = 4 * 1024 * 1024  # bytes; seven minutes of audio are 27 MB in the planners' format
 
 
 class Droning(Scripted):
-    """Always says the same."""
+    """A runtime that always returns the same text."""
 
     def encode(self, mels: Floats) -> list[int]:
         return [0] * len(mels)
@@ -39,7 +39,7 @@ class Droning(Scripted):
 
 
 def peak_of(turns: int, vad: VadOptions | None) -> int:
-    """The most memory, in bytes, that so many times 50 s of sound take."""
+    """Returns the peak memory in bytes for `turns` parts of 50 s of audio."""
     session = EngineSession(Droning(batch=2))
     request = session.submit(Decoding(language="en", vad=vad))
     parts = [announcement(), silence(27)]

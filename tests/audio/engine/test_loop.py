@@ -1,4 +1,4 @@
-"""The batch loop: which windows are computed together, what is tried again, and what a request is told."""
+"""The batch loop: how windows are batched, when they are retried, and the messages that a request gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.audio.engine.scripted_whisper import BEGIN, GOOD, LoopSession, Script
 DETECT = Decoding()
 ENGLISH = Decoding(language="en")
 WHOLE = Decoding(language="en", vad=None)
-LOOPING = Decoded(spoken(*[7] * 60), GOOD, 0.0)  # a word again and again
+LOOPING = Decoded(spoken(*[7] * 60), GOOD, 0.0)  # one word repeated
 DOUBTED = Decoded(spoken(8), -1.5, 0.0)
 SILENT = Decoded(spoken(9), -1.5, 0.9)
 
@@ -384,7 +384,7 @@ def test_where_the_text_stops_in_the_middle_of_a_window_the_rest_is_decoded_on_i
     stopped = [*spoken(5, end=2.0), BEGIN + 100]
     session.runtime.script[11] = [Decoded(stopped, GOOD, 0.0), Decoded(spoken(12), GOOD, 0.0)]
     window = chunk(1, 0, 11, seconds=6, start=10)
-    window.mel[0, 200] = 11  # what the rest is known by
+    window.mel[0, 200] = 11  # identifies the rest to the runtime
     session.open(1)
     session.put(window, chunk(1, 1, 13, start=20), Closed(1, 30 * 16000))
     session.work(1)

@@ -1,4 +1,4 @@
-"""Spectrograms against the reference implementation's, on real speech."""
+"""Spectrograms compared with the reference implementation, on recorded speech."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ whisper = late("whisper")
 
 
 def reference(samples: Samples, n_mels: int) -> Samples:
-    """As `whisper.transcribe` does: 30 s of silence behind the file, whose columns it then drops."""
+    """Computes the spectrogram as `whisper.transcribe` does: it pads with 30 s of silence and drops those columns."""
     mel = whisper.log_mel_spectrogram(samples, n_mels, padding=WINDOW_SAMPLES)
     return np.asarray(mel[:, : len(samples) // HOP], dtype=np.float32)
 
@@ -47,7 +47,7 @@ def test_less_than_a_column_is_all_padding(length: int) -> None:
 
 def test_silence_has_no_infinite_numbers() -> None:
     mel = log_mel(np.zeros(32000, dtype=np.float32), 80)
-    np.testing.assert_allclose(mel[:, :200], -1.5, atol=1e-6)  # the faintest
+    np.testing.assert_allclose(mel[:, :200], -1.5, atol=1e-6)  # the minimum value
     assert not mel[:, 200:].any()
 
 
@@ -58,8 +58,8 @@ def test_only_the_models_sizes_are_made(n_mels: int) -> None:
 
 
 def test_windows_of_a_file_are_cut_out_of_the_file_s_spectrogram() -> None:
-    """Also at their edges, where a column looks into the window before and the one after."""
-    samples = np.concatenate([announcement()[:400_000], novel(), novel()[:100_001]])  # the loudest is in the first
+    """Windows agree at their edges too, where a column depends on the samples of the neighbouring windows."""
+    samples = np.concatenate([announcement()[:400_000], novel(), novel()[:100_001]])  # the first part is loudest
     whole = reference(samples, 80)
     windows, mels = WholeWindows(), LogMel(80)
     windows.feed(samples)

@@ -1,4 +1,4 @@
-"""Tokens of a window cut into phrases, case by case as the reference does it."""
+"""The split of a window's tokens into phrases, case by case as in the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sound made into windows: what is refused, what is held, who has a turn."""
+"""The split of audio into windows: refusals, limits on held audio, and turns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND = 16_000
 
 
 class PreparationSession:
-    """A preparation that is turned by hand."""
+    """A preparation that is stepped by hand."""
 
     def __init__(self, batch: int = 4) -> None:
         self.inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -29,7 +29,7 @@ class PreparationSession:
         self.preparation = Preparation(Scripted(batch=batch), self.inbox, self.handed.append, self.sent.append)
 
     def put(self, *messages: object) -> None:
-        """Gives messages and prepares what can be prepared."""
+        """Delivers messages and prepares everything that is ready."""
         for message in messages:
             self.inbox.put(message)
         while not self.inbox.empty() or any(map(self.preparation._can_go_on, self.preparation._feeds.values())):
@@ -72,7 +72,7 @@ def test_how_sound_is_cut_into_messages_makes_no_difference() -> None:
     whole, parts = PreparationSession(), PreparationSession()
     data = pcm(novel())
     whole.put(Submit(1, "a", WHOLE), Sound(1, data, last=True))
-    pieces = [Sound(1, data[at : at + 9999]) for at in range(0, len(data), 9999)]  # odd: samples are cut in two
+    pieces = [Sound(1, data[at : at + 9999]) for at in range(0, len(data), 9999)]  # odd: splits samples
     parts.put(Submit(1, "a", WHOLE), *pieces, Sound(1, b"", last=True))
     assert np.array_equal(whole.chunks()[0].mel, parts.chunks()[0].mel)
 

@@ -1,4 +1,4 @@
-"""How far windows are filled up."""
+"""The padding of windows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def test_columns() -> None:
         (3000, 1, (), 3000),
         (100, 3000, (), 3000),
         (100, 1600, (), 2000),
-        (100, 1, {2000}, 2000),  # one length longer, to be decoded with the others
+        (100, 1, {2000}, 2000),  # one length longer, to share a decoding batch
         (100, 1, {1500, 2000}, 1500),
         (100, 1, {3000}, 1500),
-        (1200, 1, {2500}, 2000),  # too much more to encode
+        (1200, 1, {2500}, 2000),  # the extra encoding would cost too much
     ]:
         with case(frames=frames, shortest=shortest, others=others, columns=columns):
             assert columns_for(frames, shortest, others) == columns

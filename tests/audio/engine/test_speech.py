@@ -1,4 +1,4 @@
-"""The detector against faster-whisper's, on real speech and on random probabilities."""
+"""The speech detector compared with faster-whisper's, on recorded speech and on random probabilities."""
 
 from __future__ import annotations
 

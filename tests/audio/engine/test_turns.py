@@ -1,4 +1,4 @@
-"""Clients take turns, and in each of them its requests."""
+"""Fair turns: between clients, and between the requests of a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meter against faster-whisper's own, on real speech."""
+"""The voice activity meter compared with faster-whisper's, on recorded speech."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measured(samples: Samples, cuts: list[int]) -> Samples:
 def test_probabilities_are_the_reference_s() -> None:
     samples = np.concatenate([novel(), silence(2), announcement()[:160_000]])
     whole = samples[: len(samples) // FRAME * FRAME]
-    # The reference's own last frame is left out: it loses the end of it.
+    # The reference's last frame is left out: the reference loses the end of it.
     expected = get_vad_model()(whole.copy()).reshape(-1)[:-1]
     np.testing.assert_allclose(measured(whole, [])[:-1], expected, atol=1e-5, rtol=0)
     assert expected.max() > 0.9
@@ -41,7 +41,7 @@ def test_it_makes_no_difference_how_sound_is_fed() -> None:
     assert len(expected) == -(-len(samples) // FRAME)
     rng = np.random.default_rng(11)
     for pieces in (1, 5, 300):
-        cuts = np.sort(rng.integers(0, len(samples), pieces)).tolist()  # also empty ones
+        cuts = np.sort(rng.integers(0, len(samples), pieces)).tolist()  # empty pieces included
         np.testing.assert_allclose(measured(samples, cuts), expected, atol=1e-5, rtol=0)
 
 

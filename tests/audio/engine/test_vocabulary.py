@@ -1,4 +1,4 @@
-"""Whisper's tokens, from every kind of file that holds them, against the reference's tokenizer."""
+"""Whisper's tokens, from every supported file format, compared with the reference's tokenizer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXTS = [
 
 @functools.cache
 def every_vocabulary() -> list[WhisperVocabulary]:
-    """English three times, many languages three times, and large-v3's."""
+    """Returns three English vocabularies, three multilingual ones, and large-v3's."""
     return [
         converted_vocabulary(tiny_en_ct2()),
         tokenizer_vocabulary(tiny_en_ct2(), ENGLISH),

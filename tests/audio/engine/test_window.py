@@ -1,4 +1,4 @@
-"""The way from a window's time to the file's."""
+"""The mapping from a window's time to the file's time."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_spans_are_not_stretched_over_what_was_left_out() -> None:
     for span, place in [
         ((0.3, 4.3), (10.0, 14.0)),
         ((0.3, 6.9), (10.0, 62.0)),
-        ((4.4, 6.9), (59.7, 62.0)),  # begins in the silence behind the first
+        ((4.4, 6.9), (59.7, 62.0)),  # begins in the silence after the first
         ((0.3, 4.8), (10.0, 14.3)),  # ends in the silence before the second
         ((4.4, 7.4), (59.7, 62.3)),  # both
-        ((4.3, 4.8), (14.0, 14.3)),  # most of a word is before the border
-        ((4.5, 4.9), (59.7, 60.0)),  # behind it
-        ((3.9, 8.2), (13.6, 600.7)),  # a pause is in it
+        ((4.3, 4.8), (14.0, 14.3)),  # most of the word is before the border
+        ((4.5, 4.9), (59.7, 60.0)),  # the word is after it
+        ((3.9, 8.2), (13.6, 600.7)),  # a pause is inside it
         ((6.9, 4.0), (62.0, 62.0)),  # never backwards
         ((8.6, 40.0), (601.1, 601.3)),
     ]:

@@ -1,4 +1,4 @@
-"""Windows cut from sound: by speech, and as the reference does; nothing is lost and no feed changes them."""
+"""Windows cut from audio, by speech and as in the reference: no audio is lost, and the feed sizes do not matter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ALL_OPTIONS = (
 
 
 class Loudness:
-    """Takes for speech what is loud: a meter for sound that a test makes up."""
+    """A fake speech meter that treats loud audio as speech."""
 
     def __init__(self) -> None:
         self._rest = np.zeros(0, dtype=np.float32)
@@ -50,7 +50,7 @@ def quiet(seconds: float) -> Samples:
 
 
 def numbered(sound: Samples) -> Samples:
-    """The same loud or quiet, but no two samples of some minutes are the same."""
+    """Makes samples distinguishable over several minutes without changing how loud they are."""
     return sound + np.arange(len(sound), dtype=np.float32) * np.float32(2**-25)
 
 
@@ -87,7 +87,7 @@ def random_sound(rng: np.random.Generator) -> Samples:
 
 
 def check(found: list[Window], sound: Samples) -> None:
-    """What holds for windows of any sound."""
+    """Checks the properties that hold for windows of any audio."""
     covered = np.zeros(len(sound), dtype=bool)
     until = 0
     for window in found:
@@ -157,7 +157,7 @@ def test_silence_is_no_window_and_holds_no_memory() -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 20.0])
 def test_hours_of_speech_hold_little_memory(pause: float) -> None:
-    """Without a pause, or with so long ones that a window reaches over many minutes of the file."""
+    """Speech without pauses, and with pauses so long that a window spans many minutes of the file."""
     windows = SpeechWindows(OPTIONS, Loudness())
     part = np.concatenate([loud(1), quiet(pause)])
     count = 0
@@ -178,7 +178,7 @@ def test_a_window_takes_stretches_until_the_next_does_not_fit() -> None:
     first = windows.ready()
     assert first is not None
     assert len(first.pieces) == 3
-    assert first.seconds == pytest.approx(28.5, abs=0.1)  # 0.3 s around each, but before the first
+    assert first.seconds == pytest.approx(28.5, abs=0.1)  # 0.3 s around each stretch, except before the first
     assert not first.last
     assert windows.ready() is None
     windows.end()
@@ -191,7 +191,7 @@ def test_a_window_takes_stretches_until_the_next_does_not_fit() -> None:
 
 def test_speech_without_a_pause_is_cut_where_it_is_quietest() -> None:
     sound = loud(70)
-    sound[25 * SECOND : 25 * SECOND + 3200] = 0.2  # still speech
+    sound[25 * SECOND : 25 * SECOND + 3200] = 0.2  # still counts as speech
     found = windows_of(SpeechWindows(OPTIONS, Loudness()), sound, [])
     assert [window.start for window in found][1:2] == [pytest.approx(25.1, abs=0.1)]
     assert len(found) == 3
@@ -286,7 +286,7 @@ def test_whole_windows_only_move_on_and_not_too_far(frame: int) -> None:
     windows.feed(loud(5))
     windows.end()
     with pytest.raises(ValueError, match="not in the window"):
-        windows.seek(1)  # none is out
+        windows.seek(1)  # no window has been taken yet
     assert windows.ready() is not None
     with pytest.raises(ValueError, match="not in the window"):
         windows.seek(frame)

@@ -1,4 +1,4 @@
-"""Times of words against the reference implementation's, on random alignments and on real speech."""
+"""Word times compared with the reference implementation, on random alignments and on recorded speech."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPELLINGS = [" the", " a", "un", " word", ".", ",", "?", " (", ")", ' "', "'s", 
 
 
 def aligned(tokens: int, rng: np.random.Generator) -> Aligned:
-    """A path through so many tokens and the end of text: mostly short steps, and now and then a long pause."""
+    """Generates a path through the tokens and the end of text: mostly short steps, and a few long pauses."""
     rows, columns, column = [], [], int(rng.integers(0, 100))
     for token in range(tokens + 1):
         for _ in range(1 + int(rng.choice([0, 3, 10, 20, 200], p=[0.1, 0.3, 0.3, 0.2, 0.1]))):
@@ -47,7 +47,7 @@ def split(tokens: int, rng: np.random.Generator) -> tuple[list[str], list[list[i
 
 
 def found(words: list[str], parts: list[list[int]], path: Aligned) -> list[Any]:
-    """What the reference's `find_alignment` would make of the path."""
+    """Returns the result of the reference's `find_alignment` for the path."""
     jumps = np.pad(np.diff(path.text_indices), (1, 0), constant_values=1).astype(bool)
     times = path.time_indices[jumps] / whisper.audio.TOKENS_PER_SECOND
     ends = np.cumsum([len(part) for part in parts])
@@ -105,9 +105,9 @@ def test_random_alignments_become_the_reference_s_words(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # whisper leaves a file to the collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # whisper leaves a file to the GC
 def test_real_speech_has_the_reference_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each window's path and split, as the reference made them, give the words that it made of them."""
+    """The reference's path and split of each window give the reference's words."""
     calls: list[SimpleNamespace] = []
     dtw, add = whisper.timing.dtw, whisper.timing.add_word_timestamps
 
@@ -126,7 +126,7 @@ def test_real_speech_has_the_reference_s_words(monkeypatch: pytest.MonkeyPatch) 
         call.words, call.parts = tokenizer.split_to_word_tokens([token for text in call.texts for token in text])
 
     monkeypatch.setattr(whisper.timing, "dtw", seen_dtw)
-    # The package's attribute of this name is the function.
+    # The package attribute of this name is the function.
     monkeypatch.setattr(sys.modules["whisper.transcribe"], "add_word_timestamps", seen_add)
     model = whisper.load_model(str(tiny_en_pt()), device="cpu")
     sound = np.concatenate([samples_of(librivox()[0]), silence(3), samples_of(librivox()[1])])
@@ -134,7 +134,7 @@ def test_real_speech_has_the_reference_s_words(monkeypatch: pytest.MonkeyPatch) 
     calls = [call for call in calls if call.path is not None]
     assert sum(len(call.words) for call in calls) > 25
     for call in calls:
-        # The mean over a word is tested above: here all its tokens are as probable as it.
+        # The mean over a word is tested above: here all tokens of a word have its probability.
         path = Aligned(*call.path, np.zeros(sum(map(len, call.texts)), dtype=np.float32))
         utterances = [
             Utterance(text, segment["start"], segment["end"])

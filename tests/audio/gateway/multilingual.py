@@ -1,4 +1,4 @@
-"""The multilingual base model in a running stack: registered by who needs it, and gone afterwards."""
+"""The multilingual base model in a running stack: registered by the tests that need it, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READY_SECONDS = 60
 
 @contextmanager
 def base_registered(stack: Stack) -> Iterator[str]:
-    """Its id, once it may be used."""
+    """Registers the model, waits until it is usable, and yields its id."""
     folder = stack.home / "models" / BASE
     folder.mkdir(parents=True)
     for file in base_ct2().iterdir():

@@ -1,4 +1,4 @@
-"""Recordings as other files than the ones that they come as."""
+"""Recordings re-encoded in other file formats."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ KINDS = {
     "flac": ("flac", "flac", 16000),
     "webm": ("webm", "libopus", 48000),
 }
-BLOCK = 480_000  # samples that are encoded at once
+BLOCK = 480_000  # samples per encoder call
 
 
 def samples_of(path: Path) -> np.ndarray:
-    """A recording as int16 samples at 16 kHz, one channel."""
+    """Returns a recording as int16 samples at 16 kHz, one channel."""
     resampler = av.AudioResampler("s16", "mono", RATE)
     with av.open(str(path)) as file:
         frames = [out for frame in (*file.decode(audio=0), None) for out in resampler.resample(frame)]
@@ -31,7 +31,7 @@ def samples_of(path: Path) -> np.ndarray:
 
 
 def encoded(kind: str, blocks: Iterable[np.ndarray]) -> bytes:
-    """A file of int16 samples at 16 kHz, which may come piece by piece."""
+    """Encodes int16 samples at 16 kHz, given in blocks, as a file."""
     container, codec, rate = KINDS[kind]
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as output:

@@ -1,4 +1,4 @@
-"""Uploads that are broken, endless or given up, through the real gateway: each its own end, and nothing is left."""
+"""Broken, oversized and aborted uploads through the real gateway: each gets its own error and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PATIENCE_SECONDS = 60
 MIB = 1024 * 1024
 LIMIT = 25 * MIB  # ALLM_MAX_AUDIO_BYTES
 FAST: dict[str, Any] = {"extra_body": {"beam_size": 1}}
-WATCH_SECONDS = 0.25  # between two looks, for each of which the system counts pages
-SPARED = 10  # files and processes that come and go: spare decoders. Clients that leave something are twice as many
+WATCH_SECONDS = 0.25  # between two measurements, for each of which the kernel counts pages
+SPARED = 10  # normal variation in files and processes (spare decoders). Leak tests use twice as many clients
 TEXT = b"This is a letter, and no sound at all. " * 100
 
 
@@ -44,7 +44,7 @@ def clip() -> Clip:
 
 @dataclass
 class Service:
-    """The audio service, its decoders and its worker, as the system sees them."""
+    """The audio service with its decoders and its worker, as the operating system sees them."""
 
     stack: Stack
 
@@ -53,7 +53,7 @@ class Service:
         return [service, *service.children(recursive=True)]
 
     def memory(self) -> int:
-        """Bytes that all of them hold for themselves alone, together."""
+        """Returns the bytes that are private to these processes, in total."""
         found = 0
         for process in self.processes():
             try:
@@ -63,15 +63,15 @@ class Service:
         return found
 
     def open_files(self) -> int:
-        """Of the service process."""
+        """Counts the open files of the service process."""
         return self.processes()[0].num_fds()
 
     def uploads(self) -> list[str]:
-        """Names of files that callers have sent."""
+        """Lists the files uploaded by callers."""
         return [entry.name for entry in (self.stack.home / "uploads").iterdir()]
 
     def wait(self, what: str, limit: Any) -> None:
-        """Until a measure is below a limit, or nothing."""
+        """Waits until a measurement does not exceed the limit."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (found := getattr(self, what)()) > limit:
             assert time.monotonic() < deadline, (what, found, limit)
@@ -79,7 +79,7 @@ class Service:
 
 
 class Watch(threading.Thread):
-    """Looks at the service's memory again and again while the block runs."""
+    """Samples the service's memory while the block runs."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(daemon=True)
@@ -102,7 +102,7 @@ class Watch(threading.Thread):
 
 @pytest.fixture
 def service(stack: Stack, client: openai.OpenAI, clip: Clip) -> Service:
-    """It has its model loaded and has answered before."""
+    """Returns the service with its model loaded, after a first answer."""
     transcribe(client, clip.path)
     service = Service(stack)
     service.wait("uploads", [])
@@ -147,7 +147,7 @@ def test_a_truncated_mp3_is_transcribed_as_far_as_it_goes(client: openai.OpenAI,
     assert 0 < len(found.text.split()) < len(clip.transcript.split())
 
 
-@pytest.mark.slow  # with a recording from a Debian package
+@pytest.mark.slow  # needs a recording from a Debian package
 def test_the_telephones_8_khz(client: openai.OpenAI) -> None:
     clip = prompts()[0]
     with wave.open(str(clip.path)) as file:
@@ -168,7 +168,7 @@ def test_over_the_limit_is_413_with_both_numbers_known(service: Service, client:
 
 
 def test_just_below_the_limit_is_taken(client: openai.OpenAI) -> None:
-    """13 minutes of silence: all of the file comes through, and nothing is said in it."""
+    """13 minutes of silence: the whole file arrives, and the transcript is empty."""
     silence = wav(b"\0\0" * ((LIMIT - 44) // 2))
     found = transcribe(client, ("limit.wav", silence))
     assert (len(silence), found.text) == (LIMIT, "")
@@ -193,7 +193,7 @@ def test_clients_that_hang_up_in_the_middle_leave_nothing(
 
 @contextmanager
 def half_sent(stack: Stack, clip: Clip) -> Iterator[None]:
-    """An upload of 10 MiB of which half has been sent; leaving breaks the connection."""
+    """Sends half of a 10 MiB upload; leaving the block breaks the connection."""
     head = f'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n{SPEECH_MODEL}\r\n--b\r\n'
     head += 'content-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
     with socket.create_connection(("127.0.0.1", stack.port), PATIENCE_SECONDS) as connection:
@@ -208,7 +208,7 @@ def half_sent(stack: Stack, clip: Clip) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_hour_is_transcribed_in_bounded_memory(service: Service, client: openai.OpenAI, clip: Clip) -> None:
-    """A sentence every ten minutes, and silence between: 230 MB as the model's samples, a small file."""
+    """One sentence every ten minutes, with silence between: 230 MB as the model's samples, but a small file."""
     speech = samples_of(clip.path)
     period = np.concatenate([speech, np.zeros(600 * RATE - len(speech), np.int16)])
     file = ("hour.flac", encoded("flac", [period] * 6))
@@ -218,7 +218,7 @@ def test_an_hour_is_transcribed_in_bounded_memory(service: Service, client: open
     assert abs(found.duration - 3600) < 1
     assert all(0 <= segment.start <= segment.end <= 3600 for segment in found.segments)
     starts = [segment.start for segment in found.segments]
-    for number in range(6):  # every sentence is there, at its time
+    for number in range(6):  # every sentence is found, at its time
         said = " ".join(s.text for s in found.segments if 600 * number - 1 < s.start < 600 * number + 60)
         assert word_errors(said, clip.transcript) < MAY_DIFFER, (number, starts)
     assert watch.most - before < 150 * MIB

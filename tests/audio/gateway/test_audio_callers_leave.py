@@ -1,4 +1,4 @@
-"""Callers of the audio service who hang up, or do not wait as long as it takes: nothing is computed for them then."""
+"""Callers of the audio service who hang up or reach their deadline: the service stops computing for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.stack import SPEECH_MODEL, Stack
 PATH = "/v1/audio/transcriptions"
 BOUNDARY = "a-boundary"
 KIND = f"multipart/form-data; boundary={BOUNDARY}"
-SECONDS = 700  # of speech: it takes far longer than what is tested here
-FEW_STEPS = 20  # what a worker may take to hear of a hang-up that its service knows of; the whole takes some hundred
+SECONDS = 700  # of speech: takes far longer than the tests
+FEW_STEPS = 20  # steps until a worker learns of a hang-up that its service knows of; the whole takes some hundred
 
 
 @pytest.fixture
 def whisper(stack: Stack) -> Runtime:
-    """The model, loaded and idle."""
+    """Returns the model, loaded and idle."""
     runtime = Runtime(stack, "audio", SPEECH_MODEL)
     with asked(stack, PATH, upload(librivox()[0].path.read_bytes()), KIND) as connection:
         status, told = answer(connection)
@@ -31,7 +31,7 @@ def whisper(stack: Stack) -> Runtime:
 
 
 def long_speech() -> bytes:
-    """A WAV file of many minutes."""
+    """Returns a WAV file of many minutes."""
     with wave.open(str(librivox()[0].path)) as clip:
         format = clip.getparams()
         frames = clip.readframes(clip.getnframes())
@@ -44,7 +44,7 @@ def long_speech() -> bytes:
 
 
 def upload(sound: bytes, **fields: str) -> bytes:
-    """The form of a request."""
+    """Builds the form of a request."""
     parts = {"model": SPEECH_MODEL, **fields}
     texts = "".join(
         f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'

@@ -1,4 +1,4 @@
-"""`allm models` with a model that transcribes, in the running stack."""
+"""`allm models` with a transcription model in the running stack."""
 
 from __future__ import annotations
 

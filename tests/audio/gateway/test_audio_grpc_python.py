@@ -42,7 +42,7 @@ def config(**fields: Any) -> pb.TranscriptionConfig:
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
-    """A tenth of a second each."""
+    """Yields the audio in pieces of a tenth of a second."""
     for start in range(0, len(data), RATE // 5):
         yield data[start : start + RATE // 5]
 
@@ -68,7 +68,7 @@ def test_a_file_with_words(audio: Any, clip: Clip) -> None:
 
 
 def test_a_stream_is_answered_while_it_is_spoken(audio: Any, clip: Clip) -> None:
-    """The rest is only sent once there is text of the beginning."""
+    """The rest is sent only after text of the beginning has arrived."""
     samples = list(pieces(samples_of(clip.path).tobytes()))
     half = len(samples) // 2
     answers: list[pb.StreamTranscribeResponse] = []

@@ -19,7 +19,7 @@ from tests.speech import Clip, librivox, long_prompt
 from tests.stack import MODEL, POLL_SECONDS, SPEECH_MODEL, Stack
 
 PATIENCE_SECONDS = 60
-# Decoded greedily: what is tested here is not how well.
+# Greedy decoding: these tests do not measure accuracy.
 FAST: dict[str, Any] = {"extra_body": {"beam_size": 1}}
 SRT = re.compile(r"(\d+)\n\d\d:\d\d:\d\d,\d{3} --> \d\d:\d\d:\d\d,\d{3}\n(.+)\n")
 VTT = re.compile(r"(?:\d\d:)?\d\d:\d\d\.\d{3} --> (?:\d\d:)?\d\d:\d\d\.\d{3}\n(.+)\n")
@@ -37,7 +37,7 @@ def clip() -> Clip:
 
 
 def heard(said: str, clip: Clip) -> bool:
-    """Whether it is what was spoken, by and large."""
+    """Returns True if the text roughly matches the clip's transcript."""
     return word_errors(said, clip.transcript) < MAY_DIFFER
 
 
@@ -95,7 +95,7 @@ def test_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_tells_segments_while_others_are_still_decoded(stack: Stack, client: openai.OpenAI) -> None:
-    """Whoever hangs up after the first ends a transcription that had not come to its end."""
+    """A caller who hangs up after the first segment ends an unfinished transcription."""
     pieces = [samples_of(long_prompt().path)] * 10  # many minutes of speech
     file = ("long.flac", encoded("flac", pieces))
     with client.audio.transcriptions.with_streaming_response.create(
@@ -107,7 +107,7 @@ def test_a_stream_tells_segments_while_others_are_still_decoded(stack: Stack, cl
 
 
 def logged(stack: Stack, request: str) -> dict[str, Any]:
-    """What the audio service's log says at the end of a request."""
+    """Returns the audio service's log record for the end of a request."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         lines = map(json.loads, (stack.home / "logs" / "audio.log").read_text().splitlines())
@@ -147,7 +147,7 @@ def test_parameters(client: openai.OpenAI, clip: Clip, parameters: dict[str, Any
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file(client: openai.OpenAI, clip: Clip, kind: str) -> None:
-    """Told by its content: its name says nothing."""
+    """The format is detected from the content: the file name does not reveal it."""
     file = ("recording", encoded(kind, [samples_of(clip.path)]))
     assert heard(client.audio.transcriptions.create(model=SPEECH_MODEL, file=file, **FAST).text, clip)
 
@@ -158,9 +158,9 @@ def test_silence_is_no_text(client: openai.OpenAI, clip: Clip) -> None:
     assert (reply.text, reply.segments) == ("", [])
 
 
-@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # so the SDK calls translations; OpenAI has them
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # deprecated by the SDK, still in OpenAI's API
 def test_another_language_than_english(stack: Stack, client: openai.OpenAI, clip: Clip) -> None:
-    """The multilingual model finds the language, and translates; the English one says that it does not."""
+    """The multilingual model detects the language and translates; the English model returns an error."""
     with base_registered(stack) as base:
         found = client.audio.transcriptions.create(model=base, file=clip.path, response_format="verbose_json", **FAST)
         assert found.language == "english"

@@ -1,4 +1,4 @@
-"""Decoders are owned by a service that runs on uvloop: so do these tests. And the pool that most of them share."""
+"""Runs these tests on uvloop, like the service that owns the decoders, and shares a decoder pool between them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.audio.sound.pool import Pool
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """What pytest-asyncio makes the loops of this folder with."""
+    """Returns the event loop factories that pytest-asyncio uses for this folder."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
-    """Two decoders, two places to wait, an hour of sound at most; tests that use it run on their module's loop."""
+    """Runs a pool of two decoders, a queue of two and at most an hour of audio, on the module's event loop."""
     folder = tmp_path_factory.mktemp("sound") / "uploads"
     decoders = SoundDecoders(decoders=2, folder=folder, max_seconds=3600, queue=2, stall_seconds=60)
     await decoders.start()

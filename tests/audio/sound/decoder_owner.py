@@ -1,4 +1,4 @@
-"""A process that owns two decoders, one of them at a file, prints their ids, and waits to be killed."""
+"""A process that owns two decoders, one of them decoding a file; it prints their ids and waits to be killed."""
 
 from __future__ import annotations
 

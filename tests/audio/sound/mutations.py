@@ -1,7 +1,7 @@
 """Damages files of every format and decodes them in this process: `mutations COUNT [NAME...]`, COUNT of each format.
 
-Run as a process of its own by test_hostile_files.py, because a file may end it. Prints a line for each format: its
-name, how many files were decoded at least in part, and how many were refused. Any other exception is a bug of ours.
+test_hostile_files.py runs it as a separate process, because a file may crash it. Prints a line for each format: its
+name, the number of files decoded at least in part, and the number refused. Any other exception is a bug in allm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.audio.sound.sound_files import FILES, encoded
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """The file with a few bytes changed, some taken away, or some put in; more often near its start."""
+    """Returns the file with a few bytes changed, removed or inserted, more often near its start."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 8)):
         at = min(int(rng.expovariate(1 / rng.choice([40, 400, len(data)]))), len(changed) - 1)
@@ -32,9 +32,9 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def main() -> None:
-    """Goes through the formats that are named, or all."""
+    """Runs the named formats, or all."""
     names = sys.argv[2:] or list(FILES)
-    # An ogg page that is damaged is lost as a whole: there must be several.
+    # A damaged ogg page is lost as a whole, so the file needs several pages.
     files = {name: encoded(name, 4.0 if name in ("ogg", "opus") else 0.5) for name in names}
     confinement.confine()
     for name, data in files.items():

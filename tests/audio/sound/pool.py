@@ -1,4 +1,4 @@
-"""A pool of decoders as a service uses it, with short ways for tests."""
+"""A pool of decoders as a service uses it, with helpers for tests."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Pool:
                 yield sound
 
     async def decode(self, data: bytes, raw: RawSound | None = None, name: str = "") -> bytes:
-        """All sound of a file."""
+        """Returns all audio of a file."""
         async with self.open(data, raw, name) as sound:
             return await read_all(sound)
 
     async def refusal(self, data: bytes, raw: RawSound | None = None, name: str = "") -> str:
-        """What is told of a file that is refused."""
+        """Returns the error message for a file that is refused."""
         try:
             await self.decode(data, raw, name)
         except InvalidRequest as error:
@@ -46,7 +46,7 @@ class Pool:
 
 
 async def read_all(sound: Sound) -> bytes:
-    """The sound to its end; no piece is longer than a few seconds."""
+    """Reads the audio to its end; checks that no piece is longer than a few seconds."""
     pieces = []
     while piece := await sound.read():
         assert len(piece) <= 4 * 32000
@@ -56,7 +56,7 @@ async def read_all(sound: Sound) -> bytes:
 
 
 def decoder_processes() -> list[psutil.Process]:
-    """The decoder processes of this process that still run; a stack beside it may have others."""
+    """Lists this process's running decoder processes; a stack on the same machine may have others."""
     found = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):

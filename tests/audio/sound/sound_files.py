@@ -1,4 +1,4 @@
-"""Sound files of every kind, encoded here: a sweep that is known at any rate, so that what comes back is compared."""
+"""Test files of every format: a sweep with known samples at any rate, so that decoded audio can be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import av
 import numpy as np
 
 SECONDS = 2.0
-# Name -> container, encoder, rate, layout, options of the container, longest shift and excess in seconds (a frame)
+# Name -> container, encoder, rate, layout, container options, largest shift and excess in seconds (one frame)
 FILES = {
     "wav": ("wav", "pcm_s16le", 16000, "mono", {}, 0.001),
     "wav-8k": ("wav", "pcm_s16le", 8000, "mono", {}, 0.001),
@@ -33,20 +33,20 @@ FILES = {
 
 
 def sweep(rate: int, seconds: float = SECONDS) -> np.ndarray:
-    """Float samples: from 200 Hz on, 80 Hz more each second, swelling three times a second."""
+    """Returns a float sweep that starts at 200 Hz, rises 80 Hz per second, and swells three times a second."""
     at = np.arange(round(rate * seconds)) / rate
     return np.sin(2 * np.pi * (200 * at + 40 * at**2)) * (0.25 + 0.2 * np.sin(2 * np.pi * 3 * at))
 
 
 @cache
 def encoded(name: str, seconds: float = SECONDS) -> bytes:
-    """The sweep as a file."""
+    """Encodes the sweep as a file."""
     container, codec, rate, layout, options, _ = FILES[name]
     folder = tempfile.TemporaryDirectory()
-    file = Path(folder.name) / name  # not in memory: an index can only be put first into what can be read again
+    file = Path(folder.name) / name  # on disk: an index can be moved to the front only in a file that can be read again
     with folder, av.open(str(file), "w", format=container, options=dict(options)) as output:
         stream = output.add_stream(codec, rate=rate, layout=layout)
-        stream.codec_context.options = {"strict": "-2"}  # ffmpeg's own vorbis calls itself experimental
+        stream.codec_context.options = {"strict": "-2"}  # ffmpeg marks its own vorbis encoder as experimental
         channels = stream.codec_context.layout.nb_channels
         samples = np.repeat(to_int16(sweep(rate, seconds)), channels)
         step = 1024 * channels
@@ -62,12 +62,12 @@ def encoded(name: str, seconds: float = SECONDS) -> bytes:
 
 
 def to_int16(samples: np.ndarray) -> np.ndarray:
-    """Floats of -1 to 1 as int16."""
+    """Converts floats from -1 to 1 to int16."""
     return (samples * 32767).round().astype("<i2")
 
 
 def wav(samples: bytes, *, rate: int = 16000, channels: int = 1, length: int | None = None) -> bytes:
-    """A file of int16 samples by its definition; `length` is what its header says instead of the truth."""
+    """Builds a WAV file of int16 samples; `length`, if given, is a false length for its header."""
     stated = len(samples) if length is None else length
     form = struct.pack("<HHIIHH", 1, channels, rate, rate * channels * 2 % 2**32, channels * 2, 16)
     body = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", stated) + samples
@@ -75,7 +75,7 @@ def wav(samples: bytes, *, rate: int = 16000, channels: int = 1, length: int | N
 
 
 def likeness(decoded: bytes, seconds: float = SECONDS) -> tuple[float, float]:
-    """How like the sweep decoded sound is, 0 to 1, and by how many seconds it is shifted."""
+    """Returns the similarity of decoded audio to the sweep, 0 to 1, and its shift in seconds."""
     got = np.frombuffer(decoded, "<i2").astype(float)
     wanted = sweep(16000, seconds)
     size = 1 << (len(got) + len(wanted)).bit_length()

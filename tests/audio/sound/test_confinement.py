@@ -1,4 +1,4 @@
-"""What a decoder process may do, tried in a process that confined itself as one does."""
+"""The permissions of a decoder process, tested in a process that confines itself the same way."""
 
 from __future__ import annotations
 

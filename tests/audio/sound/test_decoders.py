@@ -1,4 +1,4 @@
-"""The pool of decoder processes: places, queue, processes that are lost, and that nothing stays behind."""
+"""The pool of decoder processes: concurrency, queue, lost processes, and cleanup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.errors import InvalidRequest, Overloaded
 from tests.audio.sound.pool import Pool, decoder_processes, read_all
 from tests.audio.sound.sound_files import encoded, likeness, sweep, to_int16, wav
 
-LONG = 600.0  # seconds: more than the pipes between service and decoder hold
+LONG = 600.0  # seconds: more than the pipes between service and decoder can buffer
 
 
 @contextlib.asynccontextmanager
@@ -74,26 +74,26 @@ async def test_files_beyond_the_places_wait_and_beyond_the_queue_are_refused(tmp
             with pytest.raises(Overloaded, match="1 files are being decoded and 1 wait"):
                 await pool.decode(encoded("wav"))
             assert not second.done()
-            # What needs no decoder needs no place.
+            # Raw audio that needs no decoder does not count against the limit.
             assert await pool.decode(bytes(100), RawSound(16000)) == bytes(100)
         async with asyncio.timeout(30):
             assert likeness(await second)[0] > 0.99
 
 
 async def test_live_feeds_leave_decoders_to_files(tmp_path: Path) -> None:
-    """A speaker may pause for an hour; a file would wait for it."""
+    """A speaker may pause for an hour, and a file would have to wait for that."""
     decoders = SoundDecoders(decoders=2, folder=tmp_path, max_seconds=60, queue=9, stall_seconds=60, spare=1)
     await decoders.start()
     pool, raw = Pool(decoders, tmp_path), RawSound(48000)
     try:
-        for _ in range(2):  # whoever ends gives its share back
+        for _ in range(2):  # a feed that ends returns its share
             async with decoders.open(LiveFeed(), raw):
                 with pytest.raises(Overloaded, match=r"1 live feeds are being decoded.*ALLM_AUDIO_DECODERS"):
                     async with decoders.open(LiveFeed(), raw):
                         pass
                 assert await pool.decode(encoded("wav"))
                 async with decoders.open(LiveFeed(), RawSound(16000)):
-                    pass  # it needs no decoder
+                    pass  # needs no decoder
     finally:
         await decoders.close()
 
@@ -160,7 +160,7 @@ async def test_a_decoder_that_dies_costs_its_file_and_nothing_else(tmp_path: Pat
             (process,) = decoder_processes()
             process.send_signal(number)
             await feed.put(bytes(8000))
-            for _ in range(2):  # it stays so
+            for _ in range(2):  # the state persists
                 with pytest.raises(InvalidRequest, match="made the decoder fail") as caught:
                     await read_all(sound)
             assert caught.value.param == "file"
@@ -184,7 +184,7 @@ async def test_a_decoder_without_progress_is_ended(tmp_path: Path, monkeypatch: 
             (process,) = decoder_processes()
             process.suspend()
             assert sound._stall_seconds == 60
-            monkeypatch.setattr(sound, "_stall_seconds", 1)  # from now on: so far it may have been slow
+            monkeypatch.setattr(sound, "_stall_seconds", 1)  # from here on: the start may have been slow
             await feed.put(bytes(8000))
             with pytest.raises(InvalidRequest, match="no sound for 1 seconds"):
                 await read_all(sound)
@@ -207,7 +207,7 @@ async def test_who_waits_for_a_callers_bytes_is_not_stuck(tmp_path: Path, monkey
             reading = asyncio.create_task(read_all(sound))
             await asked.wait()
             time = loop.time
-            monkeypatch.setattr(loop, "time", lambda: time() + 3600)  # an hour goes by
+            monkeypatch.setattr(loop, "time", lambda: time() + 3600)  # an hour passes
             for _ in range(10):
                 await asyncio.sleep(0)
             assert not reading.done()
@@ -217,7 +217,7 @@ async def test_who_waits_for_a_callers_bytes_is_not_stuck(tmp_path: Path, monkey
 
 
 async def test_a_file_that_was_refused_costs_the_process(tmp_path: Path) -> None:
-    """What a hostile file has done to it must not reach another caller's."""
+    """A process that read a hostile file must not decode another caller's."""
     async with running(tmp_path) as pool:
         (before,) = pool.decoders.processes
         assert await pool.refusal(b"no sound" * 100)
@@ -254,7 +254,7 @@ async def test_what_a_rush_left_behind_is_ended(tmp_path: Path, monkeypatch: pyt
 
 async def test_sound_over_the_limit_is_refused_with_both_numbers(tmp_path: Path) -> None:
     async with running(tmp_path, max_seconds=1.5) as pool:
-        message = await pool.refusal(encoded("flac"))  # its header says it: nothing was decoded
+        message = await pool.refusal(encoded("flac"))  # the header states the duration: nothing was decoded
         assert "2 seconds long: at most 1.5 seconds" in message
         assert "over 1.5 seconds long: at most 1.5 seconds" in await pool.refusal(encoded("aac"))
         assert "2 seconds long: at most 1.5" in await pool.refusal(to_int16(sweep(8000)).tobytes(), RawSound(8000))
@@ -296,7 +296,7 @@ async def test_decoders_do_not_outlive_a_service_that_is_killed(tmp_path: Path) 
 
 @pytest.mark.slow
 async def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path: Path) -> None:
-    """The decoder is measured as a process, the service by what Python allocates in it."""
+    """Measures the decoder by its process, and the service by Python's allocations."""
     file = long_flac(3600.0)
     async with running(tmp_path, max_seconds=4 * 3600) as pool:
         await pool.decode(long_flac(60.0))
@@ -315,12 +315,12 @@ async def test_an_hour_takes_no_more_memory_than_a_minute(tmp_path: Path) -> Non
             finally:
                 tracemalloc.stop()
         assert abs(samples / 16000 - 3600) < 0.1
-        assert peak - before < 64 * 2**20  # the sound takes 115 MB
+        assert peak - before < 64 * 2**20  # the audio takes 115 MB
         assert ours < 32 * 2**20
 
 
 def long_flac(seconds: float) -> bytes:
-    """A file of little noise: one second of it, again and again."""
+    """Encodes one second of faint noise, repeated."""
     import io
 
     import av

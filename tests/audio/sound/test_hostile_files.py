@@ -1,4 +1,4 @@
-"""Files made to do harm: they end in an error or in sound, open nothing else, and the next file is decoded."""
+"""Malicious files: they give an error or audio and open nothing else, and the next file is decoded."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.audio.sound.sound_files import FILES, encoded, likeness, wav
 
 on_modules_loop = pytest.mark.asyncio(loop_scope="module")
 
-MUTATIONS = 100  # of each format
+MUTATIONS = 100  # per format
 
 
 class Listener:
-    """A web server that nobody should call."""
+    """A web server that must not receive a connection."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -58,7 +58,7 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """Sound of somebody else's, where ffmpeg would find it."""
+    """Returns another caller's audio file, at a path that ffmpeg could read."""
     path = tmp_path / "secret.wav"
     path.write_bytes(wav(b"\x10\x20" * 16000))
     return path
@@ -106,7 +106,7 @@ async def test_a_playlist_calls_nobody(pool: Pool, listener: Listener, playlist:
 
 @on_modules_loop
 async def test_the_playlist_would_work_elsewhere(secret: Path, tmp_path: Path) -> None:
-    """Without this the tests above could pass for a playlist that is none."""
+    """Proves that the playlist is valid: otherwise the tests above could pass with a broken one."""
     path = tmp_path / "list.ffconcat"
     path.write_bytes(script(secret.name))
     with av.open(str(path)) as container:
@@ -119,7 +119,7 @@ def box(kind: bytes, *content: bytes) -> bytes:
 
 
 def mov_of_another_file(path: str, count: int) -> bytes:
-    """A QuickTime film whose samples lie in another file, which an alias names by its absolute path."""
+    """Builds a QuickTime file whose samples are in another file, named by an alias with its absolute path."""
     record = struct.pack(">hH", 2, len(path)) + path.encode() + bytes(len(path) % 2) + struct.pack(">hH", -1, 0)
     alias = bytes(4) + bytes(10) + bytes(28) + bytes(12) + bytes(64) + bytes(16) + bytes(4) + bytes(16) + record
     sound = struct.pack(">6xH8xHHHHI", 1, 1, 16, 0, 0, 16000 << 16)
@@ -173,7 +173,7 @@ async def test_a_table_that_claims_more_than_there_is_memory(pool: Pool) -> None
 
 @on_modules_loop
 async def test_damaged_files_end_in_an_error_or_in_sound(pool: Pool) -> None:
-    """A few of each format as callers send them: whatever they do to a decoder, the next file is decoded."""
+    """A few of each format, as callers send them: whatever they do to a decoder, the next file is decoded."""
     for name in ("wav", "mp3", "m4a", "ogg", "webm", "flac"):
         data, rng = encoded(name, 0.5), random.Random(name)  # noqa: S311 (the same files each time)
         for _ in range(2):
@@ -186,7 +186,7 @@ async def test_damaged_files_end_in_an_error_or_in_sound(pool: Pool) -> None:
 
 @pytest.mark.slow
 def test_of_hundreds_of_damaged_files_none_is_a_surprise() -> None:
-    """Decoded one after the other in a process that may die of them, but not of an exception that is not foreseen."""
+    """Decoded one after the other in a separate process that may crash, but may not raise an unexpected exception."""
     for name in FILES:
         command = [sys.executable, "-m", "tests.audio.sound.mutations", str(MUTATIONS), name]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

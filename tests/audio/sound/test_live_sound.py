@@ -1,4 +1,4 @@
-"""Sound that is decoded while it comes: early, with little delay, and as far as it goes."""
+"""Audio that is decoded while it arrives: early, with little delay, and as far as the stream allows."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def test_a_file_that_comes_in_pieces_is_the_same_as_a_whole_one(pool: Pool
             frame = FILES[name][-1] or 0.001
             value, shift = likeness(decoded, SECONDS)
             assert value > 0.97
-            # A stream tells what its encoder added before the sound to fewer decoders than a file does.
+            # Decoders learn the encoder delay from a file more often than from a stream.
             assert abs(shift) <= 2 * frame
             assert abs(len(decoded) / 32000 - SECONDS) <= 3 * frame
 
 
 async def test_sound_is_there_before_half_of_it_has_come(pool: Pool) -> None:
-    """Nothing more is put before something was read: who waited for the end would wait for ever."""
+    """Sends no more until something was read: a decoder that waited for the end would never return."""
     for name in STREAMED:
         with case(name=name):
             data = encoded(name, SECONDS)
@@ -56,7 +56,7 @@ async def test_sound_is_there_before_half_of_it_has_come(pool: Pool) -> None:
 
 @pytest.mark.parametrize("raw", [RawSound(16000), RawSound(8000), RawSound(16000, 1, "f32le"), RawSound(48000, 2)])
 async def test_raw_sound_of_a_microphone_comes_back_piece_by_piece(pool: Pool, raw: RawSound) -> None:
-    """After 100 ms went in, most of it comes out, before anything else goes in."""
+    """After each 100 ms of input, most of it is decoded before any more input."""
     samples = sweep(raw.sample_rate)
     samples = samples.astype("<f4") if raw.encoding == "f32le" else to_int16(samples)
     data = np.repeat(samples, raw.channels).tobytes()
@@ -111,7 +111,7 @@ async def test_what_is_no_sound_is_refused_while_it_comes(pool: Pool) -> None:
 
 
 async def test_a_stream_that_is_only_noise_of_bytes_comes_to_an_end(pool: Pool) -> None:
-    """Megabytes without sound: nobody waits for the end of what may have none."""
+    """Megabytes without audio: the decoder gives up before the end, because the stream may have none."""
     data = encoded("mp3") + bytes(20_000_000)
     feed = LiveFeed()
     async with asyncio.TaskGroup() as group, pool.decoders.open(feed) as sound:

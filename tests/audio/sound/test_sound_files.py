@@ -1,4 +1,4 @@
-"""Files of every format, as a caller uploads them: what comes out is what went in, at 16 kHz in one channel."""
+"""Uploaded files of every format: the decoded audio equals the encoded audio, at 16 kHz in one channel."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_raw_sound_that_ends_within_a_sample_is_refused(pool: Pool, raw: R
 
 
 async def test_channels_are_mixed_not_picked(pool: Pool) -> None:
-    """One side loud, the other silent: half of it is heard."""
+    """One side is loud, the other silent: the mix has half the amplitude."""
     stereo = np.stack([np.full(16000, 8000), np.zeros(16000)], axis=1).astype("<i2")
     for data, raw in ((wav(stereo.tobytes(), channels=2), None), (stereo.tobytes(), RawSound(16000, 2))):
         got = np.frombuffer(await pool.decode(data, raw), "<i2")
@@ -62,7 +62,7 @@ async def test_channels_are_mixed_not_picked(pool: Pool) -> None:
 
 @pytest.mark.parametrize("channels", [9, 33, 64])
 async def test_channels_that_belong_nowhere_are_mixed_alike(pool: Pool, channels: int) -> None:
-    """ffmpeg has no layout for so many, and mixes none without one."""
+    """ffmpeg has no layout for this number of channels, and does not mix without one."""
     samples = np.zeros((16000, channels), "<i2")
     samples[:, -1] = 32000
     data = samples.tobytes()
@@ -125,7 +125,7 @@ async def test_damage_in_the_middle_costs_only_itself(pool: Pool) -> None:
 
 async def test_what_is_corrupt_from_the_start_is_refused(pool: Pool) -> None:
     data = encoded("flac")
-    header = 4 + 4 + 34  # the marker and the one block that must be there, whose length is in its first bytes
+    header = 4 + 4 + 34  # the marker and the one mandatory block, whose length is in its first bytes
     message = await pool.refusal(data[:4] + bytes([data[4] | 0x80]) + data[5:header] + bytes(20000))
     assert "corrupt or cut off" in message
 
@@ -140,7 +140,7 @@ async def test_a_wav_that_was_written_to_a_pipe_says_no_length(pool: Pool) -> No
 
 
 async def test_parts_of_different_rates_are_joined(pool: Pool) -> None:
-    """As radio stations' recordings are: each part at its own rate."""
+    """Radio stations' recordings are like this: each part has its own rate."""
     joined = b"".join(wav_frames for wav_frames in (encoded("aac"), _aac_at_16k()))
     sound = await pool.decode(joined)
     assert abs(len(sound) / 32000 - 2 * SECONDS) < 0.3
@@ -155,7 +155,7 @@ def _aac_at_16k() -> bytes:
 
 
 async def test_an_mp3_with_a_large_picture_before_its_sound(pool: Pool) -> None:
-    """More than a demuxer looks through before it gives a file up."""
+    """The picture is larger than the range that a demuxer probes before it gives up."""
     sound = encoded("mp3")
     sound = sound[10 + int.from_bytes(sound[9:10]) + 128 * sound[8] :] if sound[:3] == b"ID3" else sound
     length = 3_000_000
@@ -165,7 +165,7 @@ async def test_an_mp3_with_a_large_picture_before_its_sound(pool: Pool) -> None:
 
 
 async def test_a_file_of_tags_alone_is_not_gone_through(pool: Pool) -> None:
-    """What follows the first of them does not matter: it is not even looked at."""
+    """The data after the first tags does not matter: it is not read."""
     empty = b"ID3\x03\x00\x00\x00\x00\x00\x00"
     assert likeness(await pool.decode(empty * 3 + encoded("mp3")))[0] > 0.99
     assert "Formats: wav" in await pool.refusal(empty * 200_000 + encoded("mp3"))
@@ -187,7 +187,7 @@ async def test_a_codec_that_is_not_decoded_here_is_named(pool: Pool) -> None:
 
 
 def with_video(*, sound: bool = True) -> bytes:
-    """A webm of one grey picture and the sweep."""
+    """Builds a webm file with one grey picture and the sweep."""
     import io
 
     import av

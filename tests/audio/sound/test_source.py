@@ -1,4 +1,4 @@
-"""Uploads and live feeds: limits, back-pressure, and that nothing is left behind."""
+"""Uploads and live feeds: limits, back-pressure and cleanup."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ async def served(home: Path) -> AsyncIterator[keys_pb2_grpc.KeyServiceStub]:
 
 
 async def read(stream: Any) -> keys_pb2.WatchKeysResponse:
-    """The next event of a watch."""
+    """Returns the next event of a watch."""
     return await asyncio.wait_for(stream.read(), PATIENCE)
 
 
@@ -91,7 +91,7 @@ async def test_errors(tmp_path: Path) -> None:
 
 
 async def test_scopes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where keys are asked for: operators may make keys, and only our own processes see the hashes."""
+    """Only operators manage keys, and only allm's own processes see the hashes."""
     monkeypatch.setattr(Call, "authenticator", Authenticator(SECRET))
     user, operator = shown(identity("key_user")), shown(identity("key_root", "admin", "inference"))
     async with served(tmp_path) as keys:

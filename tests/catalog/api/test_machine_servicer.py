@@ -1,4 +1,4 @@
-"""The typed API of the machine around a running catalog: reports in, samples out."""
+"""The typed machine API of a running catalog: reports in, samples out."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Code = grpc.StatusCode
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples come quickly."""
+    """Shortens the interval between samples."""
     monkeypatch.setattr(machine_watch, "INTERVAL", 0.02)
 
 
 def figures(uptime: int, **more: Any) -> figures_pb2.ReplicaFigures:
-    """What a text replica tells; `done`: how many requests it has ended, within 0.1 s each."""
+    """Returns the figures of a text replica; `done`: the number of requests finished within 0.1 s each."""
     done = more.pop("done", 0)
     message = figures_pb2.ReplicaFigures(
         running=1,
@@ -39,7 +39,7 @@ def figures(uptime: int, **more: Any) -> figures_pb2.ReplicaFigures:
 
 
 async def sample(stream: Any, wanted: Any = lambda sample: True) -> Any:
-    """The next sample for which that holds."""
+    """Returns the next sample that satisfies `wanted`."""
     while True:
         told = await event(stream)
         if told.HasField("sample") and wanted(told.sample):
@@ -105,7 +105,7 @@ async def test_events_pass_through_with_their_replica(tmp_path: Path) -> None:
         evicted = told.events.add(number=1).event
         evicted.kind, evicted.model_id, evicted.reason = figures_pb2.MACHINE_EVENT_KIND_EVICTED, "m", "pressure"
         evicted.time.GetCurrentTime()
-        told.events.add(number=2).event.kind = 99  # of a newer service
+        told.events.add(number=2).event.kind = 99  # an event kind of a newer service
         await service.report(complete=True, figures=told)
         stream = service.watch_machine(900)
         (found,) = (await sample(stream, lambda sample: sample.events)).events
@@ -114,7 +114,7 @@ async def test_events_pass_through_with_their_replica(tmp_path: Path) -> None:
 
 
 async def test_of_who_is_not_known_nothing_is_taken(tmp_path: Path) -> None:
-    """A partial report of an unknown replica: what it may fill has no bound."""
+    """The catalog ignores the figures in a partial report of an unknown replica, because their number has no bound."""
     async with running(tmp_path) as service:
         assert await service.report("stranger", figures=figures(1))
         stream = service.watch_machine()

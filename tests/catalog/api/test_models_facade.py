@@ -1,4 +1,4 @@
-"""/v1/models: OpenAI's shape for what is ready, and everything on request."""
+"""GET /v1/models: ready models in OpenAI's format, all models on request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def got(service: Service, model_id: str) -> Any:
 
 
 async def refused(call: Any) -> tuple[str, dict[str, Any]]:
-    """The HTTP status and OpenAI's error object."""
+    """Returns the HTTP status and OpenAI's error object."""
     try:
         answer = await call
     except grpc.aio.AioRpcError as error:
@@ -59,7 +59,7 @@ async def test_what_is_ready_in_openais_exact_shape_under_ids_and_aliases(tmp_pa
 
 
 async def test_the_list_follows_every_change(tmp_path: Path) -> None:
-    """It is kept between requests; it must not be kept too long."""
+    """The catalog caches the list between requests; every change must invalidate it."""
     async with running(tmp_path) as service:
         await service.register("m")
         await service.report(complete=True, statuses=[status("m")])

@@ -1,4 +1,4 @@
-"""The typed API around the catalog: states, replicas, watches, loading, measurements, explanations."""
+"""The typed API of the catalog: states, replicas, watches, loading, measurements, explanations."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_a_later_model_of_the_same_id_inherits_nothing(tmp_path: Path) -> 
         await service.register("m")
         await service.report(complete=True, statuses=[status("m")])
         await service.models.DeleteModel(model_service_pb2.DeleteModelRequest(id="m"))
-        await service.report(statuses=[status("m")])  # it has not heard of that yet
+        await service.report(statuses=[status("m")])  # the replica does not know of the deletion yet
         model = await service.register("m")
         assert (model.state, list(model.replicas)) == (PENDING, [])
 
@@ -221,7 +221,7 @@ async def test_how_soon_the_next_report_must_come(tmp_path: Path) -> None:
         assert answer.report_within.ToSeconds() == 2
 
 
-# --- the list, and who is not there
+# --- the list, and missing models
 
 
 async def test_the_list_is_by_id_and_kept_in_step(tmp_path: Path) -> None:

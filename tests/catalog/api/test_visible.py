@@ -1,4 +1,4 @@
-"""What callers with a list of models are shown by the catalog, in both APIs, and what needs which scope there."""
+"""The models that a caller with a model list sees in both APIs, and the scope that each method needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.identities import SECRET, ann, operator, own_process
 
 @pytest.fixture
 async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
-    """Three models that are ready: `small` alias `gpt-4o`, `large-a`, and `large-b`."""
+    """Yields a catalog with three ready models: `small` (alias `gpt-4o`), `large-a` and `large-b`."""
     async with running(tmp_path) as service:
         await service.register("small", aliases=["gpt-4o"])
         await service.register("large-a")
@@ -74,7 +74,7 @@ async def test_single_models(service: Service) -> None:
         assert (await service.models.GetModel(get, metadata=caller)).model.id == "small"
         assert await service.facade.GetModel(models_service_pb2.GetModelRequest(id=name), metadata=caller)
         assert (await service.models.ExplainModel(pb.ExplainModelRequest(id=name), metadata=caller)).model.id == "small"
-    for name in ("large-a", "never-was"):  # told alike: nobody learns which models there are
+    for name in ("large-a", "never-was"):  # the same error for both, so a caller cannot find out which models exist
         denied = (grpc.StatusCode.PERMISSION_DENIED, f"The key key_ann may not use the model `{name}`.")
         assert await refused(service.models.GetModel(pb.GetModelRequest(id=name), metadata=caller)) == denied
         assert await refused(service.models.ExplainModel(pb.ExplainModelRequest(id=name), metadata=caller)) == denied

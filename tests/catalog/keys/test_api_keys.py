@@ -1,4 +1,4 @@
-"""Keys: what is kept of them, for how long, and what is refused."""
+"""API keys: the stored fields, retention, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 60.0  # seconds
 
 
 class Clock:
-    """Seconds since the epoch, which only a test moves."""
+    """A clock in seconds since the epoch that only tests advance."""
 
     now = float(NOW)
 

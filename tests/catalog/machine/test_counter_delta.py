@@ -1,4 +1,4 @@
-"""What was counted between two reports."""
+"""Counter differences between two reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_without_a_report_before_everything_counts() -> None:
 
 
 def test_what_became_less_counts_as_nothing() -> None:
-    """As when a model is deleted, and its series with it."""
+    """A counter falls when a model is deleted, because its series goes with it."""
     found = gained(figures(1, generated_tokens=9, request=(5, 5, 5)), figures(2, generated_tokens=3, request=(1, 6, 5)))
     assert (found.counters, found.times) == ({"generated_tokens": 0.0}, {"request": {1.0: 1}})
 

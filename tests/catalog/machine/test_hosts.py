@@ -1,4 +1,4 @@
-"""Memories that several replicas see are there once."""
+"""A memory pool that several replicas report appears once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_devices_of_a_host_are_put_together_and_the_latest_counts() -> None:
 
 
 def test_devices_of_one_name_are_told_apart() -> None:
-    """Two services of a host that see another GPU each: both call theirs cuda:0."""
+    """Two services of a host see different GPUs and both call theirs cuda:0."""
     seen = [host(devices=(device("m/GPU-aaaaaaaa-1"),)), host(devices=(device("m/GPU-bbbbbbbb-1"),))]
     (one,) = merged(seen)
     assert [each.name for each in one.devices] == ["cuda:0 (GPU-aaaaaaaa)", "cuda:0 (GPU-bbbbbbbb)"]

@@ -1,4 +1,4 @@
-"""Samples out of replicas' reports: rates, restarts, replicas that come and go, events."""
+"""Samples from replicas' reports: rates, restarts, added and removed replicas, events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_without_replicas_there_is_nothing(machine: Machine) -> None:
 
 
 def test_what_was_counted_before_the_first_report_is_of_no_now(machine: Machine, clock: Clock) -> None:
-    """As after a restart of the catalog: the services have been counting for days."""
+    """After a restart of the catalog, the services have been counting for days."""
     machine.take("text-1", "text", figures(86_400, generated_tokens=10**9, request=(9, 9, 9)))
     assert (text(machine.sample()).rates, text(machine.sample()).times) == ({}, {})
     clock.now += 2
@@ -94,7 +94,7 @@ def test_a_process_that_began_anew_counts_from_0(machine: Machine, clock: Clock)
 
 
 def test_two_processes_of_one_name_make_no_wild_figures(machine: Machine, clock: Clock) -> None:
-    """A mistake of whoever set them up; neither has begun since the other's report."""
+    """Two processes share a name by misconfiguration; neither has started since the other's report."""
     for _ in range(5):
         for began in (1, 2):
             machine.take("text-1", "text", figures(1000 + clock.now, began, generated_tokens=5000, request=(100, 0, 0)))
@@ -120,7 +120,7 @@ def test_events_are_told_once_in_order_and_with_their_replica(machine: Machine) 
         ("a", NOW - 1),
     ]
     assert machine.sample().events == ()
-    # What was taken in, but not heard to be, comes once more.
+    # The replica missed the acknowledgement and sends the event again.
     machine.take("a", "text", figures(2, events=((2, event(NOW - 1)), (3, event(NOW, "n")))))
     assert [(each.replica, each.model) for each in machine.sample().events] == [("a", "n")]
     machine.take("a", "text", figures(1, began=2, events=((1, event(NOW, "o")),)))

@@ -1,4 +1,4 @@
-"""Samples that are kept, and who watches them."""
+"""The sample history and its watchers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_where_a_watch_begins() -> None:
 
 
 async def read(watch: MachineWatch, many: int) -> list[float | str]:
-    """That many events; a sample's time, or that the past is over."""
+    """Reads `many` events: the time of each sample, or "caught up" for the end of the history."""
     found: list[float | str] = []
     for _ in range(many):
         event = await asyncio.wait_for(watch.next(), PATIENCE)
@@ -73,7 +73,7 @@ async def test_the_past_a_mark_and_what_comes() -> None:
     for at in (0, 2, 4):
         history.add(sample(at))
     watch = MachineWatch(history, 3)
-    history.add(sample(6))  # before it was read at all
+    history.add(sample(6))  # added before the first read
     assert await read(watch, 4) == [2, 4, "caught up", 6]
     waiting = asyncio.create_task(watch.next())
     await asyncio.sleep(0)
@@ -124,7 +124,7 @@ async def test_one_round_that_fails_does_not_end_it(
     monkeypatch.setattr(module, "INTERVAL", 0.01)
     machine = Machine(Clock())
     machine.take("a", "text", figures(1))
-    minutes, machine._minutes = machine._minutes, {}  # a mistake of ours
+    minutes, machine._minutes = machine._minutes, {}  # simulates a bug
     watchers = MachineWatchers(machine)
     try:
         with watchers.watch(0) as watch:

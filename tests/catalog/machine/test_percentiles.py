@@ -1,4 +1,4 @@
-"""Percentiles out of histograms: as Prometheus interpolates."""
+"""Percentiles from histograms, interpolated as Prometheus does."""
 
 from __future__ import annotations
 

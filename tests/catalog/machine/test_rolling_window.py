@@ -1,4 +1,4 @@
-"""Gains of the last minute."""
+"""Counter increases of the last minute."""
 
 from __future__ import annotations
 

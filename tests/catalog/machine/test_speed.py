@@ -1,4 +1,4 @@
-"""How fast one replica's counters grow."""
+"""The rates of one replica's counters."""
 
 from __future__ import annotations
 

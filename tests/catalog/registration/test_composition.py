@@ -1,4 +1,4 @@
-"""Image models of several parts, over the wire: a base for a checkpoint of one file, LoRAs, and values to draw with."""
+"""Image models of several parts, over gRPC: the base of a single-file checkpoint, LoRAs, and image defaults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
 
 
 def checkpoint(path: Path, padding: int = 1) -> Path:
-    """Stable Diffusion 1.x in one file, as far as its header goes."""
+    """Writes the header of a Stable Diffusion 1.x single-file checkpoint."""
     path.parent.mkdir(parents=True, exist_ok=True)
     shapes = {f"{PREFIX}input_blocks.0.0.weight": ("F16", PLAIN), ATTENTION: ("F16", (320, 768))}
     path.write_bytes(safetensors(shapes | dict.fromkeys(SD1, ("F16", (padding, 768)))))
@@ -28,7 +28,7 @@ def checkpoint(path: Path, padding: int = 1) -> Path:
 
 
 def base(folder: Path) -> Path:
-    """A pipeline of its size."""
+    """Writes a pipeline of matching size."""
     write_pipeline(folder)
     sizes = {"in_channels": 4, "block_out_channels": [320, 640], "cross_attention_dim": 768}
     write_json(folder / "unet" / "config.json", sizes)

@@ -1,4 +1,4 @@
-"""The models file, followed: what it says is so after a while, whatever becomes of the file, the hub or the catalog."""
+"""The models file: the catalog applies it despite bad files, hub failures and restarts."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ class Declared:
         self.environ = {"ALLM_MODELS_FILE": str(self.path)}
 
     def entry(self, model_id: str, **more: Any) -> dict[str, Any]:
-        """An entry of a GGUF file, which is written unless it is there."""
+        """Returns an entry for a GGUF file and writes the file if it does not exist."""
         path = self.files / f"{model_id}.gguf"
         if not path.exists():
             gguf(path)
         return {"id": model_id, "source": path.as_uri(), "format": "gguf"} | more
 
     def write(self, *entries: dict[str, Any]) -> None:
-        """The file, whole at once."""
+        """Replaces the models file atomically."""
         self.text(json.dumps({"models": entries}, indent=1))
 
     def text(self, text: str) -> None:
-        """Whatever it may hold."""
+        """Replaces the models file with any text."""
         fresh = self.home / "fresh"
         fresh.write_text(text)
         fresh.replace(self.path)
@@ -66,7 +66,7 @@ def declared(tmp_path: Path) -> Declared:
 
 
 async def eventually(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
-    """Waits until `look` gives what is wanted."""
+    """Waits until `look` returns `wanted`."""
     found = None
     try:
         async with asyncio.timeout(PATIENCE):
@@ -87,7 +87,7 @@ async def status_of_file(service: Service) -> Any:
 
 
 def messages(service: Service) -> Callable[[], Awaitable[list[str]]]:
-    """What is wrong, as the listing of all models shows it."""
+    """Returns a function that reads the problems from the listing of all models."""
 
     async def look() -> list[str]:
         return [problem["message"] for problem in (await status_of_file(service))["problems"]]
@@ -96,7 +96,7 @@ def messages(service: Service) -> Callable[[], Awaitable[list[str]]]:
 
 
 def model(service: Service, name: str, *fields: str) -> Callable[[], Awaitable[Any]]:
-    """Fields of a model; None where there is none."""
+    """Returns a function that reads fields of a model; it returns None if the model does not exist."""
 
     async def look() -> Any:
         try:
@@ -140,7 +140,7 @@ async def test_the_file_is_followed_through_every_change(declared: Declared) -> 
 
 
 async def test_a_configmap_is_swapped_by_its_link(declared: Declared) -> None:
-    """As Kubernetes does it: the path stays, and a link in the middle of it is renamed."""
+    """Kubernetes keeps the path and renames a symbolic link in the middle of it."""
     for version, entries in (("v1", ["a"]), ("v2", ["a", "b"])):
         folder = declared.home / "volume" / f"..{version}"
         folder.mkdir(parents=True)
@@ -165,7 +165,7 @@ async def test_what_was_registered_by_hand_is_left_alone(declared: Declared) -> 
         await eventually(lambda: names(service), ["a", "hand"])
         declared.text('{"models": []}')
         await eventually(lambda: names(service), ["hand"])
-        # An id that the file names is the file's from then on.
+        # A model that the file names belongs to the file.
         declared.write(declared.entry("hand", aliases=["f"]))
         await eventually(model(service, "hand", "aliases", "generation"), [["f"], 1])
         declared.text('{"models": []}')
@@ -202,7 +202,7 @@ async def test_load_and_unload_are_an_operators_where_the_file_says_nothing(decl
         await eventually(model(service, "a", "aliases", "keep_loaded"), [["x"], True])
         declared.write(declared.entry("a", aliases=["x"], keep_loaded=True, runtime="llama_cpp"), declared.entry("b"))
         await eventually(lambda: names(service), ["a", "b"])
-        declared.write(declared.entry("a"))  # what it no longer says is taken back
+        declared.write(declared.entry("a"))  # settings that the file drops are reset
         await eventually(model(service, "a", "aliases", "keep_loaded"), [[], False])
         assert next(iter(service.catalog.views.all())).desired.runtime == ""
 
@@ -260,7 +260,7 @@ async def test_wrong_entries_are_told_and_stop_nobody(declared: Declared) -> Non
         typed = [{field.name: value for field, value in problem.ListFields()} for problem in listed.problems]
         assert (listed.path, typed) == (str(declared.path), found["problems"]), "the same as over REST"
         await eventually(_problem_count, 5)
-        gguf(declared.files / "missing.gguf")  # tried again and again
+        gguf(declared.files / "missing.gguf")  # the catalog retries failed entries
         await eventually(lambda: names(service), ["a", "c", "g"])
         await eventually(_problem_count, 4)
 
@@ -389,7 +389,7 @@ async def test_without_the_setting_what_was_declared_is_an_operators(declared: D
 
 
 async def test_a_half_written_file_is_not_applied(declared: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change counts when two reads in a row give the same."""
+    """A change counts when two consecutive reads return the same content."""
     declared.write(declared.entry("a"), declared.entry("b"))
     half = json.dumps({"models": [declared.entry("a")]}).encode()
     async with running(declared.home, **declared.environ) as service:

@@ -1,4 +1,4 @@
-"""YAML with lines: what is wrong is told where it stands, and nothing that is hostile grows."""
+"""YAML with line numbers: errors name the line, and hostile input does not expand."""
 
 from __future__ import annotations
 

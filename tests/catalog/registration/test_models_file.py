@@ -1,4 +1,4 @@
-"""The models file: every option of a registration can be said, and a wrong entry spoils no other."""
+"""The models file: it supports every option of a registration, and a wrong entry does not affect the others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def entry(*lines: str) -> str:
 
 
 def file(*entries: tuple[str, ...]) -> str:
-    """A file of entries, each of them some lines, a minimal rest included."""
+    """Builds a models file from the lines of each entry, after a minimal id."""
     text = "models:\n"
     for number, lines in enumerate(entries):
         text += f"  - id: m{number}\n" + entry(*lines)
@@ -77,13 +77,13 @@ def test_everything_that_a_registration_may_say() -> None:
 
 
 def test_no_field_of_the_registration_is_left_out() -> None:
-    """A field that RegisterModelRequest gains must be a key of the file, too, and of what is compared."""
+    """A new field of RegisterModelRequest must be a key of the file and take part in the comparison."""
     fields = {field.name for field in model_service_pb2.RegisterModelRequest.DESCRIPTOR.fields}
     keys = set(models_file._KEYS)
     assert keys - fields == {"revision", "keep_loaded"}
     assert fields <= keys
     (found,) = read(WHOLE).declarations
-    assert set(json.loads(found.text)) == keys - {"id", "revision", "modality"}  # in the source, and of the format
+    assert set(json.loads(found.text)) == keys - {"id", "revision", "modality"}  # derived from source and format
     assert set(json.loads(found.text)["engine"]) == set(EngineSettings.__slots__)
     (plain,) = read(file(GOOD)).declarations
     assert "engine" not in json.loads(plain.text), "as earlier versions have noted it"

@@ -1,4 +1,4 @@
-"""Ids and aliases: what is allowed, and which parameter is at fault."""
+"""Model ids and aliases: the allowed names, and the parameter that an error names."""
 
 from __future__ import annotations
 

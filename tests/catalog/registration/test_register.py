@@ -1,4 +1,4 @@
-"""Registering and updating, over the wire and with real files."""
+"""Registration and updates over gRPC with real files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is registered: unique names, whole changes, the same in memory and on disk."""
+"""The registrations: unique names, atomic changes, the same state in memory and on disk."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_everything_of_a_model_survives_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_row_of_the_first_version_is_still_read(tmp_path: Path) -> None:
-    """Who renames a field of what is written as JSON must add a migration."""
+    """Renaming a field of a JSON column requires a migration."""
     await (await Database.open(tmp_path / "c.db", MIGRATIONS[:1])).close()
     facts = (
         '{"id":"m","modality":"text","format":"safetensors","architecture":"llama","capabilities":["chat"],'
@@ -107,7 +107,7 @@ async def test_a_row_of_the_first_version_is_still_read(tmp_path: Path) -> None:
 async def test_what_the_models_file_said_of_the_runtime_is_known_as_the_registration_s(
     tmp_path: Path, declared: str, registered: str
 ) -> None:
-    """Of a database from before there was a place for it; an operator may have loaded it with another since."""
+    """The database predates the column; an operator may have loaded the model with another runtime since."""
     await (await Database.open(tmp_path / "c.db", MIGRATIONS[:4])).close()
     with closing(sqlite3.connect(tmp_path / "c.db")) as connection, connection:
         connection.execute(
@@ -162,7 +162,7 @@ async def test_a_taken_name_is_refused_and_nothing_changes(
 
 @pytest.mark.parametrize("names", [("hidden",), ("new", "hidden")])
 async def test_the_database_refuses_a_name_by_itself(tmp_path: Path, names: tuple[str, ...]) -> None:
-    """Even one that this process has never heard of; and then nothing of the model is written."""
+    """The name may be unknown to this process; nothing of the model is written then."""
     async with opened(tmp_path) as registrations:
         await registrations.add(desired("m"), "")
         with closing(sqlite3.connect(tmp_path / "c.db")) as connection, connection:
@@ -232,7 +232,7 @@ async def test_an_earlier_model_of_the_same_id_is_another(tmp_path: Path) -> Non
 async def test_a_caller_who_gives_up_leaves_memory_and_disk_alike(tmp_path: Path) -> None:
     async with opened(tmp_path) as registrations:
         adding = asyncio.create_task(registrations.add(desired("m"), ""))
-        await asyncio.sleep(0)  # until it has begun
+        await asyncio.sleep(0)  # until the write has begun
         await asyncio.sleep(0)
         adding.cancel()
         with pytest.raises(asyncio.CancelledError):

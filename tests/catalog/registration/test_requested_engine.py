@@ -1,4 +1,4 @@
-"""Runtime and engine of a model: at registration, in an update, with LoadModel, and whoever spoke last."""
+"""Runtime and engine of a model, set by registration, update and LoadModel: the latest request wins."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Engine = model_pb2.EngineSettings
 
 
 def vllm(**more: Any) -> model_service_pb2.RuntimeOffer:
-    """What a text service with vLLM offers."""
+    """Returns the vllm offer of a text service."""
     return torch(**({"name": "vllm", "pipelines": True} | more))
 
 
 async def add(service: Service, model_id: str = "m", **more: Any) -> model_pb2.Model:
-    """Registers a folder of safetensors."""
+    """Registers a safetensors folder."""
     if not (service.files / model_id).exists():
         safetensors(service.files / model_id)
     return await service.register(model_id, model_id, format="safetensors", **more)
@@ -130,10 +130,10 @@ async def test_another_way_of_being_run_is_another_generation(tmp_path: Path) ->
         first = await add(service, aliases=["a"])
         changes: list[tuple[dict[str, Any], int]] = [
             ({"runtime": "vllm"}, 2),
-            ({"runtime": "vllm"}, 2),  # as it is
+            ({"runtime": "vllm"}, 2),  # no change
             ({"engine": Engine(max_sequences=4, dtype="float32")}, 3),
             ({"aliases": model_service_pb2.AliasList(names=["b"])}, 3),
-            ({"engine": Engine(max_sequences=4)}, 4),  # in place of all that there was
+            ({"engine": Engine(max_sequences=4)}, 4),  # replaces all engine settings
             ({"runtime": "", "engine": Engine()}, 5),
             ({}, 5),
         ]

@@ -1,4 +1,4 @@
-"""hf:// sources and their execution caches, from a hub on loopback: what is listed, and what is never asked for."""
+"""hf:// sources and their execution caches on a loopback hub: the files listed, and the files never requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CACHE = {"repository": "nvidia/m-gguf", "format": "gguf", "runtime": "llama_cpp"
 
 @pytest.fixture
 def commits(hub: LoopbackHub, tmp_path: Path) -> dict[str, str]:
-    """A model, and its execution cache of an official publisher and of another."""
+    """Returns the commits of a model and of its two execution caches, an official publisher's and a stranger's."""
     cache = gguf(tmp_path / "cache" / "m.gguf").parent
     return {
         "org/m": hub.add("org/m", safetensors(tmp_path / "own")),
@@ -37,7 +37,7 @@ def supported(folder: Path, *artifacts: dict[str, Any]) -> str:
 
 
 async def registered(service: Service, **more: str):
-    """Registers the model; gives it as services get it."""
+    """Registers the model and returns it as services receive it."""
     request = {"id": "m", "source": "hf://org/m", "format": "safetensors"} | more
     await service.models.RegisterModel(model_service_pb2.RegisterModelRequest(**request))
     (desired,) = await snapshot(service.watch())
@@ -104,7 +104,7 @@ async def test_an_official_cache_is_kept_with_the_model(
         (resolution,) = (await service.models.ExplainModel(request)).resolutions
         assert [(one.runtime, one.chosen) for one in resolution.runtimes] == [("llama_cpp", True), ("torch", False)]
         assert f"nvidia/m-gguf@{commits['nvidia/m-gguf']}" in resolution.runtimes[0].reason
-    async with running(tmp_path) as service:  # from the database, whatever the file says now
+    async with running(tmp_path) as service:  # read from the database, not from the current file
         (again,) = await snapshot(service.watch())
         assert list(again.artifacts) == [artifact]
 

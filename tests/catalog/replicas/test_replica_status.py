@@ -1,4 +1,4 @@
-"""Replicas' reports: whole and partial ones, and when a replica no longer counts."""
+"""Replicas' reports: complete and partial ones, and expiry of silent replicas."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_who_is_silent_for_three_intervals_no_longer_counts() -> None:
     replica_status.report(replace(WHOLE, replica="u"), registered)
     clock.now = 5.9
     assert replica_status.expire() == []
-    replica_status.report(PART, registered)  # even an empty one is a heartbeat
+    replica_status.report(PART, registered)  # an empty report is a heartbeat, too
     clock.now = 6.1
     assert [replica.name for replica in replica_status.expire()] == ["u"]
     assert names(replica_status) == ["t"]

@@ -1,4 +1,4 @@
-"""How a replica would run a model: the same answer that the replica itself comes to."""
+"""The catalog's prediction of how a replica runs a model: the replica reaches the same result."""
 
 from __future__ import annotations
 

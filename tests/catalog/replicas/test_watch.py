@@ -1,4 +1,4 @@
-"""Watching models: a snapshot, a mark, then changes; slow watchers hold up nobody and hold little."""
+"""Model watches: a snapshot, the synced event, then changes; slow watchers delay nobody and use little memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def words(event: Event) -> str:
 
 
 async def rest(watch: Watch) -> list[str]:
-    """Everything that a watch has to tell now."""
+    """Returns all events that a watch has pending."""
     found = []
     while not (task := asyncio.ensure_future(watch.next())).done():
         await asyncio.sleep(0)
@@ -123,7 +123,7 @@ async def test_a_watcher_that_never_reads_holds_no_more_than_there_are_models(
 async def test_a_model_that_was_registered_anew_is_told_as_gone_first(
     catalog: Catalog, registrations: Registrations
 ) -> None:
-    """Its files may be others under the same id and generation."""
+    """The new files may differ under the same id and generation."""
     with catalog.watchers.watch(None, statuses=False) as watch:
         first = await registrations.add(desired("m"), "")
         assert await rest(watch) == ["synced", "+m"]

@@ -1,4 +1,4 @@
-"""Catalog, chat and audio services in the test's own process, which answer as scripted; and the commands for them."""
+"""Scripted catalog, chat and audio services in the test's own process, and the commands that call them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.cli.models.app import models_app
 from tests.stack import environment
 
 MIB = 1024 * 1024
-LONG = 30.0  # seconds: no test waits so long unless it fails
+LONG = 30.0  # seconds: only a failing test waits this long
 
 
 @dataclass
@@ -37,17 +37,17 @@ class Refusal(Exception):
 
 @dataclass
 class Break(Exception):
-    """The connection to the catalog ends, as when it is killed."""
+    """A broken connection to the catalog, as after a kill."""
 
 
 def replica(state: str, name: str = "text", **fields: Any) -> model_pb2.ReplicaStatus:
-    """What one replica reports."""
+    """Returns the status of one replica."""
     defaults = {"generation": 1, "device": "cpu", "runtime": "llama_cpp" if state in ("ready", "loaded") else ""}
     return model_pb2.ReplicaStatus(replica=name, state=_state(state), **{**defaults, **fields})
 
 
 def desired(model_id: str, state: str = "ready", **fields: Any) -> manifest_pb2.DesiredModel:
-    """A registered GGUF model of 138 MiB."""
+    """Returns a registered GGUF model of 138 MiB."""
     defaults: dict[str, Any] = {
         "modality": model_pb2.MODALITY_TEXT,
         "format": model_pb2.FORMAT_GGUF,
@@ -72,22 +72,22 @@ class CatalogStandIn(
     chat_service_pb2_grpc.ChatServiceServicer,
     transcription_service_pb2_grpc.TranscriptionServiceServicer,
 ):
-    """Its models, and what happens next to the one that is watched (`story`): models, or Break."""
+    """A catalog with `models`; `story` lists the events that a watcher receives next."""
 
     def __init__(self, *models: manifest_pb2.DesiredModel) -> None:
         self.models = {each.model.id: each for each in models}
-        self.story: list[manifest_pb2.DesiredModel | Break | str] = []  # a string: the id of a model that is removed
-        self.refuse: dict[str, Refusal | Break] = {}  # by the name of the call
+        self.story: list[manifest_pb2.DesiredModel | Break | str] = []  # a string: the id of a removed model
+        self.refuse: dict[str, Refusal | Break] = {}  # by RPC name
         self.calls: list[tuple[str, Any]] = []
         self.resolutions: list[pb.Resolution] = []
         self.models_file: pb.ModelsFile | None = None
-        self.runtimes: dict[str, tuple[str, int]] = {}  # what loading with a runtime leads to: device, peak memory
+        self.runtimes: dict[str, tuple[str, int]] = {}  # runtime: device and peak memory after a load
         self.token_seconds = 0.002
-        self.spoken = "one two three"  # what is heard in any recording
-        self.told_all = threading.Event()  # the story is at its end
+        self.spoken = "one two three"  # the transcript of any recording
+        self.told_all = threading.Event()  # set at the end of the story
 
     def requests(self, name: str) -> list[Any]:
-        """What was asked of one call."""
+        """Returns the requests of one RPC."""
         return [request for called, request in self.calls if called == name]
 
     def RegisterModel(self, request: pb.RegisterModelRequest, context: Any) -> pb.RegisterModelResponse:  # noqa: N802
@@ -227,7 +227,7 @@ class Done:
 
 @dataclass
 class Commands:
-    """`allm models` with the address of a stand-in."""
+    """The `allm models` command with the address of a stand-in."""
 
     catalog: CatalogStandIn
     address: str
@@ -238,7 +238,7 @@ class Commands:
 
 
 def allm_models(home: Path, *arguments: str, **settings: str) -> Done:
-    """Runs a command in this process; whatever it raises besides its exit status fails the test."""
+    """Runs a command in this process; any exception except an exit status fails the test."""
     environ = {**environment(home), "COLUMNS": "120", "NO_COLOR": "1", **settings}
     done = CliRunner().invoke(models_app, arguments, env=environ, catch_exceptions=False)
     assert "Traceback" not in done.stderr
@@ -247,7 +247,7 @@ def allm_models(home: Path, *arguments: str, **settings: str) -> Done:
 
 @contextmanager
 def running(catalog: CatalogStandIn) -> Iterator[str]:
-    """Serves it; gives its address."""
+    """Serves `catalog`; yields its address."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(catalog, server)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(catalog, server)
@@ -261,7 +261,7 @@ def running(catalog: CatalogStandIn) -> Iterator[str]:
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    """Until it is so, or far too late."""
+    """Waits until the condition holds; fails after LONG seconds."""
     deadline = time.monotonic() + LONG
     while not what():
         assert time.monotonic() < deadline
@@ -273,7 +273,7 @@ def _state(word: str) -> model_pb2.ModelState.ValueType:
 
 
 def _abort(context: Any, refusal: Refusal | Break) -> None:
-    if isinstance(refusal, Break):  # what Envoy says then
+    if isinstance(refusal, Break):  # as Envoy answers then
         context.abort(grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
         return
     status = status_pb2.Status(code=refusal.code.value[0], message=refusal.message)

@@ -1,4 +1,4 @@
-"""The commands with a scripted catalog behind them."""
+"""The fixture for the model commands with a scripted catalog."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.models.catalog_stand_in import CatalogStandIn, Commands, running
 
 @pytest.fixture
 def models(tmp_path: Path) -> Iterator[Commands]:
-    """`allm models`; the stand-in's script is in `models.catalog`."""
+    """Yields the `allm models` command; `models.catalog` is the scripted stand-in."""
     catalog = CatalogStandIn()
     with running(catalog) as address:
         yield Commands(catalog, address, tmp_path)

@@ -1,4 +1,4 @@
-"""`allm models bench`: what is measured, recorded, and put back."""
+"""`allm models bench`: measurements, the recorded result, and the restored runtime."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_replicas_on_different_devices_cannot_be_told_apart(models: Commands) ->
 
 
 def hearing(models: Commands) -> None:
-    """An audio model with one runtime."""
+    """Scripts an audio model with one runtime."""
     audio = {"modality": model_pb2.MODALITY_AUDIO, "capabilities": ["transcription", "translation"]}
     models.catalog.models = {"w": desired("w", replicas=[replica("ready", "audio")], **audio)}
     models.catalog.runtimes = {"faster_whisper": ("cpu", 120 * MIB)}

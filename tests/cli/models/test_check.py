@@ -1,4 +1,4 @@
-"""`allm models check`: real files against manifests."""
+"""`allm models check`: real files compared with manifests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENT = b"weights " * 1000
 
 
 def fetched(models: Commands, model_id: str, content: bytes = CONTENT) -> Path:
-    """A model of the hub whose one file lies in ALLM_MODELS_DIR with this content; gives the file."""
+    """Registers a hub model and writes its only file to ALLM_MODELS_DIR; returns the file."""
     registered = desired(model_id)
     registered.manifest.files[0].size_bytes = len(CONTENT)
     registered.manifest.files[0].sha256 = hashlib.sha256(CONTENT).hexdigest()

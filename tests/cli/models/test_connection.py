@@ -1,4 +1,4 @@
-"""Where `allm models` looks for the running allm, and what it says when nobody is there."""
+"""The address that `allm models` connects to, and its error when no server answers."""
 
 from __future__ import annotations
 

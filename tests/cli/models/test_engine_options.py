@@ -1,4 +1,4 @@
-"""What `allm models add`, `update` and `show` take and tell of the way in which a model is run."""
+"""Runtime and engine settings in `allm models add`, `update` and `show`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `allm models add`, `update` and `show` take and tell of image models."""
+"""Image options in `allm models add`, `update` and `show`."""
 
 from __future__ import annotations
 

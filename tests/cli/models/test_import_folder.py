@@ -1,4 +1,4 @@
-"""`allm models import`: what a folder holds, on real files."""
+"""`allm models import`: the models in a folder, on real files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def safetensors(folder: Path) -> None:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A folder as an older system left it."""
+    """Creates a folder as an older system left it."""
     folder = tmp_path / "old models"
     gguf(folder / "tiny.Q4_K_M.gguf")
     safetensors(folder / "smol_lm (v2)")
-    # It lies: the files decide.
+    # The metadata is wrong: the files decide.
     (folder / "smol_lm (v2)" / "metadata.json").write_text(json.dumps({"id": "other", "format": "gguf"}))
     safetensors(folder / "org" / "name")
     gguf(folder / "other" / "small" / "m.gguf")

@@ -1,4 +1,4 @@
-"""`allm models add` and `update`: what is asked of the catalog, and how they wait."""
+"""`allm models add` and `update`: the requests to the catalog, and the wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `allm models` gets past keys: a key for the gateway, or an identity of its own for the catalog itself."""
+"""Authentication of `allm models`: a key for the gateway, or its own identity for the catalog."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.identities import SECRET, write_secret
 
 
 class Noting(model_service_pb2_grpc.ModelServiceServicer, chat_service_pb2_grpc.ChatServiceServicer):
-    """Notes what it was shown."""
+    """A service that records the metadata of each call."""
 
     def __init__(self) -> None:
         self.shown: list[dict[str, str]] = []
@@ -78,7 +78,7 @@ def test_without_keys_nothing_is_shown(tmp_path: Path) -> None:
 
 def test_who_has_the_secret_asks_the_catalog_itself(tmp_path: Path) -> None:
     write_secret(tmp_path)
-    own = command_identity(settings(tmp_path), "allm-models")  # without ALLM_AUTH: the file tells enough
+    own = command_identity(settings(tmp_path), "allm-models")  # without ALLM_AUTH: the file is sufficient
     with standing_in() as (gateway, at_gateway), standing_in() as (catalog, at_catalog):
         with connect(gateway, own, "", catalog) as connection:
             ask(connection)

@@ -1,4 +1,4 @@
-"""Children do not outlive whoever started them."""
+"""Child processes: they never outlive their parent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 CHILD = [sys.executable, "-m", "services.cli.serve.child"]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
-# Starts a child, tells its process id, and waits.
+# Starts a child, prints its process id, and waits.
 PARENT = f"""
 import os, subprocess, time
 child = subprocess.Popen([*{CHILD!r}, str(os.getpid()), *{SLEEP!r}])
@@ -43,7 +43,7 @@ def test_it_does_not_start_without_its_parent() -> None:
 
 
 def _wait_for_program(child: psutil.Process) -> None:
-    """Until the launcher has become the program."""
+    """Waits until the launcher has become the program."""
     for _ in range(600):
         if "services.cli.serve.child" not in child.cmdline():
             return
@@ -54,7 +54,7 @@ def _wait_for_program(child: psutil.Process) -> None:
 
 
 def _wait_gone(child: psutil.Process) -> None:
-    """Until it has ended; who reaps it is not ours to decide, so a zombie counts as ended."""
+    """Waits until the child has ended; another process reaps it, so a zombie counts as ended."""
     for _ in range(200):
         try:
             if child.status() == psutil.STATUS_ZOMBIE:

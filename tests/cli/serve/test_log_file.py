@@ -1,4 +1,4 @@
-"""Logs of children: whole lines, bounded size, the end at hand."""
+"""Log files of child processes: whole lines, bounded size, the last lines in memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_reader_reads_on(tmp_path
     log.close()
     log = LogFile(tmp_path / "a.log", max_bytes=10)
     log.write([b"kept"])
-    (tmp_path / "a.log.1").mkdir()  # so that it cannot be put away
+    (tmp_path / "a.log.1").mkdir()  # makes the rotation fail
     log.write([b"this is lost"])
     assert log.path.read_bytes() == b"kept\n"
     (tmp_path / "a.log.1").rmdir()

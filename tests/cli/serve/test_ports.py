@@ -1,4 +1,4 @@
-"""Ports that are free, taken, forbidden, or not of this machine."""
+"""Port checks: free, taken, forbidden, or on an address of another machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `allm serve` registers by itself, over several starts with one home."""
+"""The models that `allm serve` registers itself, over several starts with one home."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 60
 
 
 def drawn_with(stack: Stack, model_id: str) -> tuple[int, float]:
-    """Steps and guidance that a model was registered with."""
+    """Returns the steps and guidance with which a model was registered."""
     with grpc.insecure_channel(f"127.0.0.1:{stack.port}") as channel:
         reply = model_service_pb2_grpc.ModelServiceStub(channel).GetModel(
             model_service_pb2.GetModelRequest(id=model_id), timeout=PATIENCE_SECONDS
@@ -43,7 +43,7 @@ def drawn_with(stack: Stack, model_id: str) -> tuple[int, float]:
 
 @contextmanager
 def serving(home: Path, models: str = "", aliases: str = "", **settings: str) -> Iterator[Stack]:
-    """A stack with these models, or none, that has said what it has to say."""
+    """Runs a stack with these models, or none, until its start-up output is complete."""
     with running_stack(home, ALLM_MODELS=models, ALLM_ALIASES=aliases, **settings) as stack:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while "Ctrl-C" not in said(stack):  # its last line
@@ -53,30 +53,30 @@ def serving(home: Path, models: str = "", aliases: str = "", **settings: str) ->
 
 
 def said(stack: Stack) -> str:
-    """What a person has seen."""
+    """Returns the output so far."""
     return (stack.home / "output.txt").read_text()
 
 
 def row(stack: Stack, model_id: str) -> str:
-    """What the table says of a model."""
+    """Returns the row of a model in the start-up table."""
     (found,) = [line for line in said(stack).splitlines() if f" {model_id} - " in line]
     return found
 
 
 def registered(stack: Stack) -> dict[str, Any]:
-    """All models by id."""
+    """Returns all models by id."""
     with urllib.request.urlopen(f"{stack.base_url}/models?state=all", timeout=PATIENCE_SECONDS) as reply:
         return {model["id"]: model for model in json.load(reply)["data"]}
 
 
 def generation(stack: Stack, model_id: str) -> int:
-    """The generation of a model that its only replica has."""
+    """Returns the generation of a model on its only replica."""
     (replica,) = registered(stack)[model_id]["replicas"]
     return int(replica["generation"])
 
 
 def put(path: Path, source: Path) -> Path:
-    """A link to a real model, in place of what was there."""
+    """Links or copies a real model to `path`, replacing an existing file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     try:
@@ -93,8 +93,8 @@ def bundled() -> Path:
 
 
 def test_what_the_settings_name_at_two_starts_of_one_home(tmp_path: Path) -> None:
-    """What cannot be registered is said, and the rest goes on; models are told by their files, also those for which
-    there is no service.
+    """A failed registration is reported, and the others continue. The format is detected from the files, even for
+    models without a service.
     """
     own, home = tmp_path / "own", tmp_path / "home"
     good, first, second, third = (put(own / name / "m.gguf", demo_model()) for name in ("good", "a", "b", "c"))
@@ -136,7 +136,7 @@ def test_a_file_of_models_is_served_from_the_start_without_the_demo(tmp_path: Pa
 
 
 def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tmp_path: Path) -> None:
-    """What an operator registers and loads is loaded again, as soon as its file is there."""
+    """A model that an operator registered and loaded is loaded again as soon as its file exists."""
     home, path = tmp_path / "home", put(tmp_path / "own" / "m.gguf", demo_model())
     kept, aside = put(tmp_path / "own" / "kept" / "kept.gguf", demo_model()), tmp_path / "aside"
     roots = {"ALLM_MODEL_ROOTS": str(tmp_path / "own")}
@@ -155,7 +155,7 @@ def test_models_stay_registered_and_a_changed_file_is_taken_at_the_next_start(tm
         operator = Operator(stack, tmp_path / "own")
         assert "kept.gguf" in operator.until_state("kept", "failed")["reason"]
         aside.rename(kept)
-        operator.until_state("kept", "loaded")  # it is still to be kept in memory
+        operator.until_state("kept", "loaded")  # keep_loaded has survived the restart
         assert "Paris" in operator.answer("keep")
         operator.verb("kept", "unload")
         operator.until_state("kept", "ready")
@@ -185,7 +185,7 @@ def test_the_demo_comes_where_the_roots_are_elsewhere_too_and_what_is_removed_st
         assert set(registered(stack)) == demos - {SAFETENSORS_DEMO_ID}, "what an operator has removed stays away"
         assert generation(stack, DEMO_ID) == 1
         assert "no audio service is running" in row(stack, DEMO_WHISPER_ID)
-    # As if it had been killed while the second one was made: that comes at the next start.
+    # Simulates a kill during the unpacking of the second demo model: the next start repeats it.
     folder = safetensors_demo(home / "models")
     folder.rename(folder.with_name("partial"))
     with serving(home, **roots) as stack:
@@ -194,7 +194,7 @@ def test_the_demo_comes_where_the_roots_are_elsewhere_too_and_what_is_removed_st
 
 
 def put_demos(home: Path) -> None:
-    """What takes its time to be made is there."""
+    """Creates the demo models that take long to make."""
     put(home / "models" / DEMO_ID / demo_model().name, demo_model())
     folder = safetensors_demo(home / "models")
     for file in demo_safetensors().iterdir():
@@ -202,7 +202,7 @@ def put_demos(home: Path) -> None:
 
 
 def until_said(stack: Stack, words: str) -> None:
-    """Waits until a person has seen these words."""
+    """Waits until the output contains `words`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while words not in said(stack):
         assert time.monotonic() < deadline, stack.output()
@@ -210,7 +210,7 @@ def until_said(stack: Stack, words: str) -> None:
 
 
 def remove(stack: Stack, model_id: str) -> None:
-    """Takes a registration back."""
+    """Removes a registered model."""
     request = urllib.request.Request(f"{stack.base_url}/models/{model_id}", method="DELETE")
     with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as reply:
         assert json.load(reply)["deleted"] is True

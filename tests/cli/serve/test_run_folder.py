@@ -1,4 +1,4 @@
-"""The folder and the note of a run."""
+"""The folder of a run and its note (`run.json`)."""
 
 from __future__ import annotations
 

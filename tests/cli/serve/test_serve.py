@@ -1,4 +1,4 @@
-"""`allm serve` for real: what it says, what survives, what is left behind. Who stops one runs a stack of his own."""
+"""`allm serve` with real processes: output, restarts and leftovers. A test that stops a stack runs its own."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ TOKENS = 64
 
 
 def processes(stack: Stack) -> list[psutil.Process]:
-    """Everything that runs under the supervisor, model workers included."""
+    """Returns all processes under the supervisor, including model workers."""
     return psutil.Process(stack.process.pid).children(recursive=True)
 
 
 def open_chat(stack: Stack, **parameters: Any) -> Any:
-    """Starts a streamed chat; the response is to be read, and closed."""
+    """Starts a streamed chat; the caller must read and close the response."""
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Count to ten."}], "stream": True, **parameters}
     request = urllib.request.Request(f"{stack.base_url}/chat/completions", json.dumps(body).encode())
     return urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)
 
 
 def wait_all_gone(gone: list[psutil.Process]) -> None:
-    """Until all have ended; zombies that nobody reaps have."""
+    """Waits until all have ended; an unreaped zombie counts as ended."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     for process in gone:
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -86,14 +86,14 @@ def test_logs_are_json_lines_without_prompts(stack: Stack) -> None:
 
 def test_a_stop_lets_streams_of_both_kinds_end_and_leaves_nothing(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:
-        with open_chat(stack, max_tokens=2) as response:  # so that there is a worker from the beginning
+        with open_chat(stack, max_tokens=2) as response:  # starts a worker before the stop
             response.read()
         children, folder = processes(stack), Path(stack.note["folder"])
         assert len(children) >= 3
         request = typed_chat("Count.", max_tokens=TOKENS, ignore_eos=True)
         with open_chat(stack, max_tokens=TOKENS, ignore_eos=True) as response, typed_stream(stack, request) as typed:
             first, events = response.readline(), [next(typed)]
-            with suspended(workers(stack)):  # their ends do not come before the signal
+            with suspended(workers(stack)):  # the streams cannot end before the signal
                 stack.process.send_signal(signal.SIGINT)
                 wait_until(stack, lambda: "waiting up to" in stack.output())
             rest = response.read()
@@ -124,7 +124,7 @@ def test_a_killed_child_comes_back_on_the_same_port(breakable: Operator, child: 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with their parent")
 def test_kill_9_leaves_no_orphans_and_the_next_run_tidies_up(tmp_path: Path) -> None:
     with running_stack(tmp_path) as stack:
-        with open_chat(stack, max_tokens=4) as response:  # so that there is a worker as well
+        with open_chat(stack, max_tokens=4) as response:  # starts a worker as well
             response.read()
         children, folder = processes(stack), Path(stack.note["folder"])
         assert len(children) >= 3
@@ -138,7 +138,7 @@ def test_kill_9_leaves_no_orphans_and_the_next_run_tidies_up(tmp_path: Path) -> 
 
 
 def stops_at_once(stack: Stack) -> None:
-    """A second signal does not wait for what runs."""
+    """Checks that a second signal ends the stack without waiting for running requests."""
     children = processes(stack)
     with open_chat(stack, max_tokens=4000, ignore_eos=True) as response:
         response.readline()

@@ -1,4 +1,4 @@
-"""Which services a stack has, by its settings; that they run is told by the tests of `allm serve`."""
+"""The services of a stack by its settings; the tests of `allm serve` run them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ IGNORES_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 @dataclass
 class Bench:
-    """Makes services and notes what the supervisor does with them."""
+    """Makes services and records how the supervisor handles them."""
 
     folder: Path
     events: list[str] = field(default_factory=list)
@@ -136,7 +136,7 @@ async def test_a_crashed_child_is_started_again(bench: Bench) -> None:
 
 
 async def test_a_child_that_keeps_crashing_is_not_given_up(bench: Bench) -> None:
-    """Here it comes up once and then fails whenever it is started, until it is repaired."""
+    """The child starts once, then fails at each restart until the cause is removed."""
     code = f"import pathlib, sys\nif pathlib.Path(sys.argv[1] + '.broken').exists(): sys.exit(9)\n{READY}"
     await bench.supervise(bench.service("first", code)).start()
     broken = bench.folder / "first.ready.broken"

@@ -1,4 +1,4 @@
-"""The demo model's safetensors, made beside a running stack."""
+"""The demo model's safetensors, unpacked while the stack runs."""
 
 from __future__ import annotations
 

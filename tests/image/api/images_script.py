@@ -1,4 +1,4 @@
-"""A core of images that tells made-up pictures, behind both wire formats on a real gRPC server."""
+"""A fake image core with scripted pictures, behind both wire formats on a real gRPC server."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PARAMETERS = Parameters(width=64, height=32, seed=7, steps=4, guidance=5.5, sche
 
 
 def content(index: int, number: int | None = None) -> bytes:
-    """What a made-up file holds."""
+    """Returns the content of a fake file."""
     return f"picture {index}, preview {number}".encode()
 
 
 def drawn(request: ImageRequest, index: int, number: int | None = None) -> Drawn:
-    """A made-up picture."""
+    """Returns a fake picture."""
     data = content(index, number)
     return Drawn(index=index, seed=7 + index, kind=request.output.kind, width=64, height=32, data=data)
 
 
 def told(request: ImageRequest) -> list[Event]:
-    """What the core tells of a request: of several pictures the last one first."""
+    """Returns the events that the core sends for a request: the last of several pictures comes first."""
     progress = [Progress(step, 4) for step in range(1, 5)] if request.progress else []
     pictures = list(reversed(range(request.count)))
     partials = [
@@ -52,23 +52,23 @@ def told(request: ImageRequest) -> list[Event]:
 
 @dataclass
 class ScriptedImages:
-    """Takes requests, remembers them, and tells what the script says."""
+    """Records requests and sends the scripted events."""
 
     events: Callable[[ImageRequest], Sequence[Event]] = told
     between: Callable[[Event], Awaitable[None]] | None = None  # called before each event; may raise
     requests: list[ImageRequest] = field(default_factory=list)
     clients: list[str] = field(default_factory=list)
-    left: asyncio.Event = field(default_factory=asyncio.Event)  # once a request has ended, however it did
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request has ended in any way
 
     async def model_id(self, name: str) -> str:
-        """The one model."""
+        """Returns the id of the only model."""
         if name != MODEL:
             raise ModelNotFound(f"The model `{name}` does not exist.")
         return MODEL
 
     @asynccontextmanager
     async def generate(self, request: ImageRequest, client: str) -> AsyncIterator[AsyncIterator[Event]]:
-        """Tells the script."""
+        """Yields the scripted events."""
         self.requests.append(request)
         self.clients.append(client)
         try:
@@ -87,7 +87,7 @@ class ScriptedImages:
 async def served(
     core: ScriptedImages, folder: Path, at_once: int = 8, room_bytes: int = 8 * LIMIT_BYTES
 ) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to both services over the core."""
+    """Serves both services over the core and yields a channel to them."""
     room = UploadRoom(room_bytes)
     server = grpc.aio.server()
     files = ImageFiles(folder, LIMIT_BYTES, PUBLIC_URL)

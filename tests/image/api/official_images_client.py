@@ -1,4 +1,4 @@
-"""The official SDK before the image facade: its requests, cut as the gateway cuts them, and its parsing of answers."""
+"""The official SDK in front of the image facade: splits requests as the gateway does; the SDK parses the answers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DETAILS = "grpc-status-details-bin"
 
 
 def official_client(channel: grpc.aio.Channel) -> AsyncOpenAI:
-    """A client whose requests go to the facade behind `channel`, without a gateway between."""
+    """Returns a client whose requests go to the facade behind `channel`, without a gateway."""
     return AsyncOpenAI(base_url="http://allm/v1", api_key="sk-none", max_retries=0, http_client=http_client(channel))
 
 
 def http_client(channel: grpc.aio.Channel) -> httpx2.AsyncClient:
-    """The same without the SDK."""
+    """Returns the same as a plain HTTP client."""
     stub = image_service_pb2_grpc.ImagesServiceStub(channel)
 
     async def handle(request: httpx2.Request) -> httpx2.Response:
@@ -57,11 +57,11 @@ async def _content(first: httpbody_pb2.HttpBody, others: AsyncIterator[httpbody_
         async for message in others:
             yield message.data
     except grpc.aio.AioRpcError:
-        return  # the gateway tells REST clients nothing after the first message: the facade must have
+        return  # the gateway sends REST clients no error after the first message: the facade must do that
 
 
 def _failed(error: grpc.aio.AioRpcError) -> httpx2.Response:
-    """As the gateway prints it."""
+    """Formats the error as the gateway does."""
     metadata = dict(error.trailing_metadata() or ())
     told = error_pb2.ErrorStatus.FromString(metadata[DETAILS]).error
     body = {

@@ -1,4 +1,4 @@
-"""The REST facade of images, as the official SDK sees it; the core tells made-up pictures."""
+"""The image REST facade through the official SDK, over a core with scripted pictures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE = ("image.png", b"\x89PNG what the image is made of", "image/png")
 MASK = ("mask.png", b"\x89PNG what the mask is made of", "image/png")
 PATIENCE_SECONDS = 60
 
-# OpenAI retired its own variations: the SDK warns about them.
+# OpenAI retired variations in its own API: the SDK warns about them.
 variations = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
 
 
@@ -217,7 +217,7 @@ async def test_a_caller_that_leaves_ends_the_request(channel: grpc.aio.Channel, 
     await asyncio.wait_for(core.left.wait(), PATIENCE_SECONDS)
 
 
-# --- What is refused
+# --- Errors
 
 
 async def test_a_wrong_parameter_is_refused_by_name(client: AsyncOpenAI, core: ScriptedImages) -> None:

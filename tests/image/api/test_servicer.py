@@ -22,7 +22,7 @@ from tests.image.api.images_script import LIMIT_BYTES, MODEL, ScriptedImages, co
 PATIENCE_SECONDS = 60
 Stub = image_service_pb2_grpc.ImageServiceStub
 CONFIG = image_pb2.ImageConfig(model=MODEL)
-# Requests of each stream that are as small as they may be.
+# The smallest valid request of each stream.
 STREAMED: dict[str, Any] = {
     "StreamGenerateImage": image_service_pb2.StreamGenerateImageRequest(config=CONFIG, prompt="x"),
     "StreamEditImage": image_service_pb2.StreamEditImageRequest(config=CONFIG, prompt="x", image=b"image"),
@@ -49,7 +49,7 @@ def generate(prompt: str = "a red circle", **config: Any) -> image_service_pb2.G
 
 
 def streamed(rpc: str, **changes: Any) -> Any:
-    """The smallest request of a stream, with changes."""
+    """Returns the smallest request of a stream, with changes."""
     request = type(STREAMED[rpc])()
     request.CopyFrom(STREAMED[rpc])
     for name, value in changes.items():
@@ -58,7 +58,7 @@ def streamed(rpc: str, **changes: Any) -> Any:
 
 
 def detail(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo:
-    """What the status says beside its message."""
+    """Returns the error details of the status."""
     metadata = dict(error.trailing_metadata() or ())
     status = status_pb2.Status.FromString(metadata["grpc-status-details-bin"])
     info = error_details_pb2.ErrorInfo()
@@ -100,7 +100,7 @@ async def test_a_stream_tells_how_it_goes(stub: Stub, core: ScriptedImages, rpc:
 
 @pytest.mark.parametrize("whole", ["EditImage", "CreateVariation"])
 async def test_a_stream_asks_for_what_the_whole_answer_does(stub: Stub, core: ScriptedImages, whole: str) -> None:
-    """And each picture is the same message: the two only differ in when they tell."""
+    """Each picture is also the same message: only the time of delivery differs."""
     fields = {"prompt": "hat", "mask": b"mask"} if whole == "EditImage" else {}
     config = image_pb2.ImageConfig(model=MODEL, width=96, height=64, count=2, seed=3, steps=12, guidance=0.7)
     one: Any = getattr(image_service_pb2, f"{whole}Request")(config=config, image=b"image", strength=0.7, **fields)

@@ -1,4 +1,4 @@
-"""Room for the files of all requests together, over both wire formats and by itself."""
+"""The shared memory limit for uploads of all requests, over both wire formats and on its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.image.api.official_images_client import official_client
 
 PATIENCE_SECONDS = 60
 ROOM = 1000  # bytes
-MOST = b"x" * 600  # two of these are too many
+MOST = b"x" * 600  # two of these exceed the limit
 
 
 def test_what_a_request_took_comes_back_however_it_ends() -> None:
@@ -42,7 +42,7 @@ def test_what_a_request_took_comes_back_however_it_ends() -> None:
 
 @asynccontextmanager
 async def occupied(folder: Path) -> AsyncIterator[tuple[grpc.aio.Channel, asyncio.Event, asyncio.Task[object]]]:
-    """The services while an edit with a large image is drawn: the event lets it end."""
+    """Runs the services during an edit with a large image; setting the event lets the edit end."""
     there, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(_: Event) -> None:
@@ -69,7 +69,7 @@ async def test_a_form_that_finds_no_room_is_told_when_to_come_again(tmp_path: Pa
 
 
 async def test_typed_calls_share_the_room(tmp_path: Path) -> None:
-    """And what needs none of it goes on."""
+    """Requests without uploads still succeed."""
     config = image_pb2.ImageConfig(model=MODEL)
     edit = image_service_pb2.StreamEditImageRequest(config=config, prompt="x", image=b"x" * 300, mask=b"x" * 300)
     async with occupied(tmp_path) as (channel, go_on, first):

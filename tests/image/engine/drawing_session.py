@@ -1,4 +1,4 @@
-"""Images of a real pipeline: recipes and drafts in few words, and pixels as arrays."""
+"""Images of a real pipeline: short helpers for recipes and drafts, and pixels as arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = ("a red circle", "x", "two blue squares", "a far longer prompt than th
 
 
 def recipe(engine: DiffusersEngine, **changed: Any) -> Recipe:
-    """The model's own scheduler where none is named."""
+    """Builds a recipe; the default scheduler is the model's own."""
     return replace(RECIPE, **{"scheduler": engine.ready.default_scheduler, **changed})
 
 
@@ -41,25 +41,25 @@ def draft(seed: int, prompt: str = PROMPTS[0], **changed: Any) -> Draft:
 
 
 def drawing() -> Image.Image:
-    """Something to be changed."""
+    """Returns an input image of noise."""
     rng = np.random.default_rng(0)
     return Image.fromarray(rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
 
 
 def left_half() -> Image.Image:
-    """A mask."""
+    """Returns a mask of the left half."""
     mask = np.zeros((SIDE, SIDE), dtype=np.uint8)
     mask[:, : SIDE // 2] = 255
     return Image.fromarray(mask)
 
 
 def everybody(step: int, steps: int, preview: Preview) -> Sequence[int]:
-    """All images are wanted to the end."""
+    """Keeps all images to the end."""
     return range(100)
 
 
 def made(engine: DiffusersEngine, chosen: Recipe, *drafts: Draft) -> list[Pixels]:
-    """Images [height, width, 3] of a batch."""
+    """Generates a batch; returns its images [height, width, 3]."""
     images = engine.generate(chosen, drafts, everybody, lambda: None)
     return [as_array(image, chosen) for image in images if image is not None]
 
@@ -69,5 +69,5 @@ def as_array(pixels: bytes, chosen: Recipe) -> Pixels:
 
 
 def furthest(one: Pixels, other: Pixels) -> int:
-    """The most that a channel of one pixel is off."""
+    """Returns the largest difference between two pixels in any channel."""
     return int(np.abs(one.astype(int) - other.astype(int)).max())

@@ -1,4 +1,4 @@
-"""Small LoRAs with random numbers for any pipeline, as diffusers and as kohya's scripts name them."""
+"""Small LoRAs with random weights for any pipeline, with diffusers' or kohya's tensor names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of one file as Stability published them, made of a pipeline's folder by renaming its tensors."""
+"""Single-file checkpoints in Stability's layout, made from a pipeline's folder by renaming its tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ENDS = {
 
 
 def write_original(folder: Path, path: Path) -> Path:
-    """Writes Stable Diffusion 1.x or XL, which lies in `folder` as diffusers keeps it, into one file."""
+    """Writes a Stable Diffusion 1.x or XL pipeline in diffusers' layout from `folder` into one file."""
     tensors: dict[str, torch.Tensor] = {}
     layers = json.loads((folder / "unet" / "config.json").read_text())["layers_per_block"]
     unet = safetensors_torch.load_file(folder / "unet" / "diffusion_pytorch_model.safetensors")
@@ -115,7 +115,7 @@ def _vae(name: str, blocks: int) -> str:
 
 
 def _open_clip(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The text encoder of CLIP as OpenCLIP keeps it: three matrices of attention in one."""
+    """Yields CLIP's text encoder in OpenCLIP's layout: three attention matrices in one."""
     for name, tensor in tensors.items():
         if name == "text_projection.weight":
             yield "text_projection", tensor.T.contiguous()

@@ -1,4 +1,4 @@
-"""A runtime that makes no images, for tests of who is computed when; it says what it was asked for."""
+"""A scripted runtime that makes no images and records its calls, for tests of the order of computation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ READY = Ready(
 
 
 def asked(request: int = 1, **changed: object) -> Generate:
-    """A request that fits READY."""
+    """Builds a request that fits READY."""
     whole = Generate(
         request=request,
         client="a",
@@ -56,15 +56,15 @@ def asked(request: int = 1, **changed: object) -> Generate:
 
 @dataclass
 class Scripted:
-    """Its pixels are the image's seed. A token is a word."""
+    """A runtime whose pixels are the image's seed. Each word is a token."""
 
     ready: Ready = READY
-    faults: dict[int, EngineError] = field(default_factory=dict)  # of seeds that cannot be computed
-    most: int = 100  # images that memory allows together
-    between: dict[int, Callable[[], None]] = field(default_factory=dict)  # what happens during a batch's step
+    faults: dict[int, EngineError] = field(default_factory=dict)  # seeds that cannot be computed
+    most: int = 100  # largest batch that fits in memory
+    between: dict[int, Callable[[], None]] = field(default_factory=dict)  # callbacks during a batch's steps
     batches: list[tuple[Recipe, list[Draft]]] = field(default_factory=list)
     wanted: list[list[int]] = field(default_factory=list)  # after each step
-    ended: int = 0  # batches that nobody waited for
+    ended: int = 0  # batches that ended early because no request needed them
 
     def fit(self, prompt: str) -> Fit:
         return Fit(len(prompt.split()), self.ready.prompt_tokens)
@@ -95,12 +95,12 @@ class Scripted:
 
     @property
     def seeds(self) -> list[list[int]]:
-        """Of the images of each batch."""
+        """Returns the image seeds of each batch."""
         return [[draft.seed for draft in drafts] for _, drafts in self.batches]
 
 
 class LoopOfImages:
-    """A loop that is turned by hand."""
+    """A batch loop that is stepped by hand."""
 
     def __init__(self, runtime: Scripted) -> None:
         self.runtime = runtime
@@ -119,7 +119,7 @@ class LoopOfImages:
             assert self.loop.turn()
 
     def work(self, *requests: int) -> None:
-        """Turns until the requests have ended."""
+        """Steps the loop until the requests have ended."""
         for _ in range(100):
             if {message.request for message in (*self.of(Finished), *self.of(Refused))} >= set(requests):
                 return
@@ -130,7 +130,7 @@ class LoopOfImages:
         return [message for message in self.sent if isinstance(message, kind)]
 
     def pictures(self, request: int) -> list[bytes]:
-        """Pixels of a request's images, by index."""
+        """Returns the pixels of a request's images, by index."""
         told = [one for one in self.of(Picture) if one.request == request and one.partial is None]
         return [one.pixels for one in sorted(told, key=lambda one: one.index)]
 

@@ -1,4 +1,4 @@
-"""The worker process: loading, refusing, many requests at once, and an end whatever it is given."""
+"""The worker process: loading, errors, concurrent requests, and a clean end on any input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from services.worker.process import WorkerDied, WorkerProcess
 from tests.image.engine.scripted_images import asked
 from tests.image.engine.tiny_pipelines import saved
 
-LIMIT = 120  # seconds, for whatever is waited for
+LIMIT = 120  # seconds, for any wait
 SMALL = {"width": 32, "height": 32}
 
 
@@ -48,7 +48,7 @@ async def worker(path: Path, runtime: str = "diffusers") -> AsyncIterator[Worker
 
 
 async def until(process: WorkerProcess, kind: type, count: int = 1) -> list:
-    """All messages up to the last of so many of a kind."""
+    """Collects messages until the given number of one kind has arrived."""
     heard: list[object] = []
     async with asyncio.timeout(LIMIT):
         while sum(isinstance(message, kind) for message in heard) < count:
@@ -61,7 +61,7 @@ def of(heard: list, kind: type, request: int) -> list:
 
 
 async def cancel_a_long_one(process: WorkerProcess) -> None:
-    """Its batch ends within a step, and the next request's begins."""
+    """The cancelled batch ends within a step, and the next request's batch begins."""
     process.send(asked(6, width=64, height=64, steps=150, scheduler="heun", progress=True))  # 299 steps
     begun = (await until(process, Progress, 2))[-1]
     process.send(Cancel(6))

@@ -1,4 +1,4 @@
-"""What a request may ask for, and how it is told that it may not."""
+"""Limits of a request, and the errors for exceeding them."""
 
 from __future__ import annotations
 

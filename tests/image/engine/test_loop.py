@@ -1,4 +1,4 @@
-"""The batch loop: which images are made together, what a request is told, and how it ends early."""
+"""The batch loop: how images are batched, the messages that a request gets, and early ends."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_there_is_a_heartbeat_for_every_step_and_none_without_news() -> None:
     session.ask(2)
     session.turn()
     counters = [stepped.counters for stepped in session.of(Stepped)]
-    assert [one.steps for one in counters if one.batch] == [0, 1, 2, 3, 4]  # the first is the runtime's own beat
+    assert [one.steps for one in counters if one.batch] == [0, 1, 2, 3, 4]  # the first is the runtime's own heartbeat
     assert {(one.running, one.waiting, one.batch) for one in counters[:-1]} == {(1, 1, 1)}
     assert (counters[-1].running, counters[-1].waiting, counters[-1].batch) == (0, 1, 0)
 

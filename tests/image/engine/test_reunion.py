@@ -1,4 +1,4 @@
-"""Callers who ask again as soon as they have their images are computed together, and nobody else waits for anybody."""
+"""Callers who ask again as soon as they have their images are batched together; other requests do not wait."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from services.image.engine.messages import Cancel
 from services.image.engine.reunion import Reunion
 from tests.image.engine.scripted_images import LoopOfImages, Scripted, asked
 
-LONG = 1e6  # seconds that a batch took
+LONG = 1e6  # seconds of a batch
 
 
 class Callers(queue.SimpleQueue):
-    """An inbox: what `later` gives comes when the loop waits for it, and no sooner."""
+    """An inbox that delivers a message of `later` only when the loop waits for one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Callers(queue.SimpleQueue):
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> LoopOfImages:
-    """Its batches take no time: so the share of it that may be waited is as large as the limit."""
+    """Returns a loop with a raised wait share: its batches take no time, so only the time limit bounds the wait."""
     monkeypatch.setattr(reunion, "SHARE", 1e9)
     session = LoopOfImages(Scripted())
     session.inbox = session.loop._inbox = Callers()

@@ -13,14 +13,14 @@ diffusers = late("diffusers")
 torch = late("torch")
 transformers = late("transformers")
 
-SIDE = 32  # pixels that the models were made for, where a family has no size of its own
-TOKENS = 40  # of CLIP's encoders, its two marks included
+SIDE = 32  # the models' native size in pixels, for families without a fixed size
+TOKENS = 40  # context length of CLIP's encoders, start and end included
 WIDTH = 32
-WIDER = 48  # of the second encoder of XL, which is the wider one there, too
+WIDER = 48  # width of XL's second encoder, which is wider in the real XL too
 
 
 def clip_tokenizer() -> transformers.CLIPTokenizer:
-    """A token for every byte."""
+    """Returns a tokenizer with a token for every byte."""
     alphabet = sorted(ByteLevel.alphabet())
     marks = ["<|startoftext|>", "<|endoftext|>"]
     tokens = [*alphabet, *(letter + "</w>" for letter in alphabet), *marks]
@@ -63,7 +63,7 @@ def t5(width: int) -> tuple[transformers.T5Tokenizer, transformers.T5EncoderMode
 
 
 def vae(channels: int, **more: Any) -> diffusers.AutoencoderKL:
-    """Images to latents of a quarter of their side."""
+    """Returns an autoencoder that reduces each side to a quarter."""
     return diffusers.AutoencoderKL(
         block_out_channels=(8, 8, 16),
         down_block_types=("DownEncoderBlock2D",) * 3,

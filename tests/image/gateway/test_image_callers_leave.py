@@ -1,4 +1,4 @@
-"""Callers of the image service who hang up, or do not wait as long as it takes: nothing is drawn for them any more."""
+"""Callers of the image service who hang up or reach their deadline: the service stops drawing for them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tests.image.pictures.picture_files import file, halves
 from tests.runtime_counters import PATIENCE_SECONDS, Runtime, answer, asked
 from tests.stack import IMAGE_MODEL, Stack
 
-# A worker that imports torch and diffusers takes some ten seconds to be there.
+# A worker needs some ten seconds to import torch and diffusers.
 pytestmark = pytest.mark.slow
 
 PATH = "/v1/images/generations"
-FEW_STEPS = 20  # what a worker may take to hear of a hang-up that its service knows of; the whole takes some hundred
+FEW_STEPS = 20  # steps until a worker learns of a hang-up that its service knows of; the whole takes some hundred
 
 
 @pytest.fixture
 def shapes(stack: Stack) -> Runtime:
-    """The model, loaded and idle."""
+    """Returns the model, loaded and idle."""
     runtime = Runtime(stack, "image", IMAGE_MODEL)
     with asked(stack, PATH, body(n=1, steps=1)) as connection:
         status, told = answer(connection)

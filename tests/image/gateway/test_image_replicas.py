@@ -1,4 +1,4 @@
-"""Two replicas of the image service behind one gateway: a picture that one has made is everybody's to serve."""
+"""Two replicas of the image service behind one gateway: each serves the pictures of the other."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from google.api.httpbody_pb2 import HttpBody
 from tests.operator_side import Operator
 from tests.stack import IMAGE_MODEL, Stack
 
-pytestmark = pytest.mark.slow  # torch is imported for it
+pytestmark = pytest.mark.slow  # imports torch
 
 PATIENCE_SECONDS = 60
 FETCHES = 20
 
 
 class Replica:
-    """One replica, asked directly, so that a test can say which it is."""
+    """One replica, called directly so that a test can choose it."""
 
     def __init__(self, stack: Stack, number: int) -> None:
         self.pid: int = stack.note["children"][f"image-{number}"]
         self._socket = f"unix:{Path(stack.note['folder']) / f'image-{number}.sock'}"
 
     def draw(self) -> str:
-        """The address of a picture."""
+        """Draws a picture and returns its URL."""
         asked = {"model": IMAGE_MODEL, "prompt": "a red circle", "steps": 2, "response_format": "url"}
         body = HttpBody(content_type="application/json", data=json.dumps(asked).encode())
         with grpc.insecure_channel(self._socket) as channel:
@@ -40,7 +40,7 @@ class Replica:
         return url
 
     def read(self, url: str) -> bytes:
-        """The picture behind an address."""
+        """Returns the picture behind a URL."""
         request = image_service_pb2.GetImageFileRequest(name=urlsplit(url).path.rpartition("/")[2])
         with grpc.insecure_channel(self._socket) as channel:
             stub = image_service_pb2_grpc.ImagesServiceStub(channel)
@@ -49,7 +49,7 @@ class Replica:
 
 
 def fetched(url: str) -> set[bytes]:
-    """All that comes when the picture is fetched again and again."""
+    """Fetches the picture repeatedly; returns all distinct contents."""
     found = set()
     for _ in range(FETCHES):
         with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as reply:

@@ -1,4 +1,4 @@
-"""Bad input through the real gateway: each its clear error, while somebody else's pictures are drawn undisturbed."""
+"""Bad input through the real gateway: each case gets a clear error, and another caller's pictures are unaffected."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.image.pictures.picture_files import file, halves
 from tests.stack import IMAGE_MODEL, POLL_SECONDS, Stack
 
-pytestmark = pytest.mark.slow  # torch is imported for it
+pytestmark = pytest.mark.slow  # imports torch
 
 SIDE = 64  # pixels that the model draws
 PROMPT = "a red circle on a blue background"
 PATIENCE_SECONDS = 150  # on a busy machine torch alone takes half a minute
 MIB = 1024 * 1024
 LIMIT = 25 * MIB  # ALLM_MAX_IMAGE_BYTES
-BOMB = 64 * MIB  # what unpacks from some 60 KB
+BOMB = 64 * MIB  # unpacked size of a file of some 60 KB
 HALF_SENT = 5 * MIB
 HUNG_UP = 5  # clients
 
 
 class Neighbour:
-    """Somebody who has one picture drawn after the other, always the same."""
+    """A caller who generates the same picture again and again."""
 
     def __init__(self, client: openai.OpenAI) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class Neighbour:
         self._drawn: list[str] = []
 
     def draw_on(self) -> None:
-        """Until it is over; raises whatever goes wrong."""
+        """Generates pictures until stopped; raises any error."""
         while not self._over:
             answer = self._client.images.generate(
                 model=IMAGE_MODEL, prompt=PROMPT, extra_body={"steps": 10, "seed": 7, "guidance": 2.5}
@@ -55,7 +55,7 @@ class Neighbour:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """What is done in the block changes nothing of the picture that is being drawn, nor of the next one."""
+        """Checks that the block changes neither the current picture nor the next one."""
         begun = len(self._drawn)
         yield
         with self._changed:
@@ -74,7 +74,7 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def neighbour(client: openai.OpenAI, stack: Stack) -> Iterator[Neighbour]:
-    """It has begun, and nothing dies of what is done beside it."""
+    """Runs a neighbour that has drawn a picture; checks that no worker dies during the tests."""
     neighbour = Neighbour(client)
     with ThreadPoolExecutor(1) as thread:
         drawing = thread.submit(neighbour.draw_on)
@@ -90,20 +90,20 @@ def neighbour(client: openai.OpenAI, stack: Stack) -> Iterator[Neighbour]:
 
 
 def workers(stack: Stack) -> tuple[int, set[int]]:
-    """The image service, and the processes of it that hold models."""
+    """Returns the ids of the image service and of its workers."""
     service = psutil.Process(stack.note["children"]["image"])
     return service.pid, {child.pid for child in service.children() if "services.image.engine" in child.cmdline()}
 
 
 def counted(stack: Stack, name: str, **labels: str) -> float:
-    """What the image service has counted of something."""
+    """Returns a counter of the image service."""
     page = openai.DefaultHttpxClient().get(stack.note["metrics"]["image"]).text
     found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return sum(one.value for one in found if one.name == name and labels.items() <= one.labels.items())
 
 
 def bomb() -> bytes:
-    """A PNG whose comment unpacks to a thousand times its size."""
+    """Returns a PNG whose comment unpacks to a thousand times its size."""
     text = b"Comment\0\0" + zlib.compress(bytes(BOMB), 9)
     chunk = struct.pack(">I", len(text)) + b"zTXt" + text + struct.pack(">I", zlib.crc32(b"zTXt" + text))
     whole, header = image(), 33
@@ -111,7 +111,7 @@ def bomb() -> bytes:
 
 
 def megapixels() -> bytes:
-    """A good PNG of a hundred million pixels, in a few KB."""
+    """Returns a valid PNG of a hundred million pixels, in a few KB."""
     return file(Image.new("1", (10_000, 10_000)), "PNG", compress_level=9)
 
 
@@ -167,7 +167,7 @@ def test_pictures_that_cannot_be_taken(
 
 
 def check(error: openai.APIStatusError, param: str, says: str) -> None:
-    """In OpenAI's words, with the parameter named."""
+    """Checks that the error has OpenAI's format and names the parameter."""
     assert (error.type, error.param) == ("invalid_request_error", param)
     assert says in error.message
 
@@ -185,18 +185,18 @@ def test_clients_that_hang_up_in_the_middle_leave_nothing(stack: Stack, neighbou
     before, files = counted(stack, **given_up), service.num_fds()
 
     def some_have_hung_up() -> bool:
-        """Those that are gone before the gateway has passed anything on do not count."""
+        """A client counts only if the gateway had forwarded part of its upload."""
         with socket.create_connection(("127.0.0.1", stack.port), PATIENCE_SECONDS) as connection:
             connection.sendall(half_an_upload())
         return counted(stack, **given_up) >= before + HUNG_UP
 
     with neighbour.undisturbed():
         wait_until(some_have_hung_up)
-    wait_until(lambda: service.num_fds() <= files + 2)  # the neighbour's picture may be on its way
+    wait_until(lambda: service.num_fds() <= files + 2)  # the neighbour's picture may be in transfer
 
 
 def half_an_upload() -> bytes:
-    """A form of twice as much."""
+    """Returns the first half of a form."""
     head = f'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n{IMAGE_MODEL}\r\n--b\r\n'
     head += 'content-disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
     start = "POST /v1/images/edits HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=b\r\n"

@@ -1,4 +1,4 @@
-"""The official Python SDK, unmodified, draws through the real gateway with the model that comes along."""
+"""The unmodified official Python SDK generates images through the real gateway with the bundled model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from PIL import Image
 from tests.image.pictures.picture_files import file, halves, png_header
 from tests.stack import IMAGE_MODEL, MODEL, Stack
 
-# A worker that imports torch and diffusers takes some ten seconds to be there.
+# A worker needs some ten seconds to import torch and diffusers.
 pytestmark = pytest.mark.slow
 
 SIDE = 64  # pixels that the model draws
@@ -30,7 +30,7 @@ SERVICE = "allm.image.v1.ImageService"
 PROMPT = "a red circle"
 PATIENCE_SECONDS = 150  # on a busy machine torch alone takes half a minute
 FEW: dict[str, Any] = {"extra_body": {"steps": 2, "seed": 7}}
-# OpenAI retired its own variations: the SDK warns about them.
+# OpenAI retired variations in its own API: the SDK warns about them.
 variations = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
 
 
@@ -45,7 +45,7 @@ def pictures(answer: Any) -> list[Image.Image]:
 
 
 def left_open(side: int = SIDE) -> bytes:
-    """A mask: the left half shall be drawn over."""
+    """Returns a mask that leaves the left half open for drawing."""
     return file(halves(side, side, left=(0, 0, 0, 0), right=(0, 0, 0, 255)))
 
 
@@ -111,7 +111,7 @@ def test_a_stream_shows_what_it_looks_like_so_far(client: openai.OpenAI) -> None
 
 
 def test_under_a_mask_is_drawn_and_beside_it_nothing_changes_much(client: openai.OpenAI) -> None:
-    """What stays is told by seeds that only differ under the mask."""
+    """Compares two seeds: the results differ only under the mask."""
     answers = [
         client.images.edit(
             model=IMAGE_MODEL,
@@ -126,7 +126,7 @@ def test_under_a_mask_is_drawn_and_beside_it_nothing_changes_much(client: openai
     assert one.size == (SIDE, SIDE)
     halves_of = [[each.crop(box).tobytes() for each in (one, other)] for box in ((0, 0, 16, SIDE), (48, 0, SIDE, SIDE))]
     changes = [sum(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in halves_of]
-    assert changes[0] > 5 * changes[1]  # measured: some fifty times
+    assert changes[0] > 5 * changes[1]  # measured: about 50 times
 
 
 def test_an_edit_without_a_mask_streams(client: openai.OpenAI) -> None:
@@ -143,7 +143,7 @@ def test_an_edit_without_a_mask_streams(client: openai.OpenAI) -> None:
 
 @variations
 def test_variations_of_a_large_picture(client: openai.OpenAI) -> None:
-    """Of a file that is larger than what the gateway keeps."""
+    """The file is larger than the gateway's buffer."""
     large = Image.effect_noise((1500, 1500), 100).convert("RGB")
     data = file(large)
     assert len(data) > 2 * 1024 * 1024
@@ -215,7 +215,7 @@ def test_grpc_callers_see_every_step(stack: Stack) -> None:
 
 @pytest.mark.parametrize("whole", ["EditImage", "CreateVariation"])
 def test_a_stream_over_an_image_tells_every_step_and_draws_what_the_whole_answer_does(stack: Stack, whole: str) -> None:
-    """Twelve steps at the most, of which the strength leaves some out."""
+    """At most twelve steps; the strength skips some of them."""
     fields = {"prompt": PROMPT, "mask": left_open()} if whole == "EditImage" else {}
     config = {"model": IMAGE_MODEL, "steps": 12, "seed": 7}
     request = getattr(image_service_pb2, f"{whole}Request")(config=config, image=image(), strength=0.75, **fields)

@@ -1,4 +1,4 @@
-"""Picture files of all kinds, whole and hostile."""
+"""Picture files of all kinds, valid and hostile."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ RED, BLUE = (255, 0, 0), (0, 0, 255)
 
 
 def halves(width: int = 64, height: int = 32, left: Sequence[int] = RED, right: Sequence[int] = BLUE) -> Image.Image:
-    """Two colours side by side."""
+    """Returns an image with two colours side by side."""
     image = Image.new("RGB" if len(left) == 3 else "RGBA", (width, height), tuple(left))
     image.paste(tuple(right), (width // 2, 0, width, height))
     return image
 
 
 def file(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    """A picture as a file."""
+    """Encodes a picture as a file."""
     written = io.BytesIO()
     image.save(written, kind, **options)
     return written.getvalue()
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that says it is that large, and has hardly any data."""
+    """Returns a PNG whose header declares this size, with hardly any data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -39,7 +39,7 @@ def png_header(width: int, height: int) -> bytes:
 
 
 def webp_header(width: int, height: int) -> bytes:
-    """A WebP that says it is that large."""
+    """Returns a WebP whose header declares this size."""
     body = b"\0" * 4 + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     chunk = b"VP8X" + struct.pack("<I", len(body)) + body
     return b"RIFF" + struct.pack("<I", len(chunk) + 4) + b"WEBP" + chunk

@@ -1,4 +1,4 @@
-"""Picture files in processes of their own: what comes back, and what a hostile file can do."""
+"""Picture files in separate codec processes: results, and the effects of hostile files."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_bad_file_is_told_and_costs_no_process(
 
 
 async def test_the_largest_picture_fits_into_a_codec(pictures: Pictures) -> None:
-    """In the form that takes most memory: with alpha, and a mask as large."""
+    """The most memory: an image with alpha and a mask of the same size."""
     large = Image.new("RGBA", (4096, 4096), (255, 0, 0, 0))
     for kind in ("PNG", "WEBP"):
         data = file(large, kind, **({"compress_level": 1} if kind == "PNG" else {"method": 0}))

@@ -1,4 +1,4 @@
-"""The embedding model that comes along: copied once, only from the known files, and never half."""
+"""The bundled embedding model: copied once, only from the known files, and never half."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.models.formats.handmade_models import local
 
 
 def silent(_: str) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 def files(folder: Path) -> set[str]:
@@ -22,7 +22,7 @@ def files(folder: Path) -> set[str]:
 
 
 def fake_bundle(folder: Path, *, without: str = "") -> Path:
-    """A bundle like the real one, of links."""
+    """Links the files of the real bundle, except `without`."""
     real = bundled_encoder()
     assert real is not None
     for name in FILES:

@@ -1,4 +1,4 @@
-"""The image model that comes along: copied once, only from the known files, and never half."""
+"""The bundled image model: copied once, only from the known files, and never half."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = {"model_index.json": b"{}", "unet/diffusion_pytorch_model.safetensors": 
 
 
 def silent(_: str) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 def files(folder: Path) -> set[str]:
@@ -27,7 +27,7 @@ def files(folder: Path) -> set[str]:
 
 @pytest.fixture
 def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A made-up model in place of the shipped one, with a file that does not belong to it."""
+    """Replaces the shipped model with a fake one that has an extra file."""
     folder = tmp_path / "shipped"
     for name, content in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

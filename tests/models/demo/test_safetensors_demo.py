@@ -1,4 +1,4 @@
-"""The demo model as safetensors: the same model as the GGUF file's, made once, and never half."""
+"""The demo model as safetensors: the same model as in the GGUF file, made once, and never half."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXTS = [
 
 
 def silent(_: str) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 def files(folder: Path) -> set[str]:
@@ -129,7 +129,7 @@ def test_another_file_in_its_place_is_refused_and_named(monkeypatch: pytest.Monk
 
 
 def test_a_folder_that_is_there_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program itself looks, after whoever was first has let go of the lock."""
+    """The program checks again after the first process has released the lock."""
     monkeypatch.setattr(sys, "argv", ["dequantize", "/no/such/file", "hash", str(tmp_path / "model")])
     (tmp_path / "model").mkdir()
     main()

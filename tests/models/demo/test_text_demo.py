@@ -20,7 +20,7 @@ FILE_TYPES = {"BF16": 32, "F16": 1}  # llama.cpp's own numbers (llama_ftype)
 
 
 def silent(_: str) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 def files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The speech model that comes along: copied once, only from the known files, and never half."""
+"""The bundled speech model: copied once, only from the known files, and never half."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.models.formats.handmade_models import local
 
 
 def silent(_: str) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""
 
 
 def files(folder: Path) -> set[str]:

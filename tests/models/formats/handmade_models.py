@@ -1,4 +1,4 @@
-"""Writes models by hand, right and wrong ones, and trees that watch what is read of them."""
+"""Writers of valid and broken models, and trees that record reads."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from services.models.hub.source_tree import LocalTree
 from tests.models.gguf_file import STRING, entry, header, tensor, with_weights
 
 BITS = {"F32": 32, "BF16": 16, "F16": 16, "I64": 64, "U8": 8, "BOOL": 8, "F4": 4, "F8_E4M3": 8}
-# What another program writes beside a model; nothing of it may count.
+# Written next to a model by another program; inspections ignore it.
 LIE = {"format": "gguf", "architecture": "nonsense", "modality": "audio", "files": ["other.gguf"], "primary": "x"}
 
 
 def local(folder: Path) -> LocalTree:
-    """The folder as a tree."""
+    """Returns the folder as a tree."""
     return LocalTree(folder, [folder])
 
 
 def paths(finding: Finding) -> list[str]:
-    """The paths of a finding's files."""
+    """Returns the paths of a finding's files."""
     return [file.path for file in finding.files]
 
 
 def refusal(folder: Path, format: str, file: str = "", kind: type[AllmError] = ModelInvalid) -> str:
-    """What an inspection that must fail says."""
+    """Returns the message of an inspection that must fail."""
     with pytest.raises(kind) as caught:
         inspect(local(folder), format, file)  # type: ignore[arg-type]
     assert type(caught.value) is kind
@@ -42,13 +42,13 @@ def refusal(folder: Path, format: str, file: str = "", kind: type[AllmError] = M
 
 
 def write_json(path: Path, content: object) -> None:
-    """A JSON file; makes its folder."""
+    """Writes a JSON file and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
 
 
 def safetensors(tensors: Mapping[str, tuple[str, Sequence[int]]], **metadata: str) -> bytes:
-    """A file with these tensors (type and shape), all zeros."""
+    """Encodes a file with these tensors (type and shape), all zeros."""
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     at = 0
     for name, (dtype, shape) in tensors.items():
@@ -62,19 +62,19 @@ def safetensors(tensors: Mapping[str, tuple[str, Sequence[int]]], **metadata: st
 
 
 def with_header(text: str | bytes, weights: int) -> bytes:
-    """A file with that header and so many bytes of weights."""
+    """Encodes a file with that header and `weights` bytes of weights."""
     data = text.encode() if isinstance(text, str) else text
     return struct.pack("<Q", len(data)) + data + bytes(weights)
 
 
 def write_safetensors(path: Path, *names: str) -> None:
-    """A file that holds small tensors of these names; makes its folder."""
+    """Writes a file with small tensors of these names, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(safetensors({name: ("F32", [2, 3]) for name in names or ("weight",)}))
 
 
 def write_shards(folder: Path, count: int = 3, stem: str = "model") -> list[str]:
-    """Shards of two tensors each with their index. Returns the names of the shards."""
+    """Writes shards of two tensors each, and their index. Returns the names of the shards."""
     folder.mkdir(parents=True, exist_ok=True)
     shards = [f"{stem}-{one:05}-of-{count:05}.safetensors" for one in range(1, count + 1)]
     for shard in shards:
@@ -85,7 +85,7 @@ def write_shards(folder: Path, count: int = 3, stem: str = "model") -> list[str]
 
 
 def write_text_model(folder: Path, **config: object) -> Path:
-    """A whole folder of safetensors, with a lying metadata.json in it."""
+    """Writes a complete safetensors folder with a misleading metadata.json."""
     said = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096} | config
     write_json(folder / "config.json", said)
     write_json(folder / "tokenizer.json", {"version": "1.0"})
@@ -95,7 +95,7 @@ def write_text_model(folder: Path, **config: object) -> Path:
 
 
 def write_gguf(path: Path, *entries: bytes, architecture: str = "llama", weights: int = 128, cut: int = 0) -> Path:
-    """A GGUF file with two tensors; `cut` bytes are missing at its end."""
+    """Writes a GGUF file with two tensors; `cut` bytes are missing at its end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     said = (entry("general.architecture", STRING, architecture), entry(f"{architecture}.context_length", 4, 2048))
     head = header(*said, *entries, tensors=[tensor("a", [16], 0, 0), tensor("b", [16], 0, 64)])
@@ -105,7 +105,7 @@ def write_gguf(path: Path, *entries: bytes, architecture: str = "llama", weights
 
 
 def write_split(folder: Path, stem: str = "m", count: int = 3) -> list[str]:
-    """A split GGUF model. Returns the names."""
+    """Writes a split GGUF model. Returns the names."""
     names = [f"{stem}-{one:05}-of-{count:05}.gguf" for one in range(1, count + 1)]
     for number, name in enumerate(names):
         write_gguf(folder / name, *split_entries(number, count))
@@ -113,13 +113,13 @@ def write_split(folder: Path, stem: str = "m", count: int = 3) -> list[str]:
 
 
 def split_entries(number: int, count: int, tensors: int | None = None) -> list[bytes]:
-    """What a shard says of itself; `number` counts from 0."""
+    """Returns a shard's split metadata; `number` counts from 0."""
     total = 2 * count if tensors is None else tensors
     return [entry("split.no", 2, number), entry("split.count", 2, count), entry("split.tensors.count", 5, total)]
 
 
 def checkpoint_pickle(*, vocabulary: int | None = 51865, extra: bytes = b"") -> bytes:
-    """The operations of an OpenAI checkpoint's pickle, written by hand."""
+    """Encodes the operations of an OpenAI checkpoint's pickle by hand."""
 
     def word(content: str) -> bytes:
         return b"X" + struct.pack("<I", len(content)) + content.encode() + b"q\x00"
@@ -135,7 +135,7 @@ def checkpoint_pickle(*, vocabulary: int | None = 51865, extra: bytes = b"") -> 
 def checkpoint(
     pickled: bytes | None = None, members: Mapping[str, bytes] | None = None, compression: int = zipfile.ZIP_STORED
 ) -> bytes:
-    """An OpenAI checkpoint as it lies on disk."""
+    """Encodes an OpenAI checkpoint file."""
     content = {"archive/data.pkl": checkpoint_pickle() if pickled is None else pickled, "archive/data/0": bytes(12)}
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as archive:
@@ -145,7 +145,7 @@ def checkpoint(
 
 
 def ctranslate2(name: str = "WhisperSpec", version: int = 6, variables: int = 3) -> bytes:
-    """A model file of CTranslate2."""
+    """Encodes a model file of CTranslate2."""
 
     def word(content: str) -> bytes:
         return struct.pack("<H", len(content) + 1) + content.encode() + b"\0"
@@ -157,7 +157,7 @@ def ctranslate2(name: str = "WhisperSpec", version: int = 6, variables: int = 3)
 
 
 def write_ctranslate2(folder: Path, tokens: int = 51865) -> Path:
-    """A whole CTranslate2 folder."""
+    """Writes a complete CTranslate2 folder."""
     write_json(folder / "config.json", {"suppress_ids": [], "lang_ids": [50259]})
     write_json(folder / "vocabulary.json", [str(at) for at in range(tokens)])
     write_json(folder / "tokenizer.json", {})
@@ -167,7 +167,7 @@ def write_ctranslate2(folder: Path, tokens: int = 51865) -> Path:
 
 
 def write_whisper(folder: Path, vocabulary: int = 51865) -> Path:
-    """A whole folder of a Whisper model in transformers' layout."""
+    """Writes a complete Whisper folder in transformers' layout."""
     write_text_model(
         folder, model_type="whisper", architectures=["WhisperForConditionalGeneration"], vocab_size=vocabulary
     )
@@ -176,7 +176,7 @@ def write_whisper(folder: Path, vocabulary: int = 51865) -> Path:
 
 
 def write_pipeline(folder: Path) -> Path:
-    """A whole pipeline of diffusers."""
+    """Writes a complete diffusers pipeline."""
     index = {
         "_class_name": "StableDiffusionPipeline",
         "_diffusers_version": "0.30.0",
@@ -203,7 +203,7 @@ UNET = "diffusion_pytorch_model"
 
 
 class WatchedTree(LocalTree):
-    """A folder that looks like a repository of the hub, gives its files in small parts, and notes what is read."""
+    """A folder that poses as a hub repository, returns its files in small chunks, and records the reads."""
 
     repository = "org/name"
     revision = "0123456789abcdef0123456789abcdef01234567"

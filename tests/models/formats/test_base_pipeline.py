@@ -1,4 +1,4 @@
-"""The base of a checkpoint of one file: small files only, of the same kind and size of pipeline."""
+"""The base pipeline of a single-file checkpoint: small files only, of the same kind and size of pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = {"in_channels": 4, "block_out_channels": [320, 640], "cross_attention_di
 
 
 def base(folder: Path, **unet: Any) -> list[str]:
-    """The paths that are taken of a pipeline's folder."""
+    """Writes a pipeline and returns the paths that the inspection takes."""
     write_pipeline(folder)
     write_json(folder / "unet" / "config.json", SIZES | unet)
     return taken(folder)

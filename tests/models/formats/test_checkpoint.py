@@ -1,4 +1,4 @@
-"""OpenAI's checkpoints: looked through, never loaded."""
+"""OpenAI's checkpoints: inspected, never loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def message(folder: Path, data: bytes) -> str:
 
 
 class Running:
-    """A pickle of this runs a program when it is loaded."""
+    """An object whose pickle runs a program on loading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,7 +137,7 @@ def test_a_bare_pickle_of_the_old_kind_is_refused_and_does_not_run(tmp_path: Pat
     ],
 )
 def test_two_pickles_are_refused(tmp_path: Path, members: dict[str, bytes]) -> None:
-    """Readers differ in which of them they take."""
+    """Readers differ in the pickle they take."""
     assert "it must hold one folder with data.pkl, and holds 2" in message(tmp_path, checkpoint(members=members))
 
 
@@ -215,7 +215,7 @@ def test_of_a_remote_checkpoint_only_the_pickle_is_read(tmp_path: Path) -> None:
 
 
 def test_nothing_that_loads_pickles_is_used(tmp_path: Path) -> None:
-    """`pickletools` imports pickle for its own tests; what counts is that nothing of it is called."""
+    """`pickletools` imports pickle for its own tests; the test checks that nothing calls it."""
     program = """
 import pickle, _pickle
 def refuse(*_, **__): raise SystemExit("unpickled")

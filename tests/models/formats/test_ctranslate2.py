@@ -1,4 +1,4 @@
-"""The model file of CTranslate2: of Whisper, and whole."""
+"""The model file of CTranslate2: a Whisper model, and complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines of diffusers: every component that model_index.json names, and nothing that it does not."""
+"""Diffusers pipelines: every component that model_index.json names, and nothing else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WHOLE = [
 
 
 def change(folder: Path, **entries: Any) -> None:
-    """Other entries in model_index.json."""
+    """Changes entries of model_index.json."""
     path = folder / "model_index.json"
     write_json(path, json.loads(path.read_text()) | entries)
 

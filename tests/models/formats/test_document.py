@@ -1,4 +1,4 @@
-"""JSON that strangers wrote: bounded, and named when it is wrong."""
+"""Untrusted JSON: bounded in size; errors name the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF models: one file or a split set, chosen without guessing, and long enough."""
+"""GGUF models: one file or a split set, an unambiguous choice, and no truncated files."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_name_that_counts_wrongly(tmp_path: Path, name: str) -> None:
     assert f"{name} says that it is shard" in refusal(tmp_path, "gguf", name)
 
 
-# --- what it is
+# --- facts
 
 
 @pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "jina-bert-v2", "t5encoder"])

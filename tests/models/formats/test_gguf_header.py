@@ -49,7 +49,7 @@ def test_the_demo_models_header() -> None:
     assert found.tensors == 272
     assert found.size == found.needed == demo_model().stat().st_size
     assert "im_start" in found.metadata["tokenizer.chat_template"]
-    assert found.metadata["tokenizer.ggml.tokens"] == 49152  # of an array, only its length
+    assert found.metadata["tokenizer.ggml.tokens"] == 49152  # the length only, for an array
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -243,7 +243,7 @@ def test_random_damage_is_read_or_refused_but_never_a_crash(tmp_path: Path) -> N
     assert 300 < refused < 2000
 
 
-# --- the bytes that a file must have
+# --- the minimum size of a file
 
 
 def test_a_file_must_reach_to_the_end_of_its_last_tensor(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -276,7 +276,7 @@ def test_a_type_of_the_future_is_accepted_without_a_size(tmp_path: Path) -> None
 
 
 def test_the_types_are_those_of_the_pinned_library() -> None:
-    """In a process of its own: a number that the library does not know may end it."""
+    """The library runs in a separate process, because an unknown type number may abort it."""
     program = """
 import ctypes, pathlib, sys, llama_cpp
 folder = pathlib.Path(llama_cpp.__file__).parent / "lib"
@@ -291,11 +291,11 @@ for kind in range(int(sys.argv[1])):
     assert {kind: (numbers, size) for kind, numbers, size in told if size} == TENSOR_TYPES
 
 
-# --- through any file
+# --- file objects
 
 
 class Remote(io.BytesIO):
-    """Gives at most a thousand bytes at a time, and counts what it gave."""
+    """A file that returns at most a thousand bytes per read, and counts the returned bytes."""
 
     given = 0
 
@@ -306,7 +306,7 @@ class Remote(io.BytesIO):
 
 
 def test_of_a_remote_file_only_what_is_needed_is_read() -> None:
-    numbers = (12, [0.5] * (BLOCK // 2))  # four blocks that nobody wants
+    numbers = (12, [0.5] * (BLOCK // 2))  # four blocks that the reader skips
     head = header(entry("a", ARRAY, numbers), entry("general.architecture", STRING, "llama"))
     data = head + bytes(4 * BLOCK)
     file = Remote(data)
@@ -321,7 +321,7 @@ def test_a_file_that_is_shorter_than_it_was_said_to_be_is_cut_off() -> None:
 
 
 def test_a_header_has_an_end(tmp_path: Path) -> None:
-    """A sparse file would be read for hours."""
+    """Reading a sparse file without a limit would take hours."""
     path = tmp_path / "m.gguf"
     path.write_bytes(header(text("k") + struct.pack("<IIQ", ARRAY, 12, 15_000_000)) + text("l"))
     with path.open("r+b") as file:

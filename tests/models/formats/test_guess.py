@@ -1,4 +1,4 @@
-"""What an import takes a folder for."""
+"""The format that an import guesses for a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door to inspections: which format, which files of which source, and what is never looked at."""
+"""Inspections: the format, the files of each source, and the files that are never read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.models.formats.handmade_models import (
 
 
 def everything(folder: Path) -> Path:
-    """A folder that holds a model of every format, as nobody should keep them."""
+    """Writes a folder with a model of every format, which is bad practice."""
     write_pipeline(folder)
     write_text_model(folder)
     write_gguf(folder / "m.gguf", architecture="qwen3")

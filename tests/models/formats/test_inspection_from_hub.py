@@ -1,4 +1,4 @@
-"""The same inspections through a hub on loopback: the same findings, and no weight is transferred."""
+"""The same inspections through a loopback hub: the same findings, and no weights are transferred."""
 
 from __future__ import annotations
 

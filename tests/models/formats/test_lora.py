@@ -1,4 +1,4 @@
-"""LoRAs: pairs of small matrices, and whether a model has what they change."""
+"""LoRAs: pairs of small matrices, and their match with a model's weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedding models: which steps are known, how long inputs may be, and what only ranks."""
+"""Embedding models: the known modules, the input length, and models that only rank."""
 
 from __future__ import annotations
 

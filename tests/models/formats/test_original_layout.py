@@ -1,4 +1,4 @@
-"""Image checkpoints of one file: what they are is told by names and shapes in their header."""
+"""Single-file image checkpoints: identified by the names and shapes in their header."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEV = [*FLUX, "guidance_in.in_layer.bias"]
 
 
 def tensors(names: Iterable[str], **shapes: tuple[int, ...]) -> dict[str, Tensor]:
-    """What a header says; `unet` and `img_in` are the shapes of those, where there are any."""
+    """Returns a header's tensors; `unet` and `img_in` are the shapes of the tensors of those names, if given."""
     found = {name: Tensor("F16", 2, (1,)) for name in names}
     if "unet" in shapes:
         found[f"{PREFIX}input_blocks.0.0.weight"] = Tensor("F16", 2, shapes["unet"])

@@ -1,4 +1,4 @@
-"""Folders of safetensors: what they need, what belongs to them, and what their config.json says."""
+"""Folders of safetensors: required files, optional files, and the facts in their config.json."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ AUTO = "AutoModelForCausalLM"
 def test_code_of_a_models_own_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory) -> None:
     for auto_map in [
         {AUTO: "modeling_x.XForCausalLM"},
-        {AUTO: "modeling_llama.LlamaForCausalLM"},  # maybe another model under the same name
+        {AUTO: "modeling_llama.LlamaForCausalLM"},  # possibly different code under the same name
         {"AutoConfig": "configuration_x.XConfig"},
         {"AutoModel": ["modeling_x.XModel", None]},
         {AUTO: "other/repository--modeling_x.XForCausalLM"},

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: right ones, lying ones, and every kind of damage."""
+"""Headers of safetensors files: valid ones, misleading ones, and every kind of damage."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def find(folder: Path, prefix: str = "", *, stem: str = "", variants: bool = False) -> Weights | None:
-    """Chooses and checks."""
+    """Finds the weights and checks them."""
     tree = local(folder)
     found = find_weights(tree, prefix, stem=stem, variants=variants)
     check_weights(tree, [found] if found else [])
@@ -82,7 +82,7 @@ def test_shards_without_their_index(tmp_path: Path) -> None:
 
 
 def test_a_whole_file_beside_shards_is_ambiguous(tmp_path: Path) -> None:
-    """transformers would take the one file, vllm the index."""
+    """transformers would take the single file, vllm the index."""
     write_shards(tmp_path)
     write_safetensors(tmp_path / "model.safetensors")
     assert f"ambiguous: model.safetensors, {INDEX}" in message(tmp_path)
@@ -183,7 +183,7 @@ def test_an_index_has_a_largest_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metadata", [{"total_size": 1}, {"total_size": "x"}, {}, None, 7])
 def test_a_total_size_that_is_wrong_is_no_reason(tmp_path: Path, metadata: object) -> None:
-    """Published ones are: tied weights are counted twice, or not at all."""
+    """Published totals are wrong: tied weights are counted twice, or not at all."""
     write_shards(tmp_path)
     index = json.loads((tmp_path / INDEX).read_text())
     write_json(tmp_path / INDEX, index | {"metadata": metadata})

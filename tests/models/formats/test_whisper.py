@@ -1,4 +1,4 @@
-"""Whisper models in their three layouts, told apart without guessing."""
+"""Whisper models in three layouts, distinguished without guessing."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_folder_of_transformers(tmp_path: Path, vocabulary: int, capabilities:
 
 
 def test_its_variants_give_way(tmp_path: Path) -> None:
-    """Published ones keep 32 bits beside 16."""
+    """Published repositories keep 32-bit weights next to 16-bit ones."""
     write_whisper(tmp_path)
     for at in (1, 2):
         write_safetensors(tmp_path / f"model.fp32-0000{at}-of-00002.safetensors")
@@ -187,7 +187,7 @@ def test_a_language_model_is_no_whisper(tmp_path: Path) -> None:
     assert "says that the model is a llama, not a whisper" in refusal(tmp_path, "whisper")
 
 
-# --- which
+# --- choice of the layout
 
 
 def test_a_folder_without_any(tmp_path: Path) -> None:

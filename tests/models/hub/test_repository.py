@@ -1,4 +1,4 @@
-"""A repository is listed and read through a real HTTP server; nothing more is transferred than what is looked at."""
+"""Listing and reading a repository through a real HTTP server; nothing else is transferred."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WEIGHTS = os.urandom(3_000_000)
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # whoever runs this may be logged in
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # the user may be logged in
     with LoopbackHub() as running:
         monkeypatch.setattr(constants, "ENDPOINT", running.endpoint)
         yield running
@@ -141,7 +141,7 @@ def test_a_hub_that_takes_no_ranges_is_not_downloaded_from(hub: LoopbackHub, tmp
         file.seek(39_000_000)
         with pytest.raises(ModelInvalid, match=r"org/model@.*#model\.gguf.*does not answer range requests"):
             file.read(8)
-    # What was under way when we hung up counts too: that is what the sockets hold.
+    # Data in flight at the disconnect counts, too: the socket buffers hold it.
     assert hub.sent < 25_000_000
 
 
@@ -326,7 +326,7 @@ COMMIT = "0" * 40
 def test_an_answer_that_makes_no_sense_is_refused(
     hub: LoopbackHub, folder: Path, monkeypatch: pytest.MonkeyPatch, answer: object, complaint: str
 ) -> None:
-    """The listing is a file of the hub here, which may hold anything."""
+    """The listing is a file of the hub here, so it may have any content."""
     (folder / "answer.json").write_bytes(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
     commit = hub.add("org/model", folder)
     url = f"{hub.endpoint}/org/model/resolve/{commit}/answer.json"
@@ -356,7 +356,7 @@ print(len((done / "model.safetensors").read_bytes()), len((done / "text encoder"
 
 
 def test_the_hub_of_these_tests_is_one_for_the_library_too(hub: LoopbackHub, folder: Path, tmp_path: Path) -> None:
-    """It is not only what we ask that it answers as the real one does."""
+    """The loopback hub also answers requests that only the library makes."""
     commit = hub.add("org/model", folder)
     environ = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -1,4 +1,4 @@
-"""Sources as operators write them, and the roots that nothing leads out of."""
+"""Sources as operators write them, and the roots that local sources cannot leave."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_source_and_one_that_is_too_long(tmp_path: Path) -> None:
     assert f"{MAX_SOURCE} characters" in refusal("hf://org/" + "x" * MAX_SOURCE, [])
 
 
-# --- this machine
+# --- local sources
 
 
 def test_a_path_below_a_root(tmp_path: Path) -> None:

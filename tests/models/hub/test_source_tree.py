@@ -1,4 +1,4 @@
-"""Folders as trees: what is listed, what is opened, and which links are followed."""
+"""Folders as trees: listed files, opened files, and followed links."""
 
 from __future__ import annotations
 

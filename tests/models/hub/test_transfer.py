@@ -1,4 +1,4 @@
-"""Files come from a real HTTP server to a real disk; what a lost connection left is not fetched again."""
+"""Transfers from a real HTTP server to a real disk; a retry does not fetch received bytes again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = ManifestFile(path="deep/model.safetensors", size=len(WEIGHTS))
 
 
 class Stop(threading.Event):
-    """Notes how long it is waited for, and lets nobody wait."""
+    """An event that records the timeouts of its waits and returns immediately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Stop(threading.Event):
 
 
 class Place:
-    """A hub with one file, and where it is to go."""
+    """A hub with one file, and the file's destination."""
 
     def __init__(self, hub: LoopbackHub, commit: str, folder: Path) -> None:
         self.hub = hub
@@ -62,7 +62,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Place]:
     (tmp_path / "there" / "empty.txt").touch()
     (tmp_path / "here").mkdir()
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # whoever runs this may be logged in
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.devnull)  # the user may be logged in
     with LoopbackHub() as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
         yield Place(hub, hub.add("org/model", tmp_path / "there"), tmp_path / "here")

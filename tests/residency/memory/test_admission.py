@@ -1,4 +1,4 @@
-"""Admission: what fits is loaded, what fits once idle models are gone has them go, the rest is refused and says why."""
+"""Admission: loads models that fit, evicts idle ones if that makes room, and refuses the rest with a reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.residency.memory.refusal import NeverFits, NoRoom, TooManyModels
 from services.settings.settings import MIB
 from tests.residency.small_host import RUNTIME, Service, SmallHost, key, model
 
-PATIENT = 60.0  # seconds; nothing here waits for so long
+PATIENT = 60.0  # seconds; no test waits that long
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def image(host: SmallHost) -> AsyncIterator[Service]:
 
 
 async def reserved(service: Service) -> dict[str, int]:
-    """What the ledger of the host has, in MiB."""
+    """Returns the ledger's reservations on the host, in MiB."""
     return {row.key.model_id: sum(row.places.values()) // MIB for row in await service.ledger.all()}
 
 
@@ -106,7 +106,7 @@ async def test_a_load_waits_for_one_that_is_in_use(host: SmallHost) -> None:
     async with host.service(patience=PATIENT) as text:
         async with text.manager.lease(model("busy-600"), RUNTIME):
             waiting = asyncio.create_task(text.use("new-500"))
-            small = await text.use("small-100")  # which waits for nobody meanwhile
+            small = await text.use("small-100")  # does not wait for the other load
             await asyncio.sleep(0)
             assert not waiting.done()
         await waiting
@@ -213,7 +213,7 @@ async def test_one_who_is_stopped_while_it_waits_for_room_leaves_nothing(host: S
 
 
 async def test_two_loads_at_once_where_one_fits(text: Service) -> None:
-    """The second is refused, or has the first go: never both."""
+    """The second load is refused, or it evicts the first one: both are never in memory."""
     results = await asyncio.gather(text.use("a-600"), text.use("b-600"), return_exceptions=True)
     assert len(text.loaded()) == 1
     assert all(isinstance(one, NoRoom) for one in results if isinstance(one, BaseException))
@@ -231,7 +231,7 @@ async def test_loads_are_not_serialised(text: Service) -> None:
 
 async def test_a_neighbours_idle_model_is_asked_to_go(text: Service, image: Service) -> None:
     drawn = await image.use("image-600")
-    await image.monitor.look()  # which tells the ledger that it is idle
+    await image.monitor.look()  # reports to the ledger that the model is idle
     await text.use("text-600")
     assert (text.loaded(), image.loaded(), drawn.alive) == ({"text-600"}, set(), False)
     assert evictions("image-600", "peer") == 1
@@ -274,7 +274,7 @@ async def test_no_more_models_than_are_allowed(host: SmallHost) -> None:
 
 
 async def test_another_generation_of_the_same_model_is_not_evicted_for_the_new_one(text: Service) -> None:
-    """Whether the old one goes first is decided where it is known who may serve meanwhile."""
+    """The swap decides when the old generation goes, because it knows which replicas serve meanwhile."""
     old = await text.use("m-600", generation=1)
     with pytest.raises(NoRoom, match="to stay in memory: m-600"):
         await text.use("m-600", generation=2)

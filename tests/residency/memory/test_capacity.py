@@ -1,4 +1,4 @@
-"""What fits, beside what is reserved and what is used."""
+"""Free capacity after reservations and memory in use."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def test_what_is_missing() -> None:
         (100, Room(100, 100), [], {}),
         (101, Room(100, 500), [], {HOST: 1}),
         (101, Room(500, 100), [], {HOST: 1}),
-        # A load in progress has not taken what it will: what is free is not free.
+        # A load in progress has not taken all its memory yet, so free memory is not available.
         (60, Room(1000, 100), [row({HOST: 50})], {HOST: 10}),
         (60, Room(1000, 100), [row({HOST: 50}, {HOST: 20})], {}),
-        # One that takes more than it reserved makes no room for others.
+        # A model that takes more than it reserved makes no room for others.
         (60, Room(1000, 50), [row({HOST: 50}, {HOST: 90})], {HOST: 10}),
-        # All that is used is by models, and the budget counts what they have reserved.
+        # Models hold all used memory, and the budget counts their reservations.
         (60, Room(100, 1000), [row({HOST: 30}, {HOST: 30}), row({HOST: 30}, {HOST: 30})], {HOST: 20}),
-        # More is used than may be: nothing fits, however small.
+        # Usage exceeds the limit: nothing fits, however small.
         (1, Room(100, -5), [], {HOST: 6}),
         (0, Room(100, -5), [], {}),
-        # What others have of another place does not matter.
+        # Reservations on another device do not count.
         (60, Room(100, 100), [row({"cuda:0": 90})], {}),
     ]:
         with case(wanted=wanted, room=room, others=others, missing=missing):

@@ -1,4 +1,4 @@
-"""Memory of GPUs. Where the driver is, it is asked; without one its library is played by a stand-in."""
+"""GPU memory: read from the driver where one is installed, otherwise from a fake NVML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 1024**3
 
 @dataclass
 class Gpu:
-    """What the stand-in tells of one."""
+    """A GPU as the fake NVML reports it."""
 
     uuid: str
     total: int
@@ -28,7 +28,7 @@ class Gpu:
 
 
 class Library:
-    """Plays the functions of NVML that are called, with its own errors."""
+    """A fake of the NVML functions in use, with NVML's own errors."""
 
     NVMLError = pynvml.NVMLError
 

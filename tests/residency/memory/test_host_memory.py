@@ -1,4 +1,4 @@
-"""Host memory, read from trees of files as the kernel shows them in containers of all kinds."""
+"""Host memory, read from file trees like those that the kernel shows in containers of all kinds."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def write(root: Path, folder: str, files: Mapping[str, object]) -> None:
 
 
 def second(root: Path, group: str, limit: object, current: int, stat: str = "anon 1\n", **more: object) -> None:
-    """A group of version 2."""
+    """Writes a cgroup of version 2."""
     files = {"memory.max": limit, "memory.current": current, "memory.stat": stat}
     write(root, f"sys/fs/cgroup/{group}", files | {f"memory.{name}": value for name, value in more.items()})
 
 
 def first(root: Path, group: str, limit: int, usage: int, stat: str = "cache 1\n") -> None:
-    """A group of version 1."""
+    """Writes a cgroup of version 1."""
     files = {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": usage, "memory.stat": stat}
     write(root, f"sys/fs/cgroup/memory/{group}", files)
 
@@ -59,7 +59,7 @@ def test_a_container_of_version_2_counts_no_cache_of_files(tmp_path: Path) -> No
 
 
 def test_a_container_of_version_1(tmp_path: Path) -> None:
-    """Without a namespace of its own, as older Docker runs them: the mount shows its own group at the top."""
+    """Older Docker uses no cgroup namespace: the mount shows the container's own group at the top."""
     machine(
         tmp_path, groups="5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n", mounts=V1.format(root="/docker/abc")
     )
@@ -148,7 +148,7 @@ def test_without_statistics_everything_counts_as_used(tmp_path: Path) -> None:
 
 
 def test_a_path_that_leads_out_of_the_mount_means_its_top(tmp_path: Path) -> None:
-    """So a process sees itself that was moved into a container's namespace from outside."""
+    """A process that was moved into a container's namespace from outside sees such a path."""
     machine(tmp_path, groups="0::/../elsewhere\n", mounts=V2)
     second(tmp_path, "", 8 * GIB, 2 * GIB)
     assert read_host_memory(tmp_path).total == 8 * GIB
@@ -161,7 +161,7 @@ def test_a_group_that_is_not_shown_is_looked_for_above(tmp_path: Path) -> None:
 
 
 def test_both_versions_side_by_side(tmp_path: Path) -> None:
-    """The memory of a hybrid machine is version 1's; version 2 has an empty tree beside it."""
+    """On a hybrid machine, version 1 controls the memory; version 2 has an empty tree next to it."""
     both = V1.format(root="/") + V2.replace("/sys/fs/cgroup ", "/sys/fs/cgroup/unified ")
     machine(tmp_path, groups="4:memory:/x\n0::/x\n", mounts=both)
     first(tmp_path, "x", 8 * GIB, 2 * GIB)

@@ -1,4 +1,4 @@
-"""The ledger: one host's memory, reserved by several processes, each of which may end in any way at any moment."""
+"""The ledger: the memory of one host, reserved by several processes, each of which may end at any moment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY = ResidentKey("m", 1, "toy")
 
 
 class Owner:
-    """A process of tests/residency/ledger_owner.py."""
+    """A running tests/residency/ledger_owner.py."""
 
     def __init__(self, folder: Path, replica: str) -> None:
         command = [sys.executable, "-m", "tests.residency.ledger_owner", str(folder), replica]
@@ -148,7 +148,7 @@ async def test_a_transaction_that_never_ends_is_waited_for_within_bounds(
         with pytest.raises(Internal, match=f"{NAME} was held by another process") as refusal:
             await ledger.reserve(KEY, estimate(10), host(100))
         assert str(tmp_path) in str(refusal.value)
-        await ledger.release(row)  # cannot be written: no error of the caller's
+        await ledger.release(row)  # the release cannot be written, but the caller gets no error
         assert [one.id for one in await ledger.all()] == [row.id], "readers are not held up"
         owner.end()
         await ledger.touch([])
@@ -270,11 +270,11 @@ async def test_leaving_gives_everything_back(tmp_path: Path) -> None:
     assert marks(tmp_path) == []
 
 
-# --- places of two containers
+# --- devices of two containers
 
 
 async def test_one_name_of_two_gpus_is_not_one_gpu(tmp_path: Path) -> None:
-    """Two containers, each with a GPU of its own that it calls `cuda:0`, and a third that sees both."""
+    """Two containers each call their own GPU `cuda:0`; a third container sees both GPUs."""
     first, second = Pools({"cuda:0": "GPU-a"}), Pools({"cuda:0": "GPU-b"})
     both = Pools({"cuda:0": "GPU-b", "cuda:1": "GPU-a"})
     gpus = Capacity({"cuda:0": Room(100, 100), "cuda:1": Room(100, 100)})
@@ -290,7 +290,7 @@ async def test_one_name_of_two_gpus_is_not_one_gpu(tmp_path: Path) -> None:
         assert [row.replica for row in refusal.value.holders] == ["b"]
 
 
-# --- files that are no good
+# --- unusable files
 
 
 @pytest.mark.parametrize("content", [b"this is no database" * 1000, b"SQLite format 3\x00" + b"\xff" * 8000])
@@ -315,13 +315,13 @@ async def test_another_programs_file_is_refused_and_left_alone(tmp_path: Path) -
 async def test_a_file_that_breaks_while_it_is_open_refuses_loads_and_names_itself(tmp_path: Path) -> None:
     async with opened(tmp_path) as ledger, opened(tmp_path) as other:
         row = await ledger.reserve(KEY, estimate(5), host(100))
-        await other.reserve(KEY, estimate(5), host(100))  # what the first one has read is no longer as it was
+        await other.reserve(KEY, estimate(5), host(100))  # invalidates the first one's cached pages
         for path in (tmp_path / NAME, tmp_path / f"{NAME}-wal"):
             path.write_bytes(b"\xff" * path.stat().st_size)
         with pytest.raises(Internal, match=r"is damaged .*stop allm and delete the folder") as refusal:
             await ledger.reserve(KEY, estimate(5), host(100))
         assert str(tmp_path / NAME) in refusal.value.message
-        await ledger.release(row)  # no error of the caller's
+        await ledger.release(row)  # raises no error
 
 
 async def test_a_file_that_was_deleted_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB, which a test may fill or make read-only."""
+    """Mounts a file system of one MiB that a test may fill or make read-only."""
     place = tmp_path / "disk"
     place.mkdir()
     if (

@@ -1,4 +1,4 @@
-"""What a model needs, in words for whoever is refused."""
+"""The text of a memory estimate in a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor: figures told, what is idle for too long or too much unloaded, and pressure relieved by the oldest."""
+"""The monitor: reports figures, unloads models that are idle too long or exceed limits, and evicts under pressure."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_only_models_at_the_place_that_is_too_full_go(host: SmallHost) -> 
     async with host.service() as text:
         await text.use("host-300")
         device = await text.use("device-10+500")
-        host.figures.on_device[10_000] = 450 * MIB  # somebody else's
+        host.figures.on_device[10_000] = 450 * MIB  # another program's memory
         await text.turn()
         assert (text.loaded(), device.alive) == ({"host-300"}, False)
 

@@ -1,4 +1,4 @@
-"""Names of places, which every process has its own for."""
+"""Each process's own device names and the shared pool names."""
 
 from __future__ import annotations
 

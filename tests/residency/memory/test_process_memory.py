@@ -1,4 +1,4 @@
-"""Memory of real processes, which take it in ways that are known."""
+"""The memory of real processes that allocate in known ways."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_mapped_file_is_mapped_and_not_held(running, tmp_path: Path) -> None:
 @pytest.mark.parametrize("threads", [False, True])
 def test_children_count_whichever_thread_started_them(running, threads: bool) -> None:
     does = HAS_A_CHILD
-    if threads:  # one that goes on: the children of one that has ended are the others'
+    if threads:  # this thread stays alive, because the kernel gives an ended thread's children to another thread
         started = f"exec({HAS_A_CHILD!r}, globals()); done.set(); threading.Event().wait()"
         thread = f"threading.Thread(target=exec, args=({started!r}, globals()), daemon=True)"
         does = f"import threading; done = threading.Event(); {thread}.start(); done.wait()"

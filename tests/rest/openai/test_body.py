@@ -1,4 +1,4 @@
-"""JSON bodies: whatever comes in, either the struct or a refusal that names the parameter."""
+"""JSON bodies: every input gives either the struct or a refusal that names the parameter."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_content_type_does_not_matter() -> None:
 
 
 def test_of_a_key_that_is_there_twice_the_last_counts() -> None:
-    """As in every JSON reader that clients test with."""
+    """The JSON readers that clients test with do the same."""
     data = b'{"name":"a","share":1,"name":"b"}'
     assert read(data).name == json.loads(data)["name"] == "b"
 
@@ -93,7 +93,7 @@ def test_invalid_utf8_is_refused_or_in_a_key_that_nobody_reads(data: bytes) -> N
 
 @pytest.mark.parametrize("text", ["\\ud800", "\\udc00", "\\ud800x", "\\ud800\\ud800", "\\udc00\\ud800"])
 def test_half_a_surrogate_pair_is_refused_before_it_can_break_an_encoder(text: str) -> None:
-    """A string with half a pair cannot be written as UTF-8, to a worker or to a log."""
+    """A string with half a pair cannot be encoded as UTF-8 for a worker or a log."""
     assert refusal(f'{{"name":"{text}"}}'.encode()).message.startswith("the body is not valid JSON")
 
 

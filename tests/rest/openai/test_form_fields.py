@@ -13,12 +13,12 @@ from tests.case import case
 
 
 def one(value: str) -> FormFields:
-    """A form with one field, `a`."""
+    """Returns a form with one field, `a`."""
     return FormFields([("a", value)])
 
 
 def refused(read: Callable[[str], Any], name: str = "a") -> str:
-    """The message of a refusal, which names the parameter."""
+    """Returns the message of a refusal that names the parameter."""
     with pytest.raises(InvalidRequest) as caught:
         read(name)
     assert caught.value.param is not None
@@ -39,7 +39,7 @@ def test_values_that_say_nothing(value: str) -> None:
     fields = one(value)
     assert (fields.number("a"), fields.integer("a"), fields.switch("a"), fields.members("a")) == (None,) * 4
     assert fields.choice("a", ("x", "y"), "y") == "y"
-    assert fields.text("a") == value  # in a text they may be meant
+    assert fields.text("a") == value  # a text may have this value
 
 
 @pytest.mark.parametrize(("value", "number"), [("0", 0.0), ("0.5", 0.5), ("-1e3", -1000.0), (" 2 ", 2.0)])

@@ -1,4 +1,4 @@
-"""Multipart forms as they come through the gateway: cut anywhere, hostile, or cut off."""
+"""Multipart forms from the gateway: split anywhere, hostile, or truncated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND = f"multipart/form-data; boundary={BOUNDARY}"
 
 
 class Kept:
-    """A sink that keeps what comes, in the pieces that it came in."""
+    """A sink that keeps the received chunks."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.pieces: list[bytes] = []
@@ -35,19 +35,19 @@ class Kept:
 
 
 def part(name: str, value: bytes, *, file_name: str | None = None, headers: Sequence[str] = ()) -> bytes:
-    """One part, with the boundary before it."""
+    """Encodes one part with the boundary before it."""
     disposition = f'form-data; name="{name}"' + (f'; filename="{file_name}"' if file_name is not None else "")
     lines = [f"--{BOUNDARY}", f"Content-Disposition: {disposition}", *headers, "", ""]
     return "\r\n".join(lines).encode() + value + b"\r\n"
 
 
 def form(*parts: bytes) -> bytes:
-    """A whole form."""
+    """Encodes a complete form."""
     return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
 
 
 async def in_pieces(pieces: Sequence[bytes], kind: str = KIND) -> AsyncIterator[httpbody_pb2.HttpBody]:
-    """Messages as the gateway sends them: only the first has a content type."""
+    """Yields messages as the gateway sends them: only the first has a content type."""
     for at, piece in enumerate(pieces):
         yield httpbody_pb2.HttpBody(content_type=kind if at == 0 else "", data=piece)
 
@@ -55,7 +55,7 @@ async def in_pieces(pieces: Sequence[bytes], kind: str = KIND) -> AsyncIterator[
 async def read(
     data: bytes, *, kind: str = KIND, cuts: Sequence[int] = (), limit: int | None = None
 ) -> tuple[Form, bytes]:
-    """The form of some bytes, and what its parts called `file` held."""
+    """Parses a form. Returns it and the content of its `file` parts."""
     sink = Kept(limit)
     edges = [0, *sorted(cuts), len(data)]
     pieces = [data[start:end] for start, end in itertools.pairwise(edges)]
@@ -64,7 +64,7 @@ async def read(
 
 
 async def refusal(data: bytes, kind: str = KIND) -> InvalidRequest:
-    """How a form is refused."""
+    """Returns the refusal of a form."""
     with pytest.raises(InvalidRequest) as caught:
         await read(data, kind=kind)
     return caught.value
@@ -92,7 +92,7 @@ async def test_repeated_fields_are_all_there_in_order() -> None:
 
 
 async def test_cut_anywhere_the_form_is_the_same() -> None:
-    # The content is made of what boundaries are made of, so that every cut may look like the beginning of one.
+    # The content consists of boundary characters, so that every cut may look like the start of a boundary.
     content = b"\r\n--a-bound\r\n--\r\r\n\r\n--a-boundarx--\r\n-" * 3
     data = form(part("model", b"m"), part("file", content, file_name="x.wav"), part("language", b"en"))
     chance = random.Random(7)  # noqa: S311
@@ -153,7 +153,7 @@ async def test_no_body_at_all() -> None:
 
 async def test_every_form_that_is_cut_off_is_refused() -> None:
     data = form(part("model", b"m"), part("file", b"sound", file_name="x"))
-    end = len(data) - len("\r\n")  # what comes after the last boundary says nothing
+    end = len(data) - len("\r\n")  # the bytes after the last boundary have no meaning
     for length in range(end):
         assert "cut off" in (await refusal(data[:length])).message, f"cut after {length}"
     assert (await read(data[:end]))[1] == b"sound"
@@ -173,7 +173,7 @@ async def test_every_form_that_is_cut_off_is_refused() -> None:
 )
 async def test_malformed_forms_are_refused(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert "malformed" in (await refusal(data)).message
-    assert not caplog.records  # the parser would quote the form
+    assert not caplog.records  # the parser's log would quote the form
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ async def test_a_little_space_behind_a_boundary_is_allowed() -> None:
 
 
 class Counting:
-    """Messages, and how many of them were taken."""
+    """A message source that counts the messages taken."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces

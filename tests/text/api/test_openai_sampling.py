@@ -1,4 +1,4 @@
-"""Sampling parameters, read alike by every endpoint that takes them."""
+"""Sampling parameters, which all endpoints read in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo model, loaded once for all tests of the runtime."""
+"""The demo model, loaded once for all tests of the llama_cpp runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.text.engine.session import options
 
 @pytest.fixture(scope="package")
 def engine() -> LlamaEngine:
-    """The usual engine: one unified cache that eight requests share."""
+    """Default engine: one unified cache that eight requests share."""
     fractions: list[float] = []
     loaded = LlamaEngine(options(demo_model()), fractions.append)
     assert fractions

@@ -1,7 +1,7 @@
-"""A runtime that only counts, for the batch loop: every token can be predicted.
+"""A runtime without weights for tests of the batch loop: every token is predictable.
 
-The next token of a sequence is a function of all its tokens. It keeps cells like llama.cpp does and refuses what
-llama.cpp would refuse.
+The next token of a sequence is a function of all its tokens. The runtime counts KV cells like llama.cpp and refuses
+what llama.cpp would refuse.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ SHOWN = 32  # tokens below are control tokens
 
 
 def following(tokens: Sequence[int]) -> int:
-    """The token after `tokens`: a letter, never the end."""
+    """Returns the token after `tokens`: a letter, never the end token."""
     return 97 + (sum(tokens) * 31 + len(tokens)) % 26
 
 
 class Script:
-    """A grammar of this runtime: the answer itself. `!` stands for a fault."""
+    """A grammar of this runtime: the literal answer. `!` makes the grammar fail."""
 
     def __init__(self, answer: str) -> None:
         self.rest = answer
 
     def following(self) -> tuple[int, bool]:
-        """The next character's token, and whether it is the last."""
+        """Returns the next character's token, and whether it is the last one."""
         token, self.rest = ord(self.rest[0]), self.rest[1:]
         return token, not self.rest
 
 
 @dataclass
 class Sampler:
-    """Samples for one request."""
+    """The sampler of one request."""
 
     params: SamplingParams
     script: Script
@@ -57,7 +57,7 @@ class Sampler:
 
 
 class Counting:
-    """A runtime without weights that checks what it is asked to do."""
+    """A runtime without weights that asserts the validity of every call."""
 
     def __init__(
         self, cells: int, sequences: int = 4, context: int = 10_000, *, streams: bool = False, states: bool = False
@@ -77,7 +77,7 @@ class Counting:
         self.reuses_states = states
         self.shares_cells = not streams
         self.copied = 0
-        self.cells: dict[int, list[tuple[int, object]]] = defaultdict(list)  # per sequence: token, identity of its cell
+        self.cells: dict[int, list[tuple[int, object]]] = defaultdict(list)  # per sequence: (token, cell identity)
         self.samplers = 0
         self.steps: list[list[tuple[int, int]]] = []  # per step: (sequence, tokens)
 
@@ -133,7 +133,7 @@ class Counting:
 
 
 class Loop:
-    """A batch loop that is turned by hand."""
+    """A batch loop that tests step manually."""
 
     def __init__(
         self,
@@ -153,10 +153,10 @@ class Loop:
         self.pieces: dict[int, list[Piece]] = defaultdict(list)
         self.ended: dict[int, Piece] = {}
         self.refused: dict[int, Refused] = {}
-        self.order: list[int] = []  # requests, in the order of their pieces
+        self.order: list[int] = []  # request ids, in the order of their pieces
         self.counters = None
         self.phases: dict[int, list[str]] = defaultdict(list)
-        self.at: list[float] = []  # when each of these began
+        self.at: list[float] = []  # start time of each phase
 
     def take(self, message: object) -> None:
         if isinstance(message, Refused):

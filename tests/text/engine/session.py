@@ -1,4 +1,4 @@
-"""Requests on the real llama_cpp runtime, under a batch loop that is turned by hand."""
+"""Requests on the real llama_cpp runtime, under a batch loop that tests step manually."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def options(path: Path, **changes) -> EngineOptions:
 
 
 class Session:
-    """Runs requests on the real engine; every session begins with an empty cache."""
+    """Runs requests on the real engine; every session starts with an empty cache."""
 
     def __init__(self, engine: LlamaEngine, cached: int = 1024) -> None:
         for sequence in range(engine.sequence_ids):

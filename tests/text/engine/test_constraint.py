@@ -1,4 +1,4 @@
-"""Grammars over a vocabulary of single bytes, so that every mask can be read."""
+"""Grammars over a vocabulary of single bytes, which keeps every mask readable."""
 
 from __future__ import annotations
 

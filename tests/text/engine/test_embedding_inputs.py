@@ -1,4 +1,4 @@
-"""Inputs for embedding: tokenized, checked, and never cut off silently."""
+"""Embedding inputs: tokenized, checked, and never truncated silently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.text.engine.test_embedding_loop import CountingEncoder
 
 
 def asked(inputs: list[str | list[int]], param: str = "input[]") -> tuple[Any, Any]:
-    """What the loop gets, and what the caller is told."""
+    """Returns the arrival for the loop and the message for the caller."""
     told: list[object] = []
     arrival = prepare(
         CountingEncoder(), Embed(request=5, client="a", inputs=inputs, dimensions=3, param=param), told.append

@@ -1,4 +1,4 @@
-"""The embedding loop: who is computed when, and what becomes of a vector."""
+"""The embedding loop: scheduling of inputs, and delivery of vectors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BATCH_TOKENS = 100
 
 
 class CountingEncoder:
-    """Its vector of an input is (first token, tokens, 0, 0)."""
+    """An encoder whose vector of an input is (first token, token count, 0, 0)."""
 
     ready = EncoderReady(context_tokens=1000, dimensions=4, vocabulary=10_000)
 
     def __init__(self, *, normalised: bool = False, batch_inputs: int = 50) -> None:
         self.normalised, self.batch_inputs = normalised, batch_inputs
-        self.batches: list[list[int]] = []  # lengths of inputs
+        self.batches: list[list[int]] = []  # input lengths of each batch
 
     def tokenize(self, text: str) -> Tokens:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
@@ -36,7 +36,7 @@ class CountingEncoder:
 
 
 class Session:
-    """A loop that is turned by hand."""
+    """An embedding loop that tests step manually."""
 
     def __init__(self, encoder: CountingEncoder | None = None, queue_tokens: int = 0) -> None:
         self.encoder = encoder or CountingEncoder()
@@ -49,7 +49,7 @@ class Session:
         self.inbox.put(EmbeddingArrival(request, client, inputs, dimensions))
 
     def turn(self) -> list[tuple[int, int]]:
-        """One turn; the request and index of each vector that came out."""
+        """Runs one turn and returns the request and index of each vector."""
         before = len(self.sent)
         assert self.loop.turn()
         return [(one.request, one.index) for message in self.sent[before:] for one in message.vectors]
@@ -191,7 +191,7 @@ def test_late_requests_end_before_the_next_batch() -> None:
 
 def test_inputs_that_wait_are_bounded_by_their_tokens() -> None:
     session = Session(queue_tokens=200)
-    session.ask(1, *[50] * 9)  # alone, however many
+    session.ask(1, *[50] * 9)  # an empty queue admits a request of any size
     session.ask(2, 50)
     session.loop.turn()
     refused = session.sent[0]

@@ -1,4 +1,4 @@
-"""The ledger against a plain count of who holds what."""
+"""The cell ledger, compared with a plain count of holders."""
 
 import random
 

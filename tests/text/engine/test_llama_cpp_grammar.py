@@ -25,7 +25,7 @@ def grammar(schema: object, *, flexible: bool = False) -> str:
 
 
 def closed(**properties: object) -> dict[str, object]:
-    """An object that has exactly these properties."""
+    """Returns the schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -35,7 +35,7 @@ def closed(**properties: object) -> dict[str, object]:
 
 
 class Schemas:
-    """Random schemas, and whether a value satisfies one: the few keywords that are used here, checked by hand."""
+    """Random schemas from the few keywords that `satisfies` checks."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)  # noqa: S311
@@ -92,7 +92,7 @@ def satisfies(value: object, schema: dict[str, object]) -> bool:  # noqa: PLR091
 def test_answers_always_parse_and_satisfy_their_schema(
     engine: LlamaEngine, temperature: float, seeds: tuple[int, int]
 ) -> None:
-    """Six constrained requests at a time beside two free ones, greedy and sampled."""
+    """Six constrained requests run with two free ones, greedy and sampled."""
     whole = 0
     for seed in seeds:
         made = Schemas(seed)
@@ -198,7 +198,7 @@ def test_control_tokens_show_where_asked_for_but_never_ends(engine: LlamaEngine)
 
 
 def logits_of(engine: LlamaEngine) -> np.ndarray:
-    """The only row that the last step computed, in double precision."""
+    """Returns the only row that the last step computed, in double precision."""
     return np.ctypeslib.as_array(llama_cpp.llama_get_logits(engine._context), (engine._n_vocab,)).astype(np.float64)
 
 
@@ -233,7 +233,7 @@ def test_so_many_of_the_likeliest_are_told(engine: LlamaEngine, count: int) -> N
 
 
 def test_logprobs_are_the_models_own(engine: LlamaEngine) -> None:
-    """Bias, temperature, cuts and grammar choose; they do not change what is told."""
+    """Bias, temperature, truncation and grammar affect the choice but not the reported logprobs."""
     plain = sample(engine, SamplingParams(temperature=0), 20)
     paris = engine.tokenize(" Paris")[-1]
     biased = sample(engine, SamplingParams(temperature=0.2, top_k=3, logit_bias=((paris, -100.0),)), 20)

@@ -1,4 +1,4 @@
-"""Nemotron-H on llama.cpp, with small random weights: requests that go on from kept states answer as without."""
+"""Nemotron-H on llama.cpp, with small random weights: requests that reuse kept states answer as without them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.text.engine.session import Session, options
 from tests.verification.random_gguf import write_nemotron_h
 
 ANSWER = 16  # tokens
-LONG, SETTLED = 190, 160  # tokens of a prompt, and how many of them a state before its end stands for
-CLOSE = 0.05  # nats that the same token may differ by, computed in batches of other shapes over keys of 16 bits
+LONG, SETTLED = 190, 160  # tokens of a prompt, and of the part that the state before its end covers
+CLOSE = 0.05  # nats of tolerance for one token in batches of different shapes, with keys of 16 bits
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,12 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(hybrid: Path) -> LlamaEngine:
-    # Cells for all contexts: elsewhere that would be the layout of streams, which copies cells.
+    # KV cells for all contexts; other models would get the stream layout, which copies cells.
     return LlamaEngine(options(hybrid, threads=1, context_tokens=512, kv_tokens=8 * 512), lambda _: None)
 
 
 class StateSession(Session):
-    """Requests of plain tokens, in steps that are small enough for chunks."""
+    """Token requests, with steps small enough to split prompts into chunks."""
 
     def __init__(self, engine: LlamaEngine, cached: int = 2048) -> None:
         super().__init__(engine, cached)
@@ -51,12 +51,12 @@ class StateSession(Session):
         return [step for piece in self.pieces[request] for step in piece.logprobs or ()]
 
     def spoken(self, request: int) -> list[int]:
-        """The answer's tokens."""
+        """Returns the answer's tokens."""
         ids = {self.engine._text_of(token, special=True): token for token in range(self.engine.ready.vocabulary)}
         return [ids[step.piece] for step in self.told(request)]
 
     def check(self, asked: dict[int, list[int]]) -> None:
-        """That each was answered as if it were alone, with nothing kept; ends the session."""
+        """Checks that each answer equals that of a lone request without kept states; ends the session."""
         for request, tokens in asked.items():
             alone = StateSession(self.engine, cached=0)
             alone.send(request, tokens)
@@ -82,7 +82,7 @@ def test_the_turns_of_a_chat_go_on_from_each_other(engine: LlamaEngine) -> None:
         turns[turn] = list(talk)
         session.send(turn, talk)
         session.finish(2 * turn - 1)
-        session.send(50 + turn, prompt(30, seed=turn), client="b")  # it has the place where the state was made
+        session.send(50 + turn, prompt(30, seed=turn), client="b")  # takes the sequence id that computed the state
         session.finish(2 * turn)
         talk = [*talk, *session.spoken(turn), *prompt(9, seed=turn)]
     ends = [len(turns[turn]) + ANSWER - 1 for turn in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""Every token's logprob comes with the text that the token stands for, however that text is held back."""
+"""Each token's logprob arrives with the token's text, however long that text is held back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.case import case
 
 
 def stream(tokens: list[bytes], stop: tuple[str, ...] = ()) -> list[tuple[str, bytes]]:
-    """What each push shows: the text, and the bytes of the tokens that come with it."""
+    """Returns the text of each push, and the bytes of the tokens that come with it."""
     text, held = TextAssembler(stop), HeldLogprobs()
     out = []
     for token in tokens:

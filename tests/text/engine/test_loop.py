@@ -1,4 +1,4 @@
-"""The batch loop over a runtime that only counts: scheduling, fairness, sharing, memory, cancellation."""
+"""The batch loop over a runtime without weights: scheduling, fairness, sharing, memory, cancellation."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_cancelling_in_the_middle_of_a_grammar() -> None:
 
 
 def told(loop: Loop, request: int) -> list[tuple[str, bytes]]:
-    """Text and token bytes of each piece of a request."""
+    """Returns text and token bytes of each piece of a request."""
     return [(piece.text, b"".join(logprob.piece for logprob in piece.logprobs or [])) for piece in loop.pieces[request]]
 
 
@@ -367,7 +367,7 @@ def test_what_runs_too_long_ends_before_the_next_step_and_keeps_no_cells() -> No
     assert loop.runtime.used() == loop.counters.active_cells == loop.runtime.samplers == 0
 
 
-# --- callers who do not read
+# --- slow readers
 
 
 def test_a_held_request_computes_nothing_and_goes_on_where_it_was() -> None:
@@ -393,7 +393,7 @@ def test_where_only_held_requests_are_left_nothing_is_done() -> None:
     loop.turn(4)
     loop.hold(1)
     loop.turn()
-    loop.cancel(1)  # else the turn would wait for ever
+    loop.cancel(1)  # otherwise the turn would block forever
     loop.turn()
     assert len(loop.runtime.steps) == 4
     assert loop.runtime.used() == loop.runtime.samplers == 0
@@ -432,7 +432,7 @@ def test_prompts_that_wait_are_bounded_by_their_tokens() -> None:
     loop = Loop(Counting(5000, sequences=1), queue_tokens=100)
     loop.ask(1, prompt(1, 10), max_tokens=400)
     loop.turn()
-    loop.ask(2, prompt(2, 500), max_tokens=1)  # alone, however long
+    loop.ask(2, prompt(2, 500), max_tokens=1)  # an empty queue admits a request of any size
     loop.ask(3, prompt(3, 10), max_tokens=1)
     loop.turn()
     assert set(loop.refused) == {3}
@@ -445,7 +445,7 @@ def test_prompts_that_wait_are_bounded_by_their_tokens() -> None:
     assert set(loop.refused) == {3, 8}
 
 
-# --- the time of a step
+# --- step pace
 
 
 def test_a_slow_machine_gets_smaller_steps_and_computes_the_same() -> None:
@@ -460,12 +460,12 @@ def test_a_slow_machine_gets_smaller_steps_and_computes_the_same() -> None:
 
 
 def slowed(step: Callable[..., Any], pace: Pace) -> Callable[..., Any]:
-    """The same steps, of which the pace hears that each token took a second."""
+    """Returns `step` and makes the pace record one second per token."""
     pace.took = lambda amount, seconds: Pace.took(pace, amount, float(amount))  # type: ignore[method-assign]
     return step
 
 
-# --- where the time of a request goes
+# --- phases of a request
 
 
 def test_the_phases_of_a_request_are_told_in_order() -> None:

@@ -1,4 +1,4 @@
-"""Kept prefixes: whose they are, which one is found, which one goes."""
+"""Kept prefixes: ownership, lookup and eviction."""
 
 import random
 
@@ -9,7 +9,7 @@ from services.text.engine.prefix import Entry, PrefixCache, common_blocks
 
 
 class Kept:
-    """A cache with a ledger, and a list of the sequence ids that it dropped."""
+    """A prefix cache with a ledger and a list of the sequence ids that it dropped."""
 
     def __init__(self, entries: int = 4, cells: int = 1000) -> None:
         self.ledger = CellLedger(2000)

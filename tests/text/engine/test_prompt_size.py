@@ -1,4 +1,4 @@
-"""Prompts that no context could hold are refused before they are made into tokens, and no others."""
+"""Prompts that exceed every context are refused before tokenization; all others are tokenized."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTEXT = 100
 
 
 class Long(Counting):
-    """Its longest token has 20 bytes; it tells what it was given to tokenize."""
+    """A runtime whose longest token has 20 bytes; it records the length of each text that it tokenizes."""
 
     def __init__(self) -> None:
         super().__init__(1000, context=CONTEXT)

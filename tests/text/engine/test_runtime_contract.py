@@ -1,4 +1,4 @@
-"""What every runtime does alike, at the level that the service sees: real weights in a real worker."""
+"""Behaviour that all runtimes share, as the service sees it: real weights in a real worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAPITAL = "What is the capital of France?"
 STORY = "Tell me a story about a fox."
 LONG = "Here is a long text that two requests have in common. " * 12
 CONTEXT = 512
-STEP = 256  # tokens that a step has at the most
+STEP = 256  # maximum tokens of a step
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}},
@@ -35,7 +35,7 @@ CITY = {
     ],
 )
 def worker(request: pytest.FixtureRequest) -> Iterator[WorkerSession]:
-    """A worker of each runtime, one after the other."""
+    """Yields a worker of each runtime in turn."""
     path = demo_model() if request.param == "llama_cpp" else demo_safetensors()
     with WorkerSession(request.param, path, context_tokens=CONTEXT, batch_tokens=STEP, chunk_tokens=128) as started:
         assert started.ready, started.failed
@@ -43,7 +43,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[WorkerSession]:
 
 
 def grammar(schema: dict) -> str:
-    """As the service writes it."""
+    """Returns the grammar of a JSON schema as the service writes it."""
     return json.dumps({"grammars": [{"json_schema": schema}]})
 
 
@@ -75,7 +75,7 @@ def test_requests_side_by_side_answer_like_alone(worker: WorkerSession) -> None:
     alone = [worker.answer(question, max_tokens=5).text for question in questions]
     together = [worker.ask(question, client=question, max_tokens=5) for question in questions]
     for number, text in zip(together, alone, strict=True):
-        # Batches of another shape round differently: the first words must agree, the rest may part.
+        # Batches of different shapes round differently: only the first words must agree.
         assert worker.finish(number).text.split()[:4] == text.split()[:4]
 
 
@@ -110,7 +110,7 @@ def test_penalties_stop_repetition_and_those_of_the_answer_ignore_the_prompt(wor
     asked = [worker.ask(echo, max_tokens=24, ignore_eos=True, **params) for params in penalties]
     plain, *others = (len(set(worker.finish(number).text.split())) for number in asked)
     assert all(words > plain for words in others), (plain, others)
-    # The first token has nothing generated before it: only a penalty over the prompt could change it.
+    # No generated token precedes the first one: only a penalty over the prompt can change it.
     apples = "apple " * 30
     first = worker.answer(apples, max_tokens=1).text
     assert worker.answer(apples, presence_penalty=2.0, frequency_penalty=2.0, max_tokens=1).text == first
@@ -123,7 +123,7 @@ def test_stop_strings_never_leak(worker: WorkerSession) -> None:
 
 
 def test_the_end_can_be_ignored(worker: WorkerSession) -> None:
-    answer = worker.answer(CAPITAL, ignore_eos=True, max_tokens=12)  # it ends after eight
+    answer = worker.answer(CAPITAL, ignore_eos=True, max_tokens=12)  # without ignore_eos it ends after eight tokens
     assert (answer.tokens, answer.finish) == (12, "length")
 
 
@@ -143,7 +143,7 @@ def test_prefixes_are_reused_by_the_same_client_alone(worker: WorkerSession) -> 
 
 def test_logprobs_are_the_models_own(worker: WorkerSession) -> None:
     plain = worker.answer(CAPITAL, logprobs=4)
-    # The end has no text, and so is not among them.
+    # The end token has no text, so `logprobs` omits it.
     assert b"".join(each.piece for each in plain.logprobs).decode() == plain.text
     for each in plain.logprobs:
         assert len(each.top) == 4
@@ -198,7 +198,7 @@ def test_what_cannot_be_done_is_refused(worker: WorkerSession) -> None:
 
 
 def test_a_prompt_that_fills_the_context_takes_several_steps_and_ends_there(worker: WorkerSession) -> None:
-    """The watchdog goes by these steps: they are progress before the first token."""
+    """The watchdog counts these steps as progress before the first token."""
     worker.idle()
     before = len(worker.steps)
     answer = worker.finish(worker.submit(" word" * (CONTEXT - 6), max_tokens=None, ignore_eos=True))
@@ -236,7 +236,7 @@ def test_nothing_is_computed_for_a_caller_who_does_not_read(worker: WorkerSessio
     held = worker.ask(STORY, max_tokens=440, ignore_eos=True)
     worker.until(held, 5)
     worker.hold(held, True)
-    worker.answer(CAPITAL, max_tokens=1)  # told after the loop has heard of it
+    worker.answer(CAPITAL, max_tokens=1)  # arrives after the loop has applied the hold
     tokens = worker.answers[held].tokens
     worker.answer(CAPITAL)
     assert worker.answers[held].tokens == tokens
@@ -261,7 +261,7 @@ def test_a_held_request_can_be_cancelled(worker: WorkerSession) -> None:
 
 
 def test_clients_take_turns(worker: WorkerSession) -> None:
-    """Eight places are taken by one client, who has eight more waiting: the first to become free goes to the other."""
+    """One client holds eight slots and has eight more requests queued: the first free slot goes to the other client."""
     asked = {"max_tokens": 4, "ignore_eos": True}
     with worker.stopped():
         long = [worker.ask(STORY, client="many", max_tokens=440, ignore_eos=True) for _ in range(8)]
@@ -279,7 +279,7 @@ def test_clients_take_turns(worker: WorkerSession) -> None:
 
 
 def test_a_short_prompt_need_not_wait_for_a_long_one(worker: WorkerSession) -> None:
-    """The long one takes several steps, and the short one finds room in the second, but not in what is left of it."""
+    """The long prompt takes several steps; the short one fits into the second, but not into the rest of the first."""
     with worker.stopped():
         long = worker.submit(" word" * 500, max_tokens=1, client="long")
         short = worker.ask(STORY * 4, max_tokens=2, client="short")

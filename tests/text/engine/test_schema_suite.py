@@ -1,5 +1,4 @@
-"""The official JSON-Schema-Test-Suite: each schema is refused by the keyword's name, or what is written under its
-grammar is valid for the schema as it came.
+"""The official JSON-Schema-Test-Suite: each schema is refused by keyword, or every answer under its grammar is valid.
 
 Answers are random walks over the tokens that the grammar allows, with the demo model's tokenizer: an answer that a
 model would hardly give is as good a test as any.
@@ -31,10 +30,10 @@ from tests.byte_tokens import TOKENIZER
 from tests.schema_suite import Case, schema_cases
 
 ROOT = Path(__file__).parents[3]
-WALKS = 4  # of each schema
+WALKS = 4  # per schema
 MAX_TOKENS = 160
 CLOSING = re.compile(rb"[\"}\]:,\d]+|null|true|false")
-# Python's `re`, with which the validator reads patterns, knows no Unicode properties.
+# The validator reads patterns with Python's `re`, which has no Unicode properties.
 UNREADABLE = r"\p{"
 
 
@@ -50,7 +49,7 @@ def grammar(schema: dict[str, Any]) -> str:
 
 
 def refusal(case: Case) -> str:
-    """Why a schema is refused; empty when it is not."""
+    """Returns the reason for refusing a schema; empty if it is accepted."""
     try:
         check(request(case.schema))
     except InvalidRequest as error:
@@ -60,7 +59,7 @@ def refusal(case: Case) -> str:
 
 
 def words(value: Any) -> Iterator[str]:
-    """Every keyword of a schema, and every name in it."""
+    """Yields every keyword and every name in a schema."""
     if isinstance(value, dict):
         yield from value
         for item in value.values():
@@ -71,11 +70,11 @@ def words(value: Any) -> Iterator[str]:
     elif value is False:
         yield "false"
     elif value == jsonschema.Draft202012Validator.META_SCHEMA["$id"]:
-        yield "$dynamicAnchor"  # which it refers to
+        yield "$dynamicAnchor"  # the metaschema contains it
 
 
 def ascii_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Patterns are those of ECMA 262, where words and digits are what Python calls ASCII, and white space is not."""
+    """Matches patterns as ECMA 262 does: words and digits are ASCII only, white space is not."""
     flags = 0 if r"\s" in pattern.lower() else re.ASCII
     if isinstance(instance, str) and not re.search(pattern, instance, flags):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
@@ -85,7 +84,7 @@ Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"patt
 
 
 class Walker:
-    """Writes random answers under a grammar."""
+    """A generator of random answers under a grammar."""
 
     def __init__(self, engine: LlamaEngine) -> None:
         self._engine = engine
@@ -95,14 +94,14 @@ class Walker:
         self._words = np.zeros((size + 31) // 32, dtype=np.uint32)
 
     def walk(self, text: str, seed: str) -> str | None:
-        """An answer; None: the limit came first."""
+        """Returns an answer, or None if it reached the token limit."""
         chance = random.Random(seed)  # noqa: S311 (a fixed seed)
         constraint = self._engine.constraint(text)
         told = b""
         for count in range(MAX_TOKENS):
             constraint.fill(self._words.ctypes.data, self._words.nbytes)
             bits = np.unpackbits(self._words.view(np.uint8), bitorder="little")[: len(self._texts)].astype(bool)
-            # Whatever ends a value is taken often: nobody else would end one of 49,152 tokens.
+            # Prefers tokens that close a value, because a uniform choice among 49,152 tokens would hardly end one.
             closing = bits & self._closing
             wanted = closing if closing.any() and chance.random() < (0.4 if count < 20 else 0.9) else bits
             allowed = np.flatnonzero(wanted)
@@ -168,7 +167,7 @@ def test_no_instance_that_the_suite_calls_invalid_can_be_written() -> None:
         for instance in case.invalid:
             text = json.dumps(instance, ensure_ascii=False)
             if "\ufeff" in text:
-                continue  # a mark of byte order is white space to ECMA 262 alone
+                continue  # only ECMA 262 counts the byte order mark as white space
             matcher, wanted = start.deep_copy(), list(text.encode())
             assert not (matcher.try_consume_tokens(wanted) == len(wanted) and matcher.is_accepting()), (
                 case.name,

@@ -1,4 +1,4 @@
-"""Kept states: found only as a whole, and which of a session's goes first."""
+"""Kept states: found only as a whole; eviction order within a session."""
 
 from services.text.engine.kv_cells import CellLedger, Holding
 from services.text.engine.prefix import Entry
@@ -6,7 +6,7 @@ from services.text.engine.state_cache import StateCache
 
 
 class Kept:
-    """A cache with a ledger, and a list of the sequence ids that it dropped."""
+    """A state cache with a ledger and a list of the sequence ids that it dropped."""
 
     def __init__(self, entries: int = 4, cells: int = 1000) -> None:
         self.ledger = CellLedger(2000)
@@ -21,7 +21,7 @@ class Kept:
         self.cache.keep(Entry(client, tokens, sequence, kept, {key} if key else set(), maker or object()))
 
     def found(self, client: str, tokens: list[int]) -> int | None:
-        """The sequence id of what is found."""
+        """Returns the sequence id of the entry that is found."""
         found = self.cache.find(client, tokens)
         return found and found[0].id
 

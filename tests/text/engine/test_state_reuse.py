@@ -1,6 +1,6 @@
-"""What requests to a recurrent model take over: whole states of their own client, at the places where they are kept.
+"""State reuse in recurrent models: a request takes over whole states of its own client, at the kept positions.
 
-The runtime here refuses to hand over a part of a sequence, and what it answers is a function of all its tokens.
+The runtime here refuses to copy a part of a sequence, and its answer is a function of all tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from services.text.engine.state_reuse import OPENING, WORTH_KEEPING
 from tests.case import case
 from tests.text.engine.counting import Counting, Loop, expected, following, prompt
 
-LONG = 20 * BLOCK  # a prompt that leaves a state before its end, too
+LONG = 20 * BLOCK  # a prompt long enough for a second state, before its end
 SETTLED = LONG - OPENING
 
 
@@ -22,7 +22,7 @@ def states(cells: int = 8000, *, sequences: int = 4, batch: int = 4096, chunk: i
 
 
 def answered(tokens: list[int], count: int) -> list[int]:
-    """A prompt with its answer."""
+    """Returns a prompt with its answer."""
     tokens = list(tokens)
     for _ in range(count):
         tokens.append(following(tokens))
@@ -30,7 +30,7 @@ def answered(tokens: list[int], count: int) -> list[int]:
 
 
 def cached(loop: Loop, request: int, tokens: list[int], client: str = "a", **params) -> int:
-    """Tokens that a request takes over, whose answer is as it would be alone."""
+    """Returns the tokens that a request takes over, and checks that it answers as it would alone."""
     loop.ask(request, list(tokens), client, **params)
     loop.until_done(len(loop.ended) + 1)
     assert loop.text[request] == expected(tokens, params.get("max_tokens", 5))
@@ -48,7 +48,7 @@ def test_the_next_turn_goes_on_from_the_end_of_the_last() -> None:
     talk = prompt(1, 50)
     assert cached(loop, 1, talk) == 0
     for turn in range(2, 6):
-        before = len(talk) + 4  # of the five tokens of an answer, the last was not computed
+        before = len(talk) + 4  # the last of the answer's five tokens was not computed
         talk = answered(talk, 5) + prompt(turn, 40)
         assert cached(loop, turn, talk) == before
 
@@ -215,7 +215,7 @@ def test_requests_that_start_over_lose_nothing() -> None:
 
 
 def test_random_histories() -> None:
-    """Chats that go on, part, are sent again and cancelled, in little memory: every answer is as it would be alone."""
+    """Chats continue, branch, repeat and are cancelled, in little memory: every answer is as it would be alone."""
     for seed in range(6):
         with case(seed=seed):
             rng = random.Random(seed)  # noqa: S311

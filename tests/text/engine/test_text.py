@@ -1,4 +1,4 @@
-"""Whole characters, and no part of a stop string."""
+"""Text assembly: whole characters, and no part of a stop string."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""How many tokens a step has, by what two steps take on a machine whose clock the test moves."""
+"""The token budget of a step, measured from two steps on a machine with a fake clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def options(*, gpu: bool = False, batch_tokens: int = 2048) -> EngineOptions:
 
 
 class Machine:
-    """Computes a token in so many seconds, and needs a minute more the first time."""
+    """A fake machine: `seconds` per token, and 60 seconds more for the first step."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self._now = 0.0

@@ -1,4 +1,4 @@
-"""What is vLLM's alone: divided models, its memory, what it refuses, and how it ends."""
+"""The vllm runtime's own behaviour: divided models, memory, refusals and shutdown."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from tests.text.families.random_models import write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-FACTOR = 1.5  # what it takes and is said to need; how requests meet in a batch is chance
+FACTOR = 1.5  # tolerance between used and estimated memory; how requests meet in a batch is chance
 PROMPT = [5, 17, 90, 33, 120, 7]
 DIVISIBLE = {"context_tokens": 256, "kv_tokens": 512, "dtype": "float32", "threads": 1}
-# Prints the memory of a process that has only imported the runtime, then why the runtime refuses each model.
+# Prints the memory of a process that has only imported the runtime, then the runtime's error for each model.
 REFUSED = """
 import re, sys
 import msgspec
@@ -53,13 +53,13 @@ print(msgspec.json.encode(told).decode())
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, eight heads over two key heads, of a size that vLLM has kernels for."""
+    """A model with random weights and eight heads over two key heads, of a size that vLLM has kernels for."""
     return write_model(tmp_path_factory.mktemp("tiny"), {**LLAMA_32, "head_dim": 32})
 
 
 @pytest.fixture(scope="module")
 def refused(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What REFUSED prints of models that are unknown, narrow and broken. Its process must end by itself."""
+    """Output of REFUSED for an unknown, a narrow and a broken model. Its process must end by itself."""
     narrow = write_model(tmp_path_factory.mktemp("narrow"), LLAMA_32)
     unknown, broken = (shutil.copytree(tiny, tmp_path_factory.mktemp(name) / name) for name in ("unknown", "broken"))
     config = json.loads((unknown / "config.json").read_text())
@@ -81,9 +81,9 @@ def refused(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def uncompiled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerSession]:
-    """A worker that shall compile and finds no compiler."""
+    """A worker with compilation switched on and no compiler on its PATH."""
     folder = tmp_path_factory.mktemp("path")
-    (folder / "lscpu").symlink_to(str(shutil.which("lscpu")))  # vLLM asks it about the processors
+    (folder / "lscpu").symlink_to(str(shutil.which("lscpu")))  # vLLM calls it for the processor topology
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(folder))
         worker = WorkerSession("vllm", tiny, compiled=True, **DIVISIBLE)
@@ -94,13 +94,13 @@ def uncompiled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[WorkerSession]:
-    """Fewer cells than eight requests come to need."""
+    """A worker with fewer KV cells than eight requests need."""
     with WorkerSession("vllm", demo_safetensors(), context_tokens=512, kv_tokens=512) as worker:
         yield worker
 
 
 def test_requests_that_outgrow_the_cache_start_over_and_still_end_whole(small: WorkerSession) -> None:
-    # Each needs two blocks of 32 cells when it begins, and four in the end; there are 24.
+    # Each request needs two blocks of 32 cells at its start and four at its end; the cache has 24 blocks.
     numbers = [small.ask(f"{n} " + "word " * 50, max_tokens=60, ignore_eos=True) for n in range(8)]
     for number in numbers:
         assert small.finish(number).tokens == 60
@@ -133,7 +133,7 @@ def test_two_processes_answer_like_one_and_end_together(tiny: Path, uncompiled: 
         assert divided.text == alone.text
         assert divided.tokens == alone.tokens == 24
         ranks = psutil.Process(two.process.pid).children(recursive=True)
-        # One of them dies: the worker must not wait for it for ever, and takes the others along.
+        # One rank dies: the worker must not wait for it forever, and must end the other ranks.
         victim = max(ranks, key=lambda each: each.memory_info().rss)
         two.submit(PROMPT, max_tokens=200, ignore_eos=True)
         victim.send_signal(signal.SIGKILL)
@@ -158,7 +158,7 @@ def test_models_that_it_cannot_load_are_refused_in_words(refused: list[Any]) -> 
 
 
 def _peak(pid: int) -> int:
-    """Bytes that a process has held at the most."""
+    """Returns the peak memory of a process in bytes."""
     found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found
     return int(found[1]) * 1024

@@ -1,4 +1,4 @@
-"""Small random models of every architecture that embeds, with a tokenizer of single letters."""
+"""Small random models of every embedding architecture, with a tokenizer of single letters."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 def options(path: Path, **changes: Any) -> EngineOptions:
-    """Usual options on a CPU."""
+    """Returns default options for a CPU."""
     usual: dict[str, Any] = {
         "model_id": "tiny",
         "path": str(path),
-        "threads": 1,  # what is computed is small
+        "threads": 1,  # the models are tiny
         "gpu": False,
         "context_tokens": 0,
         "kv_tokens": 0,
@@ -55,7 +55,7 @@ def options(path: Path, **changes: Any) -> EngineOptions:
 
 
 def write_model(folder: Path, model_type: str, *, decoder: bool = False, **changes: Any) -> Path:
-    """A whole folder: config, random weights, tokenizer."""
+    """Writes a whole model folder: config, random weights, tokenizer."""
     torch.manual_seed(1)
     more = (_DECODER if decoder else {}) | _OWN.get(model_type, {}) | changes
     config = transformers.AutoConfig.for_model(model_type, **_SMALL | more)
@@ -75,7 +75,7 @@ def write_model(folder: Path, model_type: str, *, decoder: bool = False, **chang
 
 
 def write_steps(folder: Path, *steps: tuple[str, dict[str, Any]], pooling: Any = "mean", limit: int = 0) -> None:
-    """modules.json with a pooling, and then `steps`: class and config of each. `pooling`: a mode, or a whole config."""
+    """Writes modules.json: a pooling (mode name or whole config), then `steps`, each with its class and config."""
     config = {f"pooling_mode_{pooling}_tokens": True} if isinstance(pooling, str) else pooling
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for number, (kind, content) in enumerate([("Pooling", config), *steps], start=1):

@@ -1,4 +1,4 @@
-"""Requests to a worker of the text service, spoken to as the service does: for what every runtime has to do alike."""
+"""A client of a text worker that speaks the service's protocol, for tests that all runtimes share."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from services.text.vllm_environ import vllm_environ
 from services.worker.channel import BlockingChannel
 from services.worker.messages import Cancel, Failed, Loading, Refused
 
-SECONDS = 120.0  # the machine may be busy, and a worker that says nothing for so long never will
-LOAD_SECONDS = 300.0  # vLLM in two processes imports itself three times
-UNREAD_BYTES = 4096  # some ten steps
+SECONDS = 120.0  # a silent worker on a busy machine counts as dead after this time
+LOAD_SECONDS = 300.0  # vLLM in two processes is imported three times
+UNREAD_BYTES = 4096  # about ten steps
 VLLM_PYTHON = Path(".venv/vllm/bin/python").absolute()
 
 
 @dataclass
 class Answer:
-    """What has come of one request so far."""
+    """The messages received for one request so far."""
 
     prompt_tokens: int = 0
     pieces: list[Piece] = field(default_factory=list)
@@ -76,13 +76,13 @@ class Answer:
 
 
 class WorkerSession:
-    """A worker with a loaded model. Nobody else may ask it anything."""
+    """A worker with a loaded model and a single client."""
 
     def __init__(self, runtime: str, path: Path, **changes: Any) -> None:
         self.runtime = runtime
         self.options = options = engine_options(path, **changes)
         ours, theirs = socket.socketpair()
-        # What it has told and nobody has read is little: the worker is never more than some steps ahead of its test.
+        # A small send buffer keeps the worker at most a few steps ahead of its test.
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
         python = str(VLLM_PYTHON) if runtime == "vllm" else sys.executable
         self.process = subprocess.Popen(
@@ -110,7 +110,7 @@ class WorkerSession:
         self.close()
 
     def close(self) -> None:
-        """Ends the worker, which sees that nobody listens, and what it has started."""
+        """Closes the socket, waits until the worker notices and exits, then kills its process group."""
         self._socket.close()
         try:
             self.process.wait(SECONDS)
@@ -120,7 +120,7 @@ class WorkerSession:
             self.process.wait(SECONDS)
 
     def submit(self, prompt: str | list[int], *, client: str = "a", **given: Any) -> int:
-        """Sends a request; greedy, and of 24 tokens at the most, where `given` says nothing."""
+        """Sends a request; by default greedy and at most 24 tokens."""
         own = {name: given.pop(name) for name in ("grammar", "logprobs", "special", "deadline") if name in given}
         number = next(self._numbers)
         self.answers[number] = Answer()
@@ -129,11 +129,11 @@ class WorkerSession:
         return number
 
     def ask(self, question: str, **given: Any) -> int:
-        """The same with a user's question."""
+        """Sends a user's question."""
         return self.submit(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", **given)
 
     def answer(self, question: str, **given: Any) -> Answer:
-        """A question, and all of its answer."""
+        """Sends a question and waits for the whole answer."""
         return self.finish(self.ask(question, **given))
 
     def finish(self, number: int) -> Answer:
@@ -142,21 +142,21 @@ class WorkerSession:
         return self.answers[number]
 
     def until(self, number: int, tokens: int) -> Answer:
-        """Waits until a request has got so many tokens."""
+        """Waits until a request has `tokens` tokens or has ended."""
         self._until(lambda: self.answers[number].tokens >= tokens or self.answers[number].done)
         return self.answers[number]
 
     def cancel(self, number: int) -> None:
-        """Its caller has gone."""
+        """Cancels a request."""
         self._channel.send(Cancel(number))
 
     def hold(self, number: int, held: bool) -> None:
-        """Its caller does not read, or does so again."""
+        """Pauses a request, as for a caller who does not read, or resumes it."""
         self._channel.send(Hold(number, held))
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The worker stands still: whatever is sent inside the block, it finds all at once."""
+        """Suspends the worker, so that it receives all messages sent in the block together."""
         self.process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -164,13 +164,13 @@ class WorkerSession:
             self.process.send_signal(signal.SIGCONT)
 
     def idle(self) -> Counters:
-        """Waits until nothing runs and nothing waits."""
+        """Waits until no request runs or waits."""
         self._until(lambda: self.counters is not None and not self.counters.running and not self.counters.waiting)
         assert self.counters is not None
         return self.counters
 
     def wait(self, condition: Callable[[], object]) -> None:
-        """Takes what the worker says until it has said what is waited for."""
+        """Reads the worker's messages until the condition holds."""
         self._until(condition)
 
     def _until(self, condition: Callable[[], object], seconds: float = SECONDS) -> None:
@@ -202,7 +202,7 @@ class WorkerSession:
 
 
 def worker_environ(runtime: str, options: EngineOptions) -> dict[str, str]:
-    """What the service adds to the environment of a worker."""
+    """Returns the environment variables that the service adds for a worker."""
     environ = dict(text_environ(options.threads))
     if runtime == "vllm":
         environ |= vllm_environ(options, Path.home() / ".cache" / "allm" / "test-vllm")
@@ -210,7 +210,7 @@ def worker_environ(runtime: str, options: EngineOptions) -> dict[str, str]:
 
 
 def engine_options(path: Path, **changes: Any) -> EngineOptions:
-    """How a model is loaded where `changes` say nothing."""
+    """Returns the default options, overridden by `changes`."""
     usual: dict[str, Any] = {
         "model_id": "demo",
         "path": str(path),

@@ -1,4 +1,4 @@
-"""What every family must pass: the same answers as transformers, alone and among others."""
+"""Checks that every model family must pass: transformers' answers, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from tests.text.families.torch_session import LIMITS, TOKENS, TorchSession, alon
 
 torch = late("torch")
 
-EXACT = 1e-4  # nats that two ways to compute in float32 may differ by
-# In bfloat16 a number has 8 significant bits, so each rounding is off by up to 0.4%, 0.2% in the mean. A logit lies
-# behind some ten roundings in a row for each layer, so with four layers about 40, which add up like a random walk, and
-# the matrices of these models enlarge what is wrong about twofold: 0.002 * sqrt(40) * 2, or 2.5% of the logits' spread,
-# which is 2.5 nats. That makes 0.06 nats in the mean, and ten times that for the largest of some 50,000 numbers and
-# for an expert that is chosen instead of one that scored the same.
+EXACT = 1e-4  # nats of tolerance between two float32 implementations
+# bfloat16 has 8 significant bits, so a rounding is off by up to 0.4%, 0.2% on average. A logit passes ten roundings
+# or so per layer, about 40 in four layers. Their errors add up like a random walk, and the matrices of these models
+# double them: 0.002 * sqrt(40) * 2 = 2.5% of the logits' spread, which is 2.5 nats. That makes 0.06 nats on average,
+# and ten times that for the largest of some 50,000 numbers and for a switch between two experts of the same score.
 LARGEST = 0.6
 TYPICAL = 0.1
-WORSE = 1.3  # times transformers' own error in bfloat16, which only the order of the sums sets apart
+WORSE = 1.3  # times transformers' own error in bfloat16; only the order of the sums differs
 
-_SAID: dict[str, tuple[list[int], torch.Tensor]] = {}  # by content of a model's folder: what the reference says
+_SAID: dict[str, tuple[list[int], torch.Tensor]] = {}  # tokens and logprobs of the reference, by a hash of the folder
 
 LENGTHS = (1, 16, 17, 150)  # of prompts: around a page of 16 cells, and beyond a step of 64 tokens
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Random text tokens."""
+    """Returns random text tokens."""
     chosen = random.Random(f"{length} {seed}")  # noqa: S311
     return [chosen.randrange(5, 280) for _ in range(length)]
 
 
 def check_float32(folder: Path, *, packed: bool = False) -> None:
-    """The log-probabilities and greedy tokens are transformers'."""
+    """Checks that log-probabilities and greedy tokens are transformers' own."""
     engine, reference = load(folder), Reference(folder, packed=packed)
     ends = ends_of(engine)
     for length in LENGTHS:
@@ -48,7 +47,7 @@ def check_float32(folder: Path, *, packed: bool = False) -> None:
 
 
 def check_bfloat16(folder: Path) -> None:
-    """The log-probabilities are as close to those in float32 as transformers' own in bfloat16 are."""
+    """Checks that the log-probabilities are as close to float32 as transformers' own in bfloat16."""
     engine, exact, rounded = load(folder, "bfloat16"), Reference(folder), Reference(folder, torch.bfloat16)
     ends = ends_of(engine)
     ours, theirs = 0.0, 0.0
@@ -67,7 +66,7 @@ def check_bfloat16(folder: Path) -> None:
 
 
 def check_mixed_batch(folder: Path, dtype: str = "float32") -> None:
-    """Eight requests of all lengths that come and go together answer as each does alone."""
+    """Checks that eight requests of all lengths, which start and end in a shared batch, answer as each does alone."""
     tolerance = EXACT if dtype == "float32" else LARGEST
     engine, reference = load(folder, dtype), Reference(folder)
     ends = ends_of(engine)
@@ -90,7 +89,7 @@ def check_mixed_batch(folder: Path, dtype: str = "float32") -> None:
 
 
 def check_memory_pressure(folder: Path) -> None:
-    """Requests that outgrow the cache start over with what they have, and answer as alone all the same."""
+    """Checks that requests that outgrow the cache restart with the tokens they have and answer as they do alone."""
     engine = load(folder, kv_tokens=512, context_tokens=512)
     session = TorchSession(engine, replace(LIMITS, cached_cells=0))
     asked = {number: prompt(70, seed=number) for number in range(6)}
@@ -105,10 +104,10 @@ def check_memory_pressure(folder: Path) -> None:
 
 
 def check_shows(folder: Path, other: Path) -> None:
-    """A model like it but for one setting says something else: these checks would notice if it were overlooked."""
+    """Checks that a model with one other setting differs by more than the tolerance, so the checks would notice it."""
     asked = prompt(LENGTHS[-1])
     content = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.iterdir()))).hexdigest()
-    if content not in _SAID:  # the same model again and again, of which another setting is changed each time
+    if content not in _SAID:  # many variants are compared with the same model
         reference = Reference(folder)
         tokens = reference.generate(asked, TOKENS)
         _SAID[content] = (tokens, reference.logprobs(asked, tokens))
@@ -118,7 +117,7 @@ def check_shows(folder: Path, other: Path) -> None:
 
 
 def _crowd(session: TorchSession, asked: dict[int, list[int]], sampled: dict[int, dict[str, float]]) -> TorchSession:
-    """Requests 1 to 8 come one after the other; two more go away, one while its prompt is read, one that writes."""
+    """Sends requests 1 to 8 in sequence and cancels two more, one during prefill and one during decoding."""
     gone, silent = 91, 92
     session.ask(gone, prompt(33, seed=4))
     for number in (1, 2, 3, 4):
@@ -136,7 +135,7 @@ def _crowd(session: TorchSession, asked: dict[int, list[int]], sampled: dict[int
         session.turn(2)
     session.ask(7, asked[7])
     session.turn(3)
-    session.ask(70, asked[6])  # fills the eighth place while the others write
+    session.ask(70, asked[6])  # fills the eighth slot while the others decode
     session.finish(1, 2, 3, 4, 5, 6, 7, 70)
     session.ask(8, asked[8])
     session.finish(8)

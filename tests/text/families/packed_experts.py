@@ -1,4 +1,4 @@
-"""MXFP4 as gpt-oss's checkpoints hold it: two numbers a byte, and one power of two for every 32 of them.
+"""MXFP4 as in gpt-oss's checkpoints: two numbers per byte, and one power of two for every 32 of them.
 
 Format: OCP Microscaling Formats (MX) Specification 1.0: FP4 E2M1 with a shared scale E8M0.
 """
@@ -16,7 +16,7 @@ LARGEST = 6.0
 
 
 def pack(experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rounds experts [expert, in, out]. Returns blocks, scales, and what they stand for, in the shape that came.
+    """Rounds experts [expert, in, out]. Returns blocks, scales and the rounded values, the latter in the input's shape.
 
     blocks: [expert, out, in / 32, 16] bytes, the first number in the low half; scales: [expert, out, in / 32] bytes.
     """

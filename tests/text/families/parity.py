@@ -1,12 +1,12 @@
-"""What transformers itself says of a model: the reference that the runtime is held against.
+"""The reference for the torch runtime: the same model under transformers.
 
-The rule, for one answer: transformers is given the prompt and the runtime's own tokens, and at every one of them
+The rule for one answer: transformers receives the prompt and the runtime's tokens, and at every token
 
-- all log-probabilities that the runtime told are within the tolerance of transformers',
-- the runtime's token is the likeliest one, or so close to it that the tolerance could have turned them over.
+- all of the runtime's log-probabilities are within the tolerance of transformers',
+- the runtime's token is the likeliest one, or so close to it that the tolerance could have swapped them.
 
-So a token may differ only where the gap between the two likeliest is smaller than the tolerance, and what follows on
-such a token is still checked.
+So a token may differ only where the gap between the two likeliest is smaller than the tolerance. The tokens after it
+are still checked.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ transformers = late("transformers")
 
 @dataclass(frozen=True)
 class Told:
-    """What the runtime answered: tokens, and of each step the log-probabilities [vocabulary] that it told."""
+    """The runtime's answer: tokens, and the log-probabilities [vocabulary] of each step."""
 
     tokens: list[int]
     logprobs: list[dict[int, float]]
 
 
 class Reference:
-    """A model under transformers, alone with every prompt."""
+    """A model under transformers, which runs each prompt alone."""
 
     def __init__(self, folder: Path, dtype: torch.dtype | None = None, *, packed: bool = False) -> None:
-        """Loads it. `packed`: its experts are in MXFP4."""
+        """Loads the model. `packed`: its experts are in MXFP4."""
         dtype = dtype or torch.float32
         more = {"quantization_config": transformers.Mxfp4Config(dequantize=True)} if packed else {}
         self.model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -42,7 +42,7 @@ class Reference:
         self.model.to(dtype)
 
     def generate(self, prompt: Sequence[int], count: int, never: Sequence[int] = ()) -> list[int]:
-        """`count` greedy tokens, without those of `never`."""
+        """Generates `count` greedy tokens, none of them in `never`."""
         given = torch.tensor([list(prompt)])
         with torch.inference_mode():
             found = self.model.generate(
@@ -58,7 +58,7 @@ class Reference:
         return tokens
 
     def logprobs(self, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities [tokens, vocabulary] of each token after the prompt and the tokens before it."""
+        """Returns log-probabilities [tokens, vocabulary] of each token after the prompt and the tokens before it."""
         given = torch.tensor([[*prompt, *tokens[:-1]]])
         with torch.inference_mode():
             logits = self.model(given).logits[0, len(prompt) - 1 :]
@@ -67,15 +67,15 @@ class Reference:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far answers are from a reference, in nats."""
+    """The distance of answers from a reference, in nats."""
 
-    largest: float  # of all log-probabilities
-    typical: float  # their root mean square
-    missed: float  # by how much a token that was taken was not the likeliest at most
+    largest: float  # largest difference of all log-probabilities
+    typical: float  # root mean square of the differences
+    missed: float  # largest gap between the likeliest token and the token taken
 
 
 def distance(reference: Reference, prompt: Sequence[int], told: Told, never: Sequence[int] = ()) -> Distance:
-    """Of an answer whose greedy tokens were chosen of all but `never`."""
+    """Returns the distance of an answer whose greedy tokens exclude `never`."""
     expected = reference.logprobs(prompt, told.tokens)
     found = torch.tensor([[row[token] for token in range(expected.shape[1])] for row in told.logprobs])
     off = expected - found
@@ -85,9 +85,9 @@ def distance(reference: Reference, prompt: Sequence[int], told: Told, never: Seq
 
 
 def agree(told: Told, other: Told, tolerance: float, never: Sequence[int] = ()) -> None:
-    """Holds one answer against the same request's alone, as long as both have written the same.
+    """Compares one answer with the same request's answer alone, up to the first token that differs.
 
-    A token may differ where `other` itself found its two likeliest closer than the tolerance.
+    A token may differ where `other`'s two likeliest tokens are closer than the tolerance.
     """
     for step, (token, expected) in enumerate(zip(told.tokens, other.tokens, strict=True)):
         row, theirs = told.logprobs[step], other.logprobs[step]

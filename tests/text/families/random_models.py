@@ -1,7 +1,7 @@
-"""Small models with random weights, written as publishers write theirs: config.json, safetensors, tokenizer.
+"""Small models with random weights, in the published layout: config.json, safetensors, tokenizer.
 
-The weights are drawn so that everything shows: with transformers' own initialisation all biases are zero, attention is
-nearly even and every mistake in it is lost in the noise.
+The weights are drawn so that every mistake shows: transformers' own initialisation sets all biases to zero and makes
+attention nearly even, so any mistake in it is lost in the noise.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ transformers = late("transformers")
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SPLIT_EXPERTS = {"qwen3_moe", "glm4_moe", "nemotron_h"}  # published as matrices of each expert
-BACKBONE = {"nemotron_h"}  # published as `backbone`, which transformers calls `model`
-GAIN = 1.2  # of a matrix, beside keeping the size of what it multiplies
+SPLIT_EXPERTS = {"qwen3_moe", "glm4_moe", "nemotron_h"}  # published as one matrix per expert
+BACKBONE = {"nemotron_h"}  # published as `backbone`; transformers names it `model`
+GAIN = 1.2  # of a matrix, relative to one that keeps the scale of its input
 # From normally distributed numbers: A from 1 to 16, dt from 0.001 to 0.1 where a token adds nothing to it.
 _MAMBA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "A_log": lambda drawn: (1 + 15 * _uniform(drawn)).log(),
     "D": lambda drawn: 1 + 0.2 * drawn,
     "dt_bias": lambda drawn: (0.001 * 100 ** _uniform(drawn)).expm1().log(),
 }
-ALIKE = 0.2  # how much the experts of a layer differ, where they are to be alike
+ALIKE = 0.2  # relative difference between a layer's experts in models written with `alike`
 
 
 def write_model(folder: Path, config: Mapping[str, Any], *, seed: int = 0, alike: bool = False) -> Path:
-    """Writes a whole model in bfloat16. With `alike`, choosing another expert makes a small difference only."""
+    """Writes a whole model in bfloat16. With `alike`, the choice of another expert makes only a small difference."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     safetensors_torch.save_file(draw_weights(folder, seed, alike), folder / WHOLE, {"format": "pt"})
@@ -47,9 +47,10 @@ def write_model(folder: Path, config: Mapping[str, Any], *, seed: int = 0, alike
 def write_variant(
     folder: Path, source: Path, config: Mapping[str, Any], *, without: Sequence[str] = (), **weights: float
 ) -> Path:
-    """The model of `source` under another config.json.
+    """Writes the model of `source` under another config.json.
 
-    Tensors whose names end as in `without` are left out; `weights` sets those that end so to one number.
+    Leaves out tensors whose names end in one of `without`; fills tensors whose names end in a key of `weights` with its
+    value.
     """
     folder.mkdir(parents=True)
     tensors = safetensors_torch.load_file(source / WHOLE)
@@ -66,7 +67,7 @@ def write_variant(
 
 
 def write_packed(folder: Path, plain: Path, added: Mapping[str, Any]) -> Path:
-    """Writes `plain`, a gpt-oss, with its experts packed in MXFP4, and `plain` anew with what is left of them then."""
+    """Writes a copy of `plain`, a gpt-oss, with experts in MXFP4, and rewrites `plain` with the rounded experts."""
     tensors = safetensors_torch.load_file(plain / WHOLE)
     packed: dict[str, torch.Tensor] = {}
     for name, tensor in list(tensors.items()):
@@ -83,7 +84,7 @@ def write_packed(folder: Path, plain: Path, added: Mapping[str, Any]) -> Path:
 
 
 def draw_weights(folder: Path, seed: int, alike: bool) -> dict[str, torch.Tensor]:
-    """Weights for the config.json in `folder`, under the names of published checkpoints."""
+    """Draws weights for the config.json in `folder`, under the names of published checkpoints."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
     config = model.config
@@ -101,7 +102,7 @@ def draw_weights(folder: Path, seed: int, alike: bool) -> dict[str, torch.Tensor
 
 
 def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool) -> torch.Tensor:
-    """One parameter, the same whatever others there are. `transposed`: experts are [expert, in, out]."""
+    """Draws one parameter, independently of all others. `transposed`: experts are [expert, in, out]."""
     random = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     tensor = torch.randn(shape, generator=random)
     kind = name.rpartition(".")[2]
@@ -110,7 +111,7 @@ def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool
     if name.endswith(("norm.weight", "norm_f.weight")):
         return 1 + 0.2 * tensor
     if name.endswith(("embed_tokens.weight", "embeddings.weight")):
-        return 2 * GAIN * tensor / shape[-1] ** 0.5  # small beside what the layers add, or a tied model repeats itself
+        return 2 * GAIN * tensor / shape[-1] ** 0.5  # small against the layers' sums, or a tied model repeats itself
     if kind.endswith("bias"):
         return 0.3 * tensor
     if kind == "sinks":
@@ -122,12 +123,12 @@ def _draw(name: str, shape: torch.Size, seed: int, alike: bool, transposed: bool
 
 
 def _uniform(drawn: torch.Tensor) -> torch.Tensor:
-    """Evenly distributed between 0 and 1."""
+    """Maps normally distributed numbers to evenly distributed ones in 0 to 1."""
     return torch.special.ndtr(drawn)
 
 
 def _split_experts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What transformers holds as one tensor of all experts is published as matrices of each."""
+    """Splits transformers' tensor of all experts into the published matrices of each expert."""
     stem, _, kind = name.rpartition(".")
     if not stem.endswith(".experts"):
         return {name: tensor}
@@ -140,7 +141,7 @@ def _split_experts(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def shard(folder: Path, source: Path) -> tuple[str, str]:
-    """Writes the model of `source` in two shards with an index; their names. Tensors alternate between them."""
+    """Writes the model of `source` in two shards with an index; returns their names. Tensors alternate between them."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     tensors = safetensors_torch.load_file(source / WHOLE)
@@ -162,5 +163,5 @@ def copy_words(folder: Path, source: Path) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """A JSON file."""
+    """Writes a JSON file."""
     path.write_text(json.dumps(content, indent=2))

@@ -1,6 +1,6 @@
-"""A byte-level BPE tokenizer of 320 tokens, for models whose words mean nothing.
+"""A byte-level BPE tokenizer of 320 tokens, for models with random weights.
 
-It knows ASCII and pairs of letters only, so that every token is whole text, and no two are the same one.
+It knows only ASCII and pairs of letters, so every token is whole text and no two tokens are the same text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 SPECIAL = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 PAIRS = [first + second for first in "etaoinshrdlu" for second in "etaoinshrdlucm"]
 SIZE = 320
-# The template of SmolLM2 and many others.
+# The chat template of SmolLM2 and many other models.
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n'}}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"

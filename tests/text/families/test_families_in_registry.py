@@ -1,4 +1,4 @@
-"""What the registry says of safetensors: which architectures torch runs, and how their weights may be stored."""
+"""The registry's rules for safetensors: architectures that torch runs, and formats of their weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def resolved(device: str = "cpu", *, forced: bool = False, **changes: object) ->
 
 
 def refusal(device: str = "cpu", **changes: object) -> str:
-    """What resolve says; explain says why torch cannot in its own words."""
+    """Returns the error of resolve and torch's own reason from explain."""
     facts, registry = dataclasses.replace(MODEL, **changes), EngineRegistry(device, forced=False)
     with pytest.raises(Unsupported) as caught:
         registry.resolve(facts)

@@ -1,4 +1,4 @@
-"""GLM: 4 as first published, 4-0414 with norms behind each part, 4-MoE with a shared expert and corrected scores."""
+"""GLM: 4 as first published, 4-0414 with norms after each part, 4-MoE with a shared expert and corrected scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def moe_alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In 16 bits another expert may win where two score the same: what is chosen then must not matter much."""
+    """Similar experts: in 16 bits another one may win where two score the same, which must not matter much."""
     return write_model(tmp_path_factory.mktemp("glm") / "glm4-moe", GLM4_MOE, alike=True)
 
 

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(folder: Path) -> Path:
-    """In MXFP4. Beside it, `plain` has the same numbers in bfloat16."""
+    """Writes a model in MXFP4 next to `plain`, which has the same values in bfloat16."""
     return write_packed(folder / "packed", write_model(folder / "plain", GPT_OSS), MXFP4)
 
 
@@ -45,7 +45,7 @@ def plain(packed: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def alike(folder: Path) -> Path:
-    """In 16 bits another expert may win where two score the same: what is chosen then must not matter much."""
+    """Similar experts: in 16 bits another one may win where two score the same, which must not matter much."""
     return write_model(folder / "alike", GPT_OSS, alike=True)
 
 
@@ -84,7 +84,7 @@ def test_packed_experts_are_the_plain_ones(packed: Path, plain: Path, dtype: str
 def test_packing_is_exact_for_what_it_can_hold() -> None:
     random = torch.Generator().manual_seed(0)
     values = torch.tensor(VALUES)[torch.randint(0, 16, (2, 64, 8), generator=random)]
-    values[:, ::32] = 6.0  # so that every block's scale is 1
+    values[:, ::32] = 6.0  # sets the scale of every block to 1
     blocks, scales, meant = pack(values)
     assert (blocks.shape, scales.shape) == ((2, 8, 2, 16), (2, 8, 2))
     assert torch.equal(meant, values)

@@ -1,4 +1,4 @@
-"""Nemotron-H and Nemotron 3 Nano: Mamba-2 layers, whose state belongs to a request, among attention and experts."""
+"""Nemotron-H and Nemotron 3 Nano: Mamba-2 layers with a state per request, mixed with attention and experts."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module", params=SHAPES)
 def alike(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In 16 bits another expert may win where two score the same: what is chosen then must not matter much.
+    """Similar experts: in 16 bits another one may win where two score the same, which must not matter much.
 
-    Squared activations make even that large, so that the experts' results are not enlarged on top.
+    Squared activations enlarge even a small difference, so the scaling factor of the experts' results is 1.
     """
     config = SHAPES[request.param]
     if "routed_scaling_factor" in config:
@@ -95,7 +95,7 @@ def test_a_state_is_carried_over_from_chunk_to_chunk(engine: SafetensorsEngine, 
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("turns", [1, 9])
 def test_who_comes_after_a_cancelled_request_finds_no_state(engine: SafetensorsEngine, turns: int, length: int) -> None:
-    """It gets the same sequence id, the lowest that is free, whether the prompt was still read or already answered."""
+    """The next request gets the same sequence id, the lowest free one, after a cancellation in prefill or decoding."""
     session = TorchSession(engine, replace(LIMITS, cached_cells=0))
     session.ask(1, prompt(150, seed=6))
     session.turn(turns)

@@ -1,4 +1,4 @@
-"""Qwen: 2.5 with biases, 3 with normed queries and keys, 3-MoE with experts."""
+"""Qwen: 2.5 with biases, 3 with normalised queries and keys, 3-MoE with experts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def moe_alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In 16 bits another expert may win where two score the same: what is chosen then must not matter much."""
+    """Similar experts: in 16 bits another one may win where two score the same, which must not matter much."""
     return write_model(tmp_path_factory.mktemp("qwen") / "qwen3-moe", QWEN3_MOE, alike=True)
 
 
@@ -65,7 +65,7 @@ def test_how_experts_are_chosen_shows_in_the_answers(tmp_path: Path, change: dic
     check_shows(model, write_variant(tmp_path / "other", model, changed(QWEN3_MOE, **change)))
 
 
-# --- Qwen3's own words
+# --- Qwen3's published tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""gpt-oss's tokenizer, template and channels on the torch runtime; weights that mean nothing hold to them as well."""
+"""gpt-oss's tokenizer, template and channels on the torch runtime, with random weights."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def template(engine: SafetensorsEngine) -> ChatTemplate:
 
 @pytest.fixture(scope="module")
 def theirs() -> transformers.PreTrainedTokenizerBase:
-    """transformers' own reading of the tokenizer."""
+    """Loads the tokenizer with transformers."""
     found: transformers.PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
         published_tokenizer("gptoss")
     )
@@ -85,7 +85,7 @@ def request(**changes: Any) -> ChatRequest:
 
 
 def answer(engine: SafetensorsEngine, template: ChatTemplate, asked: ChatRequest, **params: Any) -> str:
-    """The text of an answer, with the grammar that the service would make."""
+    """Returns the text of an answer under the grammar that the service would build."""
     session = TorchSession(engine)
     prompt = template.render(asked.messages, asked.callable_tools, asked.reasoning_effort)
     session.ask_text(1, prompt, grammar_of(asked, HARMONY, reasoning_open=False), **params)
@@ -164,7 +164,7 @@ def test_a_history_with_calls_is_printed_as_by_transformers(
         reasoning_effort="high",
     )
     ours = template.render(history, (TOOL,), "high")
-    # A day may end between the two.
+    # The date may change between the two renderings.
     assert [line for line in ours.splitlines() if "Current date" not in line] == [
         line for line in expected.splitlines() if "Current date" not in line
     ]
@@ -196,7 +196,7 @@ def test_nothing_of_a_conversation_is_left_out_or_refused(template: ChatTemplate
     assert text.index("for first") < text.index("functions.second")
 
 
-# --- what a grammar does to answers that mean nothing
+# --- grammars with random weights
 
 
 def test_a_schema_constrains_the_final_channel_only(

@@ -1,6 +1,7 @@
-"""Folders as they come: in shards, in other precisions, with something missing; loaded by the torch runtime itself.
+"""Model folders loaded by the torch runtime: in shards, in other precisions, with missing parts.
 
-Registration looks at all this before. A file that is lost or spoilt later must still fail with its cause named.
+Registration checks all this first. A file that is lost or damaged later must still fail with a message that names
+the cause.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fault(folder: Path) -> str:
-    """What loading it ends with, which must be the model's fault."""
+    """Returns the message of a failed load, whose code must be MODEL_INVALID."""
     with pytest.raises(EngineError) as caught:
         load(folder)
     assert caught.value.code == "MODEL_INVALID", caught.value.message
@@ -57,7 +58,7 @@ def test_the_precision_of_the_files_need_not_be_that_of_the_computing(
     )
     found, expected = alone(load(other), ASKED), alone(load(whole), ASKED)
     assert found.tokens == expected.tokens
-    # Weights near zero lose bits in float16.
+    # Weights near zero lose precision in float16.
     agree(found, expected, EXACT if precision == "float32" else 100 * EXACT)
 
 

@@ -1,4 +1,4 @@
-"""Nemotron-H on torch: requests that go on from kept states answer as they do without."""
+"""Nemotron-H on torch: requests that continue from kept states answer as without them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 ROOM = replace(LIMITS, cached_cells=1024)
-LONG = 190  # tokens: enough for a state before the prompt's end, which is read in chunks
-SETTLED = 160  # of them, in whole blocks, but for the last 16
+LONG = 190  # tokens: enough for a state before the prompt's end, read in chunks
+SETTLED = 160  # LONG without its last 16 tokens, in whole blocks
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def engine(hybrid: Path) -> SafetensorsEngine:
 
 
 def _check(session: TorchSession, request: int, tokens: list[int]) -> None:
-    """That it was answered as if it were alone, with nothing kept."""
+    """Checks that the request answers as it does alone, without kept states."""
     told, other = session.told(request), alone(session.engine, tokens)
     assert told.tokens == other.tokens
     agree(told, other, EXACT, ends_of(session.engine))
@@ -47,7 +47,7 @@ def test_the_turns_of_a_chat_go_on_from_each_other(engine: SafetensorsEngine) ->
         turns[turn] = list(talk)
         session.ask(turn, talk)
         session.finish(turn)
-        session.ask(50 + turn, prompt(30, seed=turn), client="b")  # it has the place where the state was made
+        session.ask(50 + turn, prompt(30, seed=turn), client="b")  # takes the sequence id that computed the state
         session.finish(50 + turn)
         talk = [*talk, *session.told(turn).tokens, *prompt(5 + turn, seed=turn)]
     assert [session.answers[turn].cached for turn in turns] == [0, *(len(turns[n]) + TOKENS - 1 for n in (1, 2, 3))]

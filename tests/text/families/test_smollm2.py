@@ -1,4 +1,4 @@
-"""SmolLM2's real weights on the torch runtime: transformers' tokens, and an answer that makes sense."""
+"""SmolLM2's real weights on the torch runtime: transformers' tokens, and a sensible answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of plain tokens on the torch runtime, under a batch loop that is turned by hand."""
+"""Token requests on the torch runtime, under a batch loop that tests step manually."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tests.text.families.published_configs import VOCABULARY
 
 torch_engine = late("services.text.engine.runtimes.torch.engine")
 
-TOKENS = 24  # of an answer
-# Small enough that prompts come in chunks and wait for each other.
+TOKENS = 24  # per answer
+# Small enough that prompts are split into chunks and wait for each other.
 LIMITS = BatchLimits(max_sequences=8, batch_tokens=64, chunk_tokens=24, cached_cells=512)
 
 
 def load(folder: Path, dtype: str = "float32", **changes: Any) -> torch_engine.SafetensorsEngine:
-    """The engine with a model."""
+    """Loads a model."""
     options: dict[str, Any] = {
         "model_id": folder.name,
         "path": str(folder),
-        "threads": 1,  # the models are tiny, and the machine may be busy
+        "threads": 1,  # the models are tiny, and other processes may use the machine
         "gpu": False,
         "context_tokens": 512,
         "kv_tokens": 2048,
@@ -44,7 +44,7 @@ def load(folder: Path, dtype: str = "float32", **changes: Any) -> torch_engine.S
 
 @dataclass
 class Answer:
-    """What has come of one request so far."""
+    """The pieces received for one request so far."""
 
     pieces: list[Piece] = field(default_factory=list)
 
@@ -54,16 +54,16 @@ class Answer:
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that were not computed for it."""
+        """Prompt tokens taken from the cache."""
         return self.pieces[-1].cached_tokens
 
     @property
     def text(self) -> str:
-        """All that was shown."""
+        """All text sent so far."""
         return "".join(piece.text for piece in self.pieces)
 
     def told(self, engine: torch_engine.SafetensorsEngine) -> Told:
-        """Its tokens and log-probabilities; both come as texts, which differ for all tokens of the small vocabulary."""
+        """Returns tokens and log-probabilities. Both arrive as text, unique per token of the vocabulary."""
         ids = {_text(engine, token): token for token in range(VOCABULARY)}
         steps = [logprob for piece in self.pieces for logprob in piece.logprobs or ()]
         assert len(steps) == self.pieces[-1].completion_tokens
@@ -73,7 +73,7 @@ class Answer:
 
 
 class TorchSession:
-    """Runs requests; every session begins with an empty cache."""
+    """Runs requests; every session starts with an empty cache."""
 
     def __init__(self, engine: torch_engine.SafetensorsEngine, limits: BatchLimits = LIMITS) -> None:
         for sequence in range(engine.sequence_ids):
@@ -83,37 +83,37 @@ class TorchSession:
         self.loop = BatchLoop(engine, limits, self.inbox, self._take)
         self.answers: dict[int, Answer] = {}
         self.counters: Counters | None = None
-        self.together = 0  # the most requests that ran in one step
+        self.together = 0  # maximum number of requests in one step
 
     def ask(self, request: int, prompt: Sequence[int], *, client: str = "a", **params: Any) -> None:
-        """Sends a request; greedy, to the token limit and with all log-probabilities where `params` say nothing."""
+        """Sends a request; by default greedy, up to the token limit, with all log-probabilities."""
         sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True} | params))
         self.answers[request] = Answer()
         self.inbox.put(Arrival(request, client, list(prompt), sampling, None, VOCABULARY, special=True))
 
     def ask_text(self, request: int, prompt: str, grammar: str = "", **params: Any) -> None:
-        """Sends a prompt as a service does, with the text of control tokens wanted."""
+        """Sends a prompt as the service does, and requests the text of control tokens."""
         sampling = SamplingParams(**({"temperature": 0.0, "max_tokens": 64} | params))
         constraint = self.engine.constraint(grammar) if grammar else None
         self.answers[request] = Answer()
         self.inbox.put(Arrival(request, "a", self.engine.tokenize(prompt), sampling, constraint, special=True))
 
     def cancel(self, request: int) -> None:
-        """Its caller has gone."""
+        """Cancels a request."""
         self.inbox.put(Cancel(request))
 
     def turn(self, count: int = 1) -> None:
-        """So many steps."""
+        """Runs `count` steps."""
         for _ in range(count):
             assert self.loop.turn()
 
     def finish(self, *requests: int) -> None:
-        """Until these have ended."""
+        """Runs steps until the requests have ended."""
         while not all(self.answers[request].done for request in requests):
             self.turn()
 
     def told(self, request: int) -> Told:
-        """The answer to a request that has ended."""
+        """Returns the answer to a request that has ended."""
         return self.answers[request].told(self.engine)
 
     def _take(self, message: object) -> None:
@@ -126,7 +126,7 @@ class TorchSession:
 
 
 def alone(engine: torch_engine.SafetensorsEngine, prompt: Sequence[int], **params: Any) -> Told:
-    """The answer to a request that has the engine for itself."""
+    """Returns the answer to a request that runs alone."""
     session = TorchSession(engine)
     session.ask(1, prompt, **params)
     session.finish(1)
@@ -134,10 +134,10 @@ def alone(engine: torch_engine.SafetensorsEngine, prompt: Sequence[int], **param
 
 
 def ends_of(engine: torch_engine.SafetensorsEngine) -> list[int]:
-    """The tokens that end a turn, which are never taken under ignore_eos."""
+    """Returns the tokens that end a turn; ignore_eos forbids them."""
     return [token for token in range(VOCABULARY) if engine.is_end(token)]
 
 
 def _text(engine: torch_engine.SafetensorsEngine, token: int) -> bytes:
-    """As log-probabilities spell it; ends too."""
+    """Returns a token's text as log-probabilities spell it, end tokens included."""
     return engine.piece(token, special=True) or engine._vocabulary.text_of(token)

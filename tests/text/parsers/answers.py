@@ -1,4 +1,4 @@
-"""Sample answers and what reads them: for the tests of all dialects."""
+"""Sample answers and readers for the tests of all dialects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GLM_PARIS = (
     '<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris "é" </b></arg_value>\n'
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
 )
-# One call, and two in a row, as each dialect writes them.
+# One call, and two consecutive calls, in each dialect.
 CALLS = {
     "harmony": ("<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + PARIS, None),
     "mistral": (f"[TOOL_CALLS]get_weather[ARGS]{PARIS}", "[TOOL_CALLS]now[ARGS]{}"),
@@ -62,7 +62,7 @@ CALLS["hermes-told"] = CALLS["hermes"]
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """Neighbours of one kind put together."""
+    """Merges consecutive events of the same kind."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None
@@ -78,7 +78,7 @@ def merged(events: list[Event]) -> list[Event]:
 
 
 def read(dialect: Dialect, pieces: list[str], *, reasoning_open: bool = False) -> list[Event]:
-    """What a dialect's parser makes of an answer that comes in such pieces."""
+    """Returns the events that a dialect's parser reads from an answer in pieces."""
     parser = dialect.parser(TOOLS, reasoning_open=reasoning_open)
     events = [event for piece in pieces for event in parser.push(piece)] + parser.finish()
     assert all(getattr(event, "text", "x") for event in events), "no text is empty"
@@ -86,12 +86,12 @@ def read(dialect: Dialect, pieces: list[str], *, reasoning_open: bool = False) -
 
 
 def call(index: int, name: str, arguments: str) -> list[Event]:
-    """The events of one call."""
+    """Returns the events of one call."""
     return [CallStarted(index, name), CallArguments(index, arguments), CallEnded(index)]
 
 
 def splits(text: str, seed: int, count: int = 30) -> Iterator[list[str]]:
-    """The text cut in two everywhere, into its characters, and at random."""
+    """Yields the text cut in two at every position, cut into characters, and cut at random."""
     yield list(text)
     for at in range(len(text) + 1):
         yield [text[:at], text[at:]]

@@ -1,4 +1,4 @@
-"""Calls as JSON objects: what models write besides the textbook form."""
+"""Calls as JSON objects, in the variants that models write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are cut off by their length: what of their markup has begun is no text, wherever the cut is."""
+"""Answers cut off by the token limit: markup that has begun is never text, wherever the cut is."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def reasoning(events: list[Event]) -> str:
 
 
 def answers(dialect: Dialect) -> list[str]:
-    """Whole answers with everything that the dialect has."""
+    """Returns whole answers that contain every element of the dialect."""
     first, second = CALLS[dialect.name]
     both = second if second and second.startswith(first[:-12]) else first + (second or "")
     if dialect is dialects.HARMONY:
@@ -74,7 +74,7 @@ def answers(dialect: Dialect) -> list[str]:
     opener, closer = ("[THINK]", "[/THINK]") if dialect.name.startswith("mistral") else ("<think>", "</think>")
     thought = f"{opener}\nHm, <so>.\n{closer}\n\n"
     found = [first, both, thought + both]
-    if dialect is not dialects.LLAMA3:  # there calls have no mark: behind text they are text
+    if dialect is not dialects.LLAMA3:  # Llama 3 calls have no mark: after text they are text
         found += [f"{PROSE}\n\n{both}", f"{thought}{PROSE}\n{both}\n{PROSE}"]
     return found
 
@@ -89,7 +89,7 @@ def test_a_cut_tells_nothing_that_the_whole_answer_does_not_tell(dialect: Dialec
             told = read(dialect, text[:end], cut=True)
             said = content(told).rstrip()
             if not content(whole).startswith(said):
-                # One character is too little to know a mark by.
+                # One character is too short to recognise a mark.
                 assert content(whole).startswith(said[:-1].rstrip()), (text[:end], said)
                 assert said[-1] in "<[{", (text[:end], said)
             begun = [mark[:length] for mark in OPENERS[dialect.name] for length in range(2, len(mark) + 1)]
@@ -131,7 +131,7 @@ def test_text_that_cannot_become_markup_stays(dialect: Dialect) -> None:
     for text in [*texts, '{"na']:
         told = content(read(dialect, text, cut=True))
         if dialect is dialects.LLAMA3 and text == '{"na':
-            assert told == ""  # a call begins so
+            assert told == ""  # a call begins this way
         else:
             assert told == text
 

@@ -1,4 +1,4 @@
-"""Every dialect: what its parser tells under any split, what its grammar allows, and which template speaks it."""
+"""Every dialect: the parser's events under any split, the grammar, and the choice of dialect by template."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = (
     dialects.PLAIN,
 )
 CALLING = tuple(one for one in ALL if one is not dialects.PLAIN)
-# All calls of which stand between marks in the text.
+# Dialects in which marks in the text enclose every call.
 MARKING = tuple(one for one in CALLING if one not in (dialects.HARMONY, dialects.LLAMA3))
 every_dialect = pytest.mark.parametrize("dialect", ALL, ids=lambda one: one.name)
 every_calling_dialect = pytest.mark.parametrize("dialect", CALLING, ids=lambda one: one.name)
@@ -146,7 +146,7 @@ def test_any_markup_is_read_the_same_however_it_is_cut(dialect: Dialect) -> None
 
 
 def check_order(events: list[Event]) -> None:
-    """Calls are numbered from 0, and nothing comes between the start and the end of one."""
+    """Checks that calls are numbered from 0 and that nothing interrupts a call."""
     open_call: int | None = None
     calls = 0
     for event in events:
@@ -166,7 +166,7 @@ def check_order(events: list[Event]) -> None:
 
 @every_dialect
 def test_what_is_held_back_is_limited(dialect: Dialect) -> None:
-    """Markup that never becomes a call is told as text in the end, before the answer's end."""
+    """Markup that never becomes a call is emitted as text before the answer ends."""
     for opener in ("<tool_call>", "[TOOL_CALLS]", "<TOOLCALL>[", "<|python_tag|>", "<|channel|>", "<|start|>", ""):
         text = opener + '{"arguments": {"a": "' + "x" * 2 * MAX_HELD
         parser = dialect.parser(TOOLS, reasoning_open=False)
@@ -190,7 +190,7 @@ def test_deep_nesting_is_no_trouble(dialect: Dialect) -> None:
     check_order(read(dialect, [text]))
 
 
-# --- thoughts
+# --- reasoning
 
 
 @every_thinking_dialect
@@ -267,7 +267,7 @@ VALUES = {"city": ("x", "Großstadt", "a\nb", "", " <i> "), "days": (0, -3, 12),
 
 
 def written(dialect: Dialect, arguments: dict[str, object]) -> str:
-    """A call of get_weather with these arguments, written by hand."""
+    """Returns a call of get_weather with these arguments, written without the library's code."""
     text = json.dumps(arguments, ensure_ascii=False)
     bare = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
     if dialect is dialects.GLM:
@@ -312,7 +312,7 @@ def test_a_plain_model_has_no_calls() -> None:
     assert read(dialects.PLAIN, ["<tool_call>", '{"name": "now"}']) == [Content('<tool_call>{"name": "now"}')]
 
 
-# --- choosing
+# --- choice of dialect
 
 
 def test_the_template_tells_the_dialect() -> None:

@@ -1,4 +1,4 @@
-"""gpt-oss: channels, recipients, and headers that are not as they should be."""
+"""gpt-oss: channels, recipients and malformed headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars of bare values: what of a schema they hold a model to."""
+"""Grammars of bare values: the parts of a schema that they enforce."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.case import case
 
 
 def allowed(schema: Any, value: str, **root: Any) -> bool:
-    """Whether a parameter with this schema may have this value in the XML form."""
+    """Returns whether the XML form's grammar accepts this value for a parameter with this schema."""
     shape = ToolShape("f", {"properties": {"v": schema}, "required": ["v"], **root})
     grammar = QWEN_XML.call_grammar([shape], required=True, parallel=False)
     call = f"<tool_call>\n<function=f>\n<parameter=v>\n{value}\n</parameter>\n</function>\n</tool_call>"

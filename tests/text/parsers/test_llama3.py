@@ -1,4 +1,4 @@
-"""Llama 3: calls have no mark but the answer's beginning."""
+"""Llama 3: only the start of the answer marks a call."""
 
 from __future__ import annotations
 

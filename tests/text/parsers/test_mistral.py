@@ -1,4 +1,4 @@
-"""Mistral: names with arguments behind marks, in the forms that its generations write."""
+"""Mistral: names with arguments after marks, in the forms of each model generation."""
 
 from __future__ import annotations
 

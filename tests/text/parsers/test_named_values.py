@@ -1,4 +1,4 @@
-"""Bare values: from the dialects that write them to JSON, as the schema says."""
+"""Bare values: from the dialects that write them to JSON, by the schema's types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts in front of an answer."""
+"""Reasoning before an answer."""
 
 from __future__ import annotations
 

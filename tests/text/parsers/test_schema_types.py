@@ -1,4 +1,4 @@
-"""What types a schema allows."""
+"""The types that a schema allows."""
 
 from __future__ import annotations
 

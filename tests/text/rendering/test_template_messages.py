@@ -1,4 +1,4 @@
-"""Conversations as templates of single calls want them: nothing is lost, and every result stays with its call."""
+"""Conversations for templates that expect single calls: nothing is lost, and every result stays with its call."""
 
 from __future__ import annotations
 

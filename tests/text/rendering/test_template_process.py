@@ -1,4 +1,4 @@
-"""Chat templates in the process that renders them: what comes back, and that no template costs more than its share."""
+"""Chat templates in their rendering process: results, and limits on the cost of a template."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TURNS = (
     Message(role="assistant", content="", reasoning="hm", tool_calls=(CALL,)),
     Message(role="tool", content="42", tool_call_id="c"),
 )
-# A number that no 64 bits hold, and an order that is not the alphabet's.
+# A number that exceeds 64 bits, and keys that are not in alphabetical order.
 TOOL = Tool(name="f", description="d", parameters={"type": "object", "a": 10**30, "B": [None, 0.1]}, strict=True)
 
 
 @asynccontextmanager
 async def prepared(source: str, *, queue: int = 4, **options: Any) -> AsyncIterator[TemplateProcess]:
-    """A template that has been compiled; it may use a second of the processor's time."""
+    """Yields a compiled template that may use one second of processor time."""
     template = TemplateProcess("me", queue, cpu_seconds=1.0)
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -40,7 +40,7 @@ async def prepared(source: str, *, queue: int = 4, **options: Any) -> AsyncItera
 
 
 def renderers() -> list[psutil.Process]:
-    """The renderer processes of this process."""
+    """Returns the renderer processes of this process."""
     return [child for child in psutil.Process().children() if MODULE in child.cmdline()]
 
 

@@ -1,4 +1,4 @@
-"""Both stores, for the tests that hold for either: a SQLite file, and a real Redis."""
+"""Both stores, a SQLite file and a real Redis, for tests that hold for either."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def empty_redis(redis_server: RedisServer) -> RedisServer:
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
 def open_store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> OpenStore:
-    """Opens the store once more, as another replica does. Who opens it closes it."""
+    """Returns a function that opens the store again, as another replica does. The caller closes it."""
     server = request.getfixturevalue("empty_redis") if request.param == "redis" else None
 
     async def open_one() -> ResponseStore:
@@ -56,7 +56,7 @@ async def store(open_store: OpenStore) -> AsyncIterator[ResponseStore]:
 
 @pytest.fixture
 async def other(open_store: OpenStore, store: ResponseStore) -> AsyncIterator[ResponseStore]:
-    """The same store, as another replica has it."""
+    """The same store, as another replica opens it."""
     found = await open_store()
     yield found
     await found.close()

@@ -1,4 +1,4 @@
-"""A chat core whose model says what a test has written down: everything above the worker is the real thing."""
+"""A chat core with a scripted model: everything above the worker is real."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ PROMPT_TOKENS = 7
 
 @dataclass
 class ScriptedChat:
-    """Answers with `pieces`; each may wait for `gate`. `fits` says up to how many messages fit the model."""
+    """Answers with `pieces`; each may wait for `gate`. `fits` is the largest number of messages that fits the model."""
 
     pieces: Sequence[str] = ("Hel", "lo")
     finish: str = "stop"
-    gate: asyncio.Event | None = None  # opened for all but the first piece
-    error: AllmError | None = None  # after the first piece
+    gate: asyncio.Event | None = None  # blocks all pieces but the first until set
+    error: AllmError | None = None  # raised after the first piece
     fits: int = 1000
     asked: list[ChatRequest] = field(default_factory=list)
-    stopped: int = 0  # answers that were left before their end
+    stopped: int = 0  # answers abandoned before their end
     running: int = 0
 
     async def model_id(self, name: str) -> str:
@@ -82,12 +82,12 @@ class ScriptedChat:
 
 
 def said(text: str, role: Any = "user", item_id: str = "msg_1") -> MessageItem:
-    """Something said."""
+    """Returns a message."""
     return MessageItem(id=item_id, role=role, content=(Part(text=text),))
 
 
 def request(*items: Item | str, **asked: Any) -> ResponseRequest:
-    """A request for a response."""
+    """Returns a request for a response."""
     given = tuple(said(item) if isinstance(item, str) else item for item in items or ("Hi",))
     sampling = SamplingParams(max_tokens=asked.pop("max_tokens", None))
     return ResponseRequest(model=MODEL, input=given, asked=msgspec.structs.replace(Asked(sampling=sampling), **asked))

@@ -1,4 +1,4 @@
-"""A clock that tests turn, and how they open a store with it."""
+"""A clock that tests set, and the type of a function that opens a store with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OpenStore = Callable[[], Awaitable[ResponseStore]]
 
 @dataclass
 class Clock:
-    """Stands still, unless a test sets `now`."""
+    """A clock that stands still unless a test sets `now`."""
 
     now: float = START
 

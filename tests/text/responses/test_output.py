@@ -1,4 +1,4 @@
-"""From an answer's events to the items of the output."""
+"""Conversion of an answer's events into output items."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_events_of_any_answer_agree_with_its_items() -> None:
                 parts = [type(event) for event in middle if isinstance(event, PartAdded | PartDone)]
                 assert parts == ([] if isinstance(item, FunctionCallItem) else [PartAdded, PartDone])
             assert len({item.id for item in items}) == len(items)
-            # Nothing but white space is ever left out.
+            # Only white space may be left out.
             spoken = "".join(event.text for event in asked if isinstance(event, TextDelta))
             kept = "".join(text_of(item) for item in items if isinstance(item, MessageItem))
             assert "".join(kept.split()) == "".join(spoken.split())

@@ -1,4 +1,4 @@
-"""What only Redis brings: its going away and coming back, its clock, its memory, and its password."""
+"""Redis as the store: outages, its clock, memory limits and password."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """One of its own, for tests that end it."""
+    """A separate server for tests that stop it."""
     found = RedisServer(tmp_path)
     yield found
     found.kill()
@@ -83,7 +83,7 @@ async def until(look: Any) -> Any:
     return found
 
 
-# --- what is in it
+# --- contents
 
 
 async def test_every_key_of_a_response_expires_by_itself(store: RedisResponseStore, empty_redis: RedisServer) -> None:
@@ -130,7 +130,7 @@ async def swept(store: RedisResponseStore) -> bool:
 
 
 async def test_heartbeats_are_told_by_the_clock_of_redis(store: RedisResponseStore, empty_redis: RedisServer) -> None:
-    """However wrong the clocks of the hosts are, what is being made is being made."""
+    """The clock of Redis decides, so wrong clocks of hosts do not make a running response fail."""
     late = RedisResponseStore(empty_redis.url, 30, lambda: now(empty_redis) + STALE_SECONDS + 1)
     await store.add_background(ANN, response("resp_1", now(empty_redis), "queued"), (said("in"),), "runner")
     assert (await store.get(ANN, "resp_1")).status == "queued"
@@ -138,7 +138,7 @@ async def test_heartbeats_are_told_by_the_clock_of_redis(store: RedisResponseSto
     await late.close()
 
 
-# --- when it is away
+# --- outages
 
 
 async def test_one_that_is_away_is_said_to_be_and_is_used_again(
@@ -238,7 +238,7 @@ async def test_what_need_not_be_kept_is_answered_all_the_same(
 async def test_one_that_goes_away_meanwhile_is_no_reason_to_make_it_twice(
     responses: Responses, chat: ScriptedChat, server: RedisServer
 ) -> None:
-    """UNAVAILABLE would have the gateway ask another replica."""
+    """With UNAVAILABLE the gateway would retry on another replica."""
     chat.gate = asyncio.Event()
     async with responses.run(request(), ANN) as run:
         server.kill()

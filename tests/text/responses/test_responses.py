@@ -1,4 +1,4 @@
-"""The responses core over a scripted model: runs, what is kept, what continues what, and the background."""
+"""The responses core over a scripted model: runs, storage, continuation and background responses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def responses(chat: ScriptedChat, open_store: OpenStore) -> AsyncIterator[
 
 @pytest.fixture
 async def another(chat: ScriptedChat, open_store: OpenStore, responses: Responses) -> AsyncIterator[Responses]:
-    """Another replica."""
+    """Responses of another replica."""
     found = Responses(chat, await open_store())  # type: ignore[arg-type]
     yield found
     await found.close()
@@ -51,7 +51,7 @@ async def another(chat: ScriptedChat, open_store: OpenStore, responses: Response
 
 @pytest.fixture
 def clock() -> Callable[[], float]:
-    """Here time is real."""
+    """Real time instead of the fixed clock."""
     return time.time
 
 
@@ -73,7 +73,7 @@ async def events_of(responses: Responses, *items: Any, **asked: Any) -> list[Eve
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Waits for something to become true."""
+    """Waits until the condition holds and returns its value."""
     async with asyncio.timeout(60):
         while True:
             found = condition()

@@ -1,4 +1,4 @@
-"""The file of stored responses: private, whole, and left alone where it is something else."""
+"""The SQLite file of stored responses: private, intact, and untouched if it is another kind of file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored responses, in either store: owners, time to live, chains, cancelling, and replicas that share them."""
+"""Stored responses in either store: owners, time to live, chains, cancellation, and replicas that share them."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ async def test_a_client_has_so_many_places_in_the_background(store: ResponseStor
     with pytest.raises(Overloaded, match=str(MAX_BACKGROUND)):
         await store.add_background("ann", response("resp_x", "queued"), given(), "runner")
     await store.add_background("bob", response("resp_b", "queued"), given(), "runner")
-    clock.now += STALE_SECONDS + 1  # the places of a dead replica are free again
+    clock.now += STALE_SECONDS + 1  # the slots of a dead replica are free again
     await store.add_background("ann", response("resp_x", "queued"), given(), "runner")
 
 
@@ -248,7 +248,7 @@ async def test_what_its_maker_does_not_name_any_more_is_nobodys(store: ResponseS
 
 
 async def test_writing_twice_is_writing_once(store: ResponseStore) -> None:
-    """A connection that breaks does not say whether what went before was done."""
+    """After a broken connection, the client cannot know whether the write was done, so it repeats it."""
     running = response(status="in_progress", streamed=True)
     told = [Delta(0, "text", "msg", f"{number}") for number in range(4)]
     await store.add_background("ann", running, given(), "runner")
@@ -315,7 +315,7 @@ async def test_only_one_of_many_takes_the_last_place(open_store: OpenStore) -> N
 
 
 async def test_it_ends_once_whoever_ends_it(store: ResponseStore, other: ResponseStore) -> None:
-    """Its maker and a caller who cancels come at the same time: one of them wins, and both see which."""
+    """The runner and a cancelling caller race: one of them wins, and both see the same result."""
     for number in range(20):
         running = response(f"resp_{number}", "in_progress")
         await store.add_background("ann", running, given(), "runner")

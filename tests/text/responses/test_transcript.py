@@ -1,4 +1,4 @@
-"""From items to the messages that a model is shown."""
+"""Conversion of items into the model's messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captions say what a scene shows, and hide nothing behind held-out words."""
+"""Captions: they name every part that a scene specifies, and never a held-out pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker proves itself on drawn pictures before it may judge generated ones."""
+"""The checker on drawn pictures, which it must judge correctly before it may judge generated ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_it_is_right_about_99_of_100_drawn_pictures(drawn: list[tuple[Scene, num
 
 
 def test_it_accepts_at_most_5_of_100_captions_of_other_pictures(drawn: list[tuple[Scene, numpy.ndarray]]) -> None:
-    """Each picture with captions that differ in one part only: the hardest there are."""
+    """The captions differ from the picture in one part only: these are the hardest."""
     rng = numpy.random.default_rng(18)
     accepted = dict.fromkeys(("colour", "background", "shape"), 0)
     for scene, picture in drawn:

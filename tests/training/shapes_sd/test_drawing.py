@@ -1,4 +1,4 @@
-"""Pictures and captions of scenes, and that no held-out pair is ever among those of training."""
+"""Pictures and captions of scenes; no held-out pair is among the training scenes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_no_shape_touches_the_edge() -> None:
 
 
 def where(shape: str, rng: numpy.random.Generator, size: str | None, position: str | None) -> tuple[int, float, float]:
-    """The size of a black shape, and its middle."""
+    """Returns the size of a black shape and its centre."""
     picture = draw(Scene("black", shape, "white", size, position), rng)[..., 0] < 128
     rows, columns = numpy.nonzero(picture)
     return int(picture.sum()), float(columns.mean()), float(rows.mean())

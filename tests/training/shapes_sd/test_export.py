@@ -1,4 +1,4 @@
-"""The folder that is shipped, here of weights that nobody has trained: what diffusers loads is what was written."""
+"""The exported folder, here with untrained weights: diffusers loads exactly the written weights."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_head_start_reproduces_colours_and_latents_are_brought_to_scale(
 
 
 def test_only_what_was_asked_is_drawn_for_the_autoencoder() -> None:
-    """The pictures given to it have the range that it takes."""
+    """The autoencoder's input is in the range -1 to 1."""
     chance = latents._rng(1)
     given = autoencoding.tensor([draw(Scene("white", "square", "black"), chance)])
     assert -1 <= given.min() < -0.7

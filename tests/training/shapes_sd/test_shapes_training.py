@@ -1,4 +1,4 @@
-"""Training goes on after an interruption as if there had been none, and what it writes holds no pickle."""
+"""Training resumes after an interruption with identical results, and its checkpoints contain no pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer: one token for every word that it knows, and none of what it does not know is lost."""
+"""The tokenizer: one token for every known word, and unknown words are spelt out without loss."""
 
 from __future__ import annotations
 

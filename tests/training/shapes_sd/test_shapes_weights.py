@@ -1,4 +1,4 @@
-"""What the shipped weights make of prompts, through diffusers alone, as the checker sees it."""
+"""The shipped weights: the checker judges pictures generated through diffusers alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ torch = late("torch")
 
 WEIGHTS = Path(__file__).parents[3] / "training" / "shapes_sd" / "weights"
 ASKED = Scene("red", "circle", "blue")
-FEW_STEPS = 4  # they make the colours and shapes of 100 pictures nearly as often right as the default of 20
+FEW_STEPS = 4  # enough for nearly as many correct colours and shapes in 100 pictures as the default of 20
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def pipeline() -> Iterator[diffusers.StableDiffusionPipeline]:
 
 
 def picture(pipeline: diffusers.StableDiffusionPipeline, seed: int, steps: int = 0) -> numpy.ndarray:
-    """Of "a red circle on a blue background"."""
+    """Generates "a red circle on a blue background"."""
     image = pipeline(
         "a red circle on a blue background",
         num_inference_steps=steps or evaluation.STEPS,
@@ -64,7 +64,7 @@ def test_the_same_seed_makes_the_same_picture_and_another_one_another(
     assert (first != picture(pipeline, 6, FEW_STEPS)).any()
 
 
-# diffusers' own: it hands its tensors to numpy in the old way.
+# diffusers itself causes this warning: it converts tensors to numpy with the old protocol.
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 @pytest.mark.parametrize(
     "scheduler",

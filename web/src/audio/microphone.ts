@@ -1,15 +1,15 @@
-// What the microphone hears, as bare samples at 16 kHz.
+// Microphone input as raw samples at 16 kHz.
 
 import { Failure } from "../failure";
 
 export const RATE = 16000;
 
 export interface Microphone {
-  /** Stops listening. */
+  /** Stops the recording. */
   stop(): void;
 }
 
-/** Listens, and gives `take` the samples of a tenth of a second at a time. Raises a Failure. */
+/** Records and passes the samples to `take`, a tenth of a second at a time. Raises a Failure. */
 export async function listen(take: (samples: Float32Array) => void): Promise<Microphone> {
   if (!navigator.mediaDevices) {
     throw new Failure("refused", "The browser lets pages hear only on https or on localhost. Open this page that way, or drop a file");
@@ -35,14 +35,14 @@ export async function listen(take: (samples: Float32Array) => void): Promise<Mic
   };
 }
 
-/** Samples as 16-bit integers, little-endian. */
+/** Converts samples to 16-bit integers, little-endian. */
 export function packed(samples: Float32Array): Uint8Array<ArrayBuffer> {
   const view = new DataView(new ArrayBuffer(samples.length * 2));
   samples.forEach((sample, at) => view.setInt16(at * 2, Math.max(-1, Math.min(1, sample)) * 32767, true));
   return new Uint8Array(view.buffer);
 }
 
-/** A WAV file of samples. */
+/** Makes a WAV file of samples. */
 export function wav(samples: Float32Array): Blob {
   const data = packed(samples);
   const head = new DataView(new ArrayBuffer(44));
@@ -62,7 +62,7 @@ export function wav(samples: Float32Array): Blob {
   return new Blob([head, data], { type: "audio/wav" });
 }
 
-/** Several pieces of sound as one. */
+/** Concatenates pieces of sound. */
 export function joined(pieces: Float32Array[]): Float32Array {
   const whole = new Float32Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
   let at = 0;

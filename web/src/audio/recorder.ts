@@ -1,4 +1,4 @@
-// Runs in the browser's thread of sound: hands on what the microphone hears, a tenth of a second at a time.
+// Audio worklet: runs in the browser's audio thread and forwards microphone input, a tenth of a second at a time.
 
 declare class AudioWorkletProcessor {
   readonly port: MessagePort;

@@ -1,4 +1,4 @@
-// Transcripts as files of subtitles.
+// Transcripts as subtitle files.
 
 import type { Phrase } from "./transcription";
 

@@ -1,4 +1,4 @@
-// What is said in a recording, as it becomes known.
+// The transcription of a file or of the microphone, as it arrives.
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { signal } from "@preact/signals";
@@ -25,12 +25,12 @@ export interface Transcription {
   name: string;
   state: "listening" | "running" | "done" | "failed";
   phrases: readonly Phrase[];
-  /** What may still change. */
+  /** Text that may still change. */
   partial: string;
   language: string;
-  /** Seconds of sound; null while not known. */
+  /** Seconds of sound; null while unknown. */
   duration: number | null;
-  /** Where the sound can be played from. */
+  /** URL of the sound, for playback. */
   source: string;
   failure: Failure | null;
 }
@@ -38,14 +38,14 @@ export interface Transcription {
 type Config = MessageInitShape<typeof TranscriptionConfigSchema>;
 
 const CHUNK_BYTES = 512 * 1024;
-const LOOK_SECONDS = 1.5; // of new sound, before what the microphone hears is looked at again
-const OPEN_SECONDS = 2; // a phrase that ends so shortly before now may still go on
-const LONGEST_SECONDS = 28; // of sound that is looked at together: a window of Whisper's is 30
+const LOOK_SECONDS = 1.5; // of new sound before the next transcription of the microphone
+const OPEN_SECONDS = 2; // a phrase that ends this shortly before now may still continue
+const LONGEST_SECONDS = 28; // of sound per transcription: Whisper's window is 30
 
 export const current = signal<Transcription | null>(null);
 let ending: AbortController | null = null;
 let microphone: Microphone | null = null;
-let wake = () => {}; // whoever waits for more sound
+let wake = () => {}; // ends the wait for more sound
 
 /** Transcribes a file. */
 export async function transcribe(file: File, model: string, language: string): Promise<void> {
@@ -58,13 +58,13 @@ export async function transcribe(file: File, model: string, language: string): P
   } catch (error) {
     if (ended !== ending) return;
     const failure = asFailure(error, ended.signal.aborted);
-    // Some files can only be read from their end: these are heard as a whole.
+    // The server can read some files only as a whole, because their index is at the end.
     if (failure.kind === "refused" && !current.value?.phrases.length && (await whole(config, bytes, ended))) return;
     put({ state: "failed", failure, partial: "" });
   }
 }
 
-/** Listens to the microphone until `stop`, and shows meanwhile what is said. */
+/** Transcribes the microphone until `stop`, and shows partial results. */
 export async function dictate(model: string, language: string): Promise<void> {
   const ended = begin("Microphone", "", "listening");
   const pieces: Float32Array[] = [];
@@ -95,7 +95,7 @@ export async function dictate(model: string, language: string): Promise<void> {
   microphone = null;
 }
 
-/** Ends what is under way: a recording is transcribed to its end, a file is left. */
+/** Stops the current transcription: finishes that of the microphone, abandons that of a file. */
 export function stop(): void {
   if (microphone) {
     microphone.stop();
@@ -106,7 +106,7 @@ export function stop(): void {
   }
 }
 
-/** Looks at all sound since `settled` (seconds); gives up to where it will not be looked at again. */
+/** Transcribes all sound since `settled` (seconds); returns the new value of `settled`. */
 async function look(config: Config, sound: Float32Array, settled: number, last: boolean, signal: AbortSignal): Promise<number> {
   const fresh = sound.subarray(Math.round(settled * RATE));
   const length = fresh.length / RATE;

@@ -1,4 +1,4 @@
-// The conversation of this tab, and how an answer is asked for and comes.
+// The conversation of this tab, and the requests for its answers.
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { computed, signal } from "@preact/signals";
@@ -11,7 +11,7 @@ import { readTools, sampling, settings, type Settings } from "./settings";
 type Message = MessageInitShape<typeof ChatMessageSchema>;
 export type Request = Omit<MessageInitShape<typeof StreamChatCompletionRequestSchema>, "$typeName"> & { messages: Message[] };
 
-/** A call of a tool, and what a person says that it gave back. */
+/** A tool call, and its result as the user entered it. */
 export interface Call {
   id: string;
   name: string;
@@ -19,7 +19,7 @@ export interface Call {
   result: string | null;
 }
 
-/** What a model says; times are of `performance.now()`, in milliseconds. */
+/** A model's answer; times are from `performance.now()`, in milliseconds. */
 export interface Answer {
   role: "assistant";
   model: string;
@@ -46,13 +46,13 @@ export const turns = signal<readonly Turn[]>([]);
 export const running = computed(() => turns.value.some((turn) => turn.role === "assistant" && turn.state === "running"));
 let ending: AbortController | null = null;
 
-/** Says something, and has it answered. */
+/** Sends a user message and requests the answer. */
 export async function say(text: string, model: string): Promise<void> {
   turns.value = [...turns.value, { role: "user", text }];
   await answer(model);
 }
 
-/** Has the last message answered once more. */
+/** Requests another answer to the last message. */
 export async function again(model: string): Promise<void> {
   const all = [...turns.value];
   if (all.at(-1)?.role === "assistant") all.pop();
@@ -60,7 +60,7 @@ export async function again(model: string): Promise<void> {
   await answer(model);
 }
 
-/** Gives what the tools have given back; once there is something of each, the model goes on. */
+/** Sends the results of the tools, with which the model continues. */
 export async function giveBack(at: number, results: Map<string, string>, model: string): Promise<void> {
   const turn = turns.value[at];
   if (turn?.role !== "assistant") return;
@@ -68,19 +68,19 @@ export async function giveBack(at: number, results: Map<string, string>, model: 
   await answer(model);
 }
 
-/** Ends the answer that is coming. */
+/** Stops the running answer. */
 export function stop(): void {
   ending?.abort();
 }
 
-/** Forgets the conversation. */
+/** Clears the conversation. */
 export function clear(): void {
   stop();
   ending = null;
   turns.value = [];
 }
 
-/** The typed request for what comes after `before`. */
+/** Makes the typed request for the answer after `before`. */
 export function requestFor(model: string, before: readonly Turn[], form: Settings): Request {
   const messages: Message[] = [];
   if (form.system.trim()) messages.push({ role: ChatRole.SYSTEM, content: text(form.system) });
@@ -127,11 +127,11 @@ async function answer(model: string): Promise<void> {
     promptTokens: null, request,
   };
   turns.value = [...turns.value, now];
-  // Tokens may come faster than a page can be drawn.
+  // Tokens may arrive faster than a page can be drawn.
   let flush = 0;
   const show = () => {
     flush = 0;
-    if (ending === ended) put(at, now); // else it was cleared meanwhile
+    if (ending === ended) put(at, now); // otherwise it was cleared meanwhile
   };
   try {
     for await (const event of stream(ChatService.method.streamChatCompletion, [request], ended.signal)) {

@@ -1,4 +1,4 @@
-// How answers are asked for, as it is written into the form; empty means the server's default.
+// The settings of answers, as entered in the form; empty means the server's default.
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { signal } from "@preact/signals";
@@ -34,7 +34,7 @@ export interface ToolForm {
   strict: boolean;
 }
 
-// At the server's default of 1, which is OpenAI's, small models wander: somebody who tries one shall see it at its best.
+// At the server's default of 1, which is OpenAI's, small models drift; a lower value shows them at their best.
 const CALM = "0.7";
 
 export const settings = signal<Settings>({
@@ -52,7 +52,7 @@ export function change(part: Partial<Settings>): void {
   settings.value = { ...settings.value, ...part };
 }
 
-/** What is wrong with a number, as a sentence; null where nothing is. */
+/** The error in a number, as a sentence; null if it is valid. */
 export function numberProblem(name: NumberName, text: string): string | null {
   if (!text.trim()) return null;
   const { low, high, whole, label } = NUMBERS[name];
@@ -71,7 +71,7 @@ export function schemaProblem(text: string): string | null {
   });
 }
 
-/** Whether anything is wrong with the form. */
+/** True if the form has an error. */
 export function isWrong(form: Settings): boolean {
   const numbers = Object.entries(form.numbers).some(([name, text]) => numberProblem(name as NumberName, text));
   return numbers || Boolean(toolsProblem(form.tools) || schemaProblem(form.schema));
@@ -91,7 +91,7 @@ export function readTools(text: string): ToolForm[] {
 
 type Sampling = NonNullable<MessageInitShape<typeof StreamChatCompletionRequestSchema>["sampling"]>;
 
-/** The form's sampling, as the typed API takes it. */
+/** The form's sampling parameters for the typed API. */
 export function sampling(form: Settings): Sampling {
   const value = (name: NumberName) => (form.numbers[name].trim() ? Number(form.numbers[name]) : undefined);
   const seed = value("seed");

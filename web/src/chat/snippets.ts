@@ -1,4 +1,4 @@
-// A request of the chat, as a program would send it.
+// Code snippets that send a request of the chat.
 
 import { ChatRole } from "../../generated/allm/text/v1/chat_pb";
 import { key } from "../key";
@@ -11,7 +11,7 @@ export type Language = (typeof LANGUAGES)[number];
 const ROLES: Record<number, string> = {
   [ChatRole.SYSTEM]: "system", [ChatRole.USER]: "user", [ChatRole.ASSISTANT]: "assistant", [ChatRole.TOOL]: "tool",
 };
-// Of the REST API, those that OpenAI's SDKs do not know.
+// Parameters of the REST API that OpenAI's SDKs do not know.
 const EXTENSIONS = ["top_k", "min_p"];
 
 export function snippet(language: Language, request: Request, form: Settings): string {
@@ -79,7 +79,7 @@ function python(body: Body): string {
   ].join("\n");
 }
 
-/** A value as Python writes it. */
+/** Formats a value as a Python literal. */
 function literal(value: unknown): string {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";

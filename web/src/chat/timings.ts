@@ -1,13 +1,13 @@
-// How fast an answer came.
+// The speed of an answer.
 
 import type { Answer } from "./conversation";
 
-/** Seconds until the first token; null while there is none. */
+/** Seconds until the first token; null before it. */
 export function firstSeconds(answer: Answer): number | null {
   return answer.firstAt === null ? null : (answer.firstAt - answer.askedAt) / 1000;
 }
 
-/** Tokens a second once they came; null where it cannot be told. */
+/** Tokens per second after the first; null if unknown. */
 export function rate(answer: Answer): number | null {
   if (answer.tokens === null || answer.firstAt === null || answer.lastAt === null || answer.tokens < 2) return null;
   const took = (answer.lastAt - answer.firstAt) / 1000;

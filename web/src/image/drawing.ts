@@ -1,4 +1,4 @@
-// Pictures of this tab, and how they come to be.
+// The images of this tab and their generation.
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import { signal } from "@preact/signals";
@@ -20,7 +20,7 @@ export interface ImageForm {
   strength: string;
 }
 
-/** A picture that is done. */
+/** A finished image. */
 export interface Picture {
   id: number;
   source: string;
@@ -33,12 +33,12 @@ export interface Picture {
   steps: number;
 }
 
-/** What is being drawn. */
+/** The running generation. */
 export interface Drawing {
   prompt: string;
   step: number;
   steps: number;
-  /** Of each picture, what it looks like so far. */
+  /** The preview of each image, by number. */
   previews: ReadonlyMap<number, { source: string; number: number }>;
   failure: Failure | null;
 }
@@ -48,7 +48,7 @@ type Told = StreamGenerateImageResponse | StreamEditImageResponse;
 
 const PREVIEWS = 3;
 const MIB = 1024 * 1024;
-const LARGE = 4 * MIB; // smaller requests are hardly refused for their size
+const LARGE = 4 * MIB; // smaller requests are unlikely to exceed the limit
 
 export const form = signal<ImageForm>({ model: "", prompt: "", negative: "", width: "", height: "", steps: "", guidance: "", seed: "", count: "1", strength: "" });
 export const gallery = signal<readonly Picture[]>([]);
@@ -60,14 +60,14 @@ export function change(part: Partial<ImageForm>): void {
   form.value = { ...form.value, ...part };
 }
 
-/** Draws what the form says, and shows meanwhile how far it is. */
+/** Generates images from the form and shows the progress. */
 export async function draw(model: string): Promise<void> {
   const { prompt } = form.value;
   const request = { config: config(model), prompt, partialImages: PREVIEWS };
   await perform(prompt, model, (signal) => stream(ImageService.method.streamGenerateImage, [request], signal));
 }
 
-/** Draws over a picture: everywhere, or where a mask is transparent; shows as much meanwhile. */
+/** Edits an image, everywhere or where a mask is transparent, and shows the progress. */
 export async function edit(model: string, image: Blob, mask: Blob | null): Promise<void> {
   const { prompt, strength } = form.value;
   const request = { config: config(model), prompt, strength: number(strength), partialImages: PREVIEWS };
@@ -81,7 +81,7 @@ export async function edit(model: string, image: Blob, mask: Blob | null): Promi
   });
 }
 
-/** Ends what is being drawn. */
+/** Stops the running generation. */
 export function stop(): void {
   ending?.abort();
 }
@@ -91,7 +91,7 @@ export function forget(picture: Picture): void {
   gallery.value = gallery.value.filter((each) => each !== picture);
 }
 
-/** Shows what a stream tells, until it ends or is stopped. */
+/** Shows the events of a stream until it ends or is stopped. */
 async function perform(prompt: string, model: string, told: (signal: AbortSignal) => AsyncIterable<Told>): Promise<void> {
   const ended = (ending = new AbortController());
   endPreviews();
@@ -114,7 +114,7 @@ async function perform(prompt: string, model: string, told: (signal: AbortSignal
   }
 }
 
-/** A gateway that does not read a request to its end closes the connection, and that is all that browsers tell. */
+/** Explains a closed connection: the gateway closes it on a request that is too large, without an error for browsers. */
 function unread(error: unknown, bytes: number): unknown {
   if (!(error instanceof Failure) || error.kind !== "away" || bytes < LARGE) return error;
   const size = `${Math.round(bytes / MIB)} MiB`;

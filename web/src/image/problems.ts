@@ -1,4 +1,4 @@
-// What is wrong in the form for pictures, before it is sent; the model's own limits are the server's to tell.
+// Checks of the image form before it is sent; the server checks the model's own limits.
 
 import type { ImageForm } from "./drawing";
 

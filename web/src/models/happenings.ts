@@ -1,4 +1,4 @@
-// What has happened to models and replicas, in words and as marks in plots.
+// Events of models and replicas, in words and as marks in plots.
 
 import { MachineEventKind, type MachineEvent } from "../../generated/allm/models/v1/figures_pb";
 import type { Happening } from "./machine";
@@ -43,7 +43,7 @@ export function marksOf(all: readonly Happening[]): Mark[] {
   }));
 }
 
-/** One event as a sentence without its point. */
+/** One event as a sentence without its full stop. */
 export function sentenceOf(event: MachineEvent): string {
   const where = event.replica ? ` on ${event.replica}` : "";
   const name = event.modelId || event.replica;

@@ -1,4 +1,4 @@
-// What is plotted of the machine: each line by its name, its values, and how a value is told in words.
+// The plotted lines of the machine: for each its name, its values, and the text of a value.
 
 import type { Host, MachineSample, Percentiles, Traffic } from "../../generated/allm/models/v1/machine_service_pb";
 import { Modality } from "../../generated/allm/models/v1/model_pb";
@@ -6,14 +6,14 @@ import { amount, bytes, seconds } from "../measures";
 
 export interface Line {
   name: string;
-  /** Null where nothing was measured. */
+  /** Null without a measurement. */
   value: (sample: MachineSample) => number | null;
   said: (sample: MachineSample) => string;
 }
 
-/** A figure of traffic that is counted for each second. */
+/** A traffic figure counted per second. */
 type Rate = "generatedTokensPerSecond" | "promptTokensPerSecond";
-/** A figure of traffic that has percentiles. */
+/** A traffic figure with percentiles. */
 export type Latency = "firstOutput" | "outputToken" | "request";
 
 export const NOTHING = "–";
@@ -26,7 +26,7 @@ export function memoryLines(host: Host): Line[] {
   return [placeLine("Host", (sample) => findHost(sample, host.id)), ...devices];
 }
 
-/** What models work on, and what waits. */
+/** Running and waiting requests. */
 export const REQUEST_LINES: Line[] = [countLine("Running", "running"), countLine("Waiting", "waiting")];
 
 export const GENERATED_LINES: Line[] = [rateLine("Generated", "generatedTokensPerSecond")];
@@ -40,18 +40,18 @@ export function latencyLines(modality: Modality, which: Latency): Line[] {
   });
 }
 
-/** What a latency is of, such as `Time to the first token`. */
+/** The name of a latency, such as `Time to the first token`. */
 export function latencyName(modality: Modality, which: Latency): string {
   if (which === "request") return "Whole requests";
   return which === "outputToken" ? "From token to token" : `Time to the first ${FIRSTS[modality] ?? "output"}`;
 }
 
-/** Percentiles in words. */
+/** Formats percentiles. */
 export function percentileWords(told: Percentiles | undefined): string[] {
   return PERCENTILES.map(([percentile]) => worded(told?.[percentile] ?? null, seconds));
 }
 
-/** How much is done, in words. */
+/** Formats the throughput. */
 export function rateWords(traffic: Traffic): string {
   const parts = [
     traffic.audioSecondsPerSecond === undefined ? "" : `${amount(traffic.audioSecondsPerSecond)} s of sound/s`,

@@ -1,5 +1,5 @@
-// What the machine does: one watch of the catalog's samples. It is the pulse of the connection as well: the server sends
-// one sample after the other, so that a client who hears none knows that nobody is there.
+// The state of the machine: one watch of the catalog's samples. It is also the heartbeat of the connection: the server
+// sends samples steadily, so a client without samples knows that the connection is dead.
 
 import { durationFromMs, durationMs, timestampMs } from "@bufbuild/protobuf/wkt";
 import { computed, effect, signal } from "@preact/signals";
@@ -11,13 +11,13 @@ import { stream } from "../grpc_web";
 import { key } from "../key";
 import { readyAgain, seen, until } from "../waiting";
 
-/** Everything at one moment of the server's clock, in Unix seconds. */
+/** The sample of one moment of the server's clock, in Unix seconds. */
 export interface Look {
   at: number;
   sample: MachineSample;
 }
 
-/** Something that has happened, in Unix seconds of the server's clock. */
+/** An event, with its time in Unix seconds of the server's clock. */
 export interface Happening {
   at: number;
   event: MachineEvent;
@@ -25,33 +25,33 @@ export interface Happening {
 
 export const KEPT_SECONDS = 900;
 const FIRST_PATIENCE = 8000;
-const LEAST_PATIENCE = 6000; // a machine at its limits stutters
-const MISSED = 3; // so many samples that do not come are a dead connection
+const LEAST_PATIENCE = 6000; // an overloaded machine stutters
+const MISSED = 3; // missed samples that mean a dead connection
 const FIRST_WAIT = 1000;
 const LONGEST_WAIT = 30_000;
 const OVERLAP_MS = 5000;
 
 /** The last minutes, oldest first. */
 export const looks = signal<readonly Look[]>([]);
-/** What has happened within them, oldest first. */
+/** The events within them, oldest first. */
 export const happenings = computed<readonly Happening[]>(() => looks.value.flatMap(({ sample }) =>
   sample.events.map((event) => ({ at: event.time ? timestampMs(event.time) / 1000 : 0, event }))));
 /** Seconds from one sample to the next. */
 export const interval = signal(2);
-/** Why nothing is told; null while something is, or soon may be. */
+/** Why no samples arrive; null while they do or soon may. */
 export const machineFailure = signal<Failure | null>(null);
-// Only who looks at the machine needs its past, which is many times larger than a pulse.
+// Only the view of the machine needs the history, which is many times larger than a heartbeat.
 const pastWanted = signal(false);
-// When the last sample came, by this browser's clock; null before all.
+// The arrival of the last sample by this browser's clock; null before the first.
 let heardAt: number | null = null;
 let pastKnown = false;
 
-/** Has the last minutes fetched, if they are not known yet. */
+/** Requests the last minutes, unless they are known. */
 export function wantPast(): void {
   pastWanted.value = true;
 }
 
-/** Follows the machine for as long as the page is open, and seen, with a key that may. */
+/** Follows the machine while the page is open and visible, and the key may. */
 export async function followMachine(): Promise<never> {
   let wait = FIRST_WAIT;
   for (;;) {
@@ -100,14 +100,14 @@ async function watchOnce(synced: () => void): Promise<Failure> {
   }
 }
 
-/** How much of the past to ask for: all of it once, then what was missed. */
+/** The history to request: all of it once, then the missed part. */
 function missing() {
   if (!pastWanted.peek()) return undefined;
   if (!pastKnown || heardAt === null) return durationFromMs(KEPT_SECONDS * 1000);
   return durationFromMs(Math.min(KEPT_SECONDS * 1000, Date.now() - heardAt + OVERLAP_MS));
 }
 
-/** Puts what was told between what is known already: a past that is told anew takes its place. */
+/** Merges received samples into the known ones; a repeated history replaces the known one. */
 function keep(told: Look[]): void {
   if (!told.length) return;
   heardAt = Date.now();
@@ -118,7 +118,7 @@ function keep(told: Look[]): void {
   looks.value = all.filter((each) => each.at > newest - KEPT_SECONDS);
 }
 
-// What one key may see is not for the next.
+// The next key may not see the data of the last one.
 effect(() => {
   void key.value;
   looks.value = [];

@@ -1,11 +1,11 @@
-// What an operator does with models.
+// An operator's actions on models.
 
 import { signal } from "@preact/signals";
 import { ModelService } from "../../generated/allm/models/v1/model_service_pb";
 import { asFailure, type Failure } from "../failure";
 import { ask } from "../grpc_web";
 
-/** What is under way or has failed, by model. */
+/** Running and failed actions, by model. */
 export const doing = signal<ReadonlyMap<string, { what: string; failure: Failure | null }>>(new Map());
 
 export function load(id: string): Promise<boolean> {
@@ -20,7 +20,7 @@ export function remove(id: string): Promise<boolean> {
   return act(id, "Removing", () => ask(ModelService.method.deleteModel, { id }));
 }
 
-/** A source as the catalog takes it: a hub's name and a path are written shorter by people. */
+/** Converts a source to the catalog's URL form; users may enter a bare hub name or path. */
 export function sourceOf(text: string): string {
   const source = text.trim();
   if (source.includes("://")) return source;
@@ -28,7 +28,7 @@ export function sourceOf(text: string): string {
   return `hf://${source}`;
 }
 
-/** An id for what a source names. */
+/** Suggests an id for a source. */
 export function idOf(text: string): string {
   const name = text.trim().replace(/[#@].*$/, "").replace(/\/+$/, "").split("/").pop() ?? "";
   return name.replace(/\.(gguf|safetensors|pt)$/i, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "").toLowerCase();

@@ -1,14 +1,14 @@
-// Which moment is looked at: now, or one of the last minutes, the same in all plots and figures.
+// The selected moment, the same in all plots and figures: now, or within the last minutes.
 
 import { computed, signal } from "@preact/signals";
 import { looks, type Look } from "./machine";
 
-/** Where somebody has put the slider, in Unix seconds; null is now. */
+/** The position of the slider, in Unix seconds; null is now. */
 export const held = signal<number | null>(null);
-/** Where the mouse is in a plot; null where it is in none. */
+/** The position of the mouse in a plot, in Unix seconds; null if it is in none. */
 export const hovered = signal<number | null>(null);
 
-/** How everything was at that moment; null while nothing is known. */
+/** The sample of that moment; null without samples. */
 export const looked = computed<Look | null>(() => {
   const all = looks.value;
   const at = hovered.value ?? held.value;

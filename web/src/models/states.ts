@@ -1,4 +1,4 @@
-// How far models are, in words.
+// The states of models in words.
 
 import { ModelState } from "../../generated/allm/models/v1/model_pb";
 

@@ -15,7 +15,7 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
-{{/* Labels that select all Pods of allm, Redis among them. */}}
+{{/* Labels that select all Pods of allm, including Redis. */}}
 {{- define "allm.everything" -}}
 app.kubernetes.io/name: allm
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -27,7 +27,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- with $root.Values.container.registry }}{{ trimSuffix "/" . }}/{{ end }}allm-{{ index . 1 }}:{{ $root.Values.container.tag | default $root.Chart.AppVersion }}
 {{- end }}
 
-{{/* What every Pod's spec begins with: the restricted profile, no access to the Kubernetes API. Call: (dict root id). */}}
+{{/* The start of every Pod's spec: the restricted profile, no access to the Kubernetes API. Call: (dict root id). */}}
 {{- define "allm.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -46,7 +46,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Where Pods of a service may run, and that they are spread. Call: (dict root values component). */}}
+{{/* Scheduling and spreading of a service's Pods. Call: (dict root values component). */}}
 {{- define "allm.placement" -}}
 {{- with .values.nodeSelector }}
 nodeSelector: {{ toJson . }}
@@ -72,7 +72,7 @@ securityContext:
   capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* SIGTERM drains; before it comes, endpoints and DNS get to know. */}}
+{{/* SIGTERM drains; endpoints and DNS get the time to remove the Pod before it. */}}
 {{- define "allm.lifecycle" -}}
 lifecycle:
   preStop:
@@ -83,7 +83,7 @@ lifecycle:
 {{ add .Values.drain.preStopSeconds .Values.drain.delaySeconds .Values.drain.seconds 15 }}
 {{- end }}
 
-{{/* Settings of every container of ours. Call: (dict root env): env are the service's own, which count more. */}}
+{{/* Settings of every container of ours. Call: (dict root env): env are the service's own, which take precedence. */}}
 {{- define "allm.env" -}}
 {{- $values := .root.Values -}}
 - {name: ALLM_AUTH, value: {{ $values.auth.mode }}}
@@ -105,21 +105,21 @@ lifecycle:
 {{- include "allm.givenEnv" . }}
 {{- end }}
 
-{{/* How a process logs and ends. */}}
+{{/* Logging and shutdown of a process. */}}
 {{- define "allm.processEnv" -}}
 - {name: ALLM_LOG_LEVEL, value: {{ .Values.logLevel }}}
 - {name: ALLM_DRAIN_DELAY_SECONDS, value: {{ .Values.drain.delaySeconds | quote }}}
 - {name: ALLM_DRAIN_SECONDS, value: {{ .Values.drain.seconds | quote }}}
 {{- end }}
 
-{{/* What the values say. Call: as allm.env. */}}
+{{/* Settings from the values. Call: as allm.env. */}}
 {{- define "allm.givenEnv" -}}
 {{- range $name, $value := mergeOverwrite (deepCopy .root.Values.env) (.env | default dict) }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end }}
 
-{{/* Redis, for whoever shares something between replicas. */}}
+{{/* Redis, for services that share state between replicas. */}}
 {{- define "allm.redisEnv" -}}
 {{- if eq .Values.redis.kind "bundled" }}
 - {name: ALLM_REDIS_URL, value: "redis://{{ .Release.Name }}-redis:6379/0"}
@@ -129,7 +129,7 @@ lifecycle:
 {{- end }}
 {{- end }}
 
-{{/* The hub, for whoever asks it. */}}
+{{/* The hub, for services that fetch from it. */}}
 {{- define "allm.hubEnv" -}}
 {{- with .Values.hub.endpoint }}
 - {name: HF_ENDPOINT, value: {{ . | quote }}}
@@ -140,7 +140,7 @@ lifecycle:
 {{- end }}
 {{- end }}
 
-{{/* Secrets that every container of ours sees, as mounts and as volumes. */}}
+{{/* Secrets of every container of ours, as mounts and as volumes. */}}
 {{- define "allm.secretMounts" -}}
 {{- if eq .Values.auth.mode "keys" }}
 - {name: identity, mountPath: /etc/allm/identity, readOnly: true}
@@ -161,7 +161,7 @@ lifecycle:
 {{- end }}
 {{- end }}
 
-{{/* Models that lie in OCI images, read-only, the same in the catalog and in every service. */}}
+{{/* Models in OCI images, read-only, the same in the catalog and in every service. */}}
 {{- define "allm.modelImageMounts" -}}
 {{- range .Values.modelStorage.images }}
 - {name: model-{{ .name }}, mountPath: /model-images/{{ .name }}, readOnly: true}
@@ -175,7 +175,7 @@ lifecycle:
 {{- end }}
 {{- end }}
 
-{{/* Where models are that were fetched. */}}
+{{/* The volume of fetched models. */}}
 {{- define "allm.modelVolume" -}}
 - name: models
 {{- if eq .Values.modelStorage.kind "pvc" }}
@@ -198,7 +198,7 @@ lifecycle:
 {{- join ";" $groups -}}
 {{- end }}
 
-{{/* How callers reach the gateway. */}}
+{{/* The gateway's URL for callers. */}}
 {{- define "allm.publicUrl" -}}
 {{- if .Values.publicUrl -}}
 {{ .Values.publicUrl }}
@@ -209,7 +209,7 @@ lifecycle:
 {{- end -}}
 {{- end }}
 
-{{/* What cannot work is refused, by name, before anything is deployed. */}}
+{{/* Rejects values that cannot work, by name, before any deployment. */}}
 {{- define "allm.check" -}}
 {{- $several := or (gt (int .Values.text.replicas) 1) (not (empty .Values.textGroups)) (and (ne .Values.autoscaling.kind "none") (gt (int .Values.text.scale.max) 1)) -}}
 {{- if and (eq .Values.redis.kind "none") $several -}}
@@ -235,7 +235,7 @@ lifecycle:
 {{- end -}}
 {{- end }}
 
-{{/* What several machines need to compute a model together. Call: (dict root name group). */}}
+{{/* Checks of a group whose machines compute a model together. Call: (dict root name group). */}}
 {{- define "allm.checkNodes" -}}
 {{- $storage := .root.Values.modelStorage -}}
 {{- $path := printf "textGroups.%s" .name -}}

@@ -5,7 +5,7 @@ head, and workers, which lend it their GPUs. Call: as allm.service, with scaled.
 {{- define "allm.nodes" -}}
 {{- $root := .root -}}
 {{- $values := .values -}}
-# Its Pods find each other by a Service of its own name, which the LeaderWorkerSet's controller makes.
+# Its Pods find each other by a Service of the same name, which the LeaderWorkerSet's controller creates.
 apiVersion: leaderworkerset.x-k8s.io/v1
 kind: LeaderWorkerSet
 metadata:
@@ -27,7 +27,7 @@ spec:
     rollingUpdateConfiguration: {maxSurge: {{ $values.rollout.maxSurge }}, maxUnavailable: {{ $values.rollout.maxUnavailable }}}
   leaderWorkerTemplate:
     size: {{ $values.multiNode.size }}
-    # A model that has lost one of its parts has to be loaded anew everywhere.
+    # A model that loses one of its parts must be reloaded everywhere.
     restartPolicy: RecreateGroupOnPodRestart
     leaderTemplate:
       {{- include "allm.servicePod" . | nindent 6 }}
@@ -65,7 +65,7 @@ spec:
         {{- include "allm.givenEnv" (dict "root" $root "env" $values.env) | indent 8 }}
       ports:
         - {name: node, containerPort: 6380}
-      # Ray's process listens once it has found the leader's, and ends, with the container, when it has lost it.
+      # Ray's process listens once it has found the leader's; it exits, with the container, when it loses that.
       startupProbe:
         tcpSocket: {port: node}
         periodSeconds: 5
@@ -78,7 +78,7 @@ spec:
         periodSeconds: 10
         timeoutSeconds: 10
         failureThreshold: 6
-      # Then it goes on until the leader has gone, for as long as that may take.
+      # It continues after SIGTERM until the leader has gone, without a limit.
       {{- include "allm.lifecycle" $root | nindent 6 }}
       resources:
         requests: {{ toJson $values.resources.requests }}
@@ -110,7 +110,7 @@ spec:
 [python, -m, services.text.ray_node, worker, "--ip=$(VLLM_HOST_IP)", "--gpus={{ .values.gpu.count }}", "--leader=$(LWS_LEADER_ADDRESS)"]
 {{- end }}
 
-{{/* What both kinds of Pods need to find each other. Call: as allm.service. */}}
+{{/* Settings with which leaders and workers find each other. Call: as allm.service. */}}
 {{- define "allm.nodeEnv" -}}
 - name: VLLM_HOST_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
@@ -133,7 +133,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* Not the name of the Service that the gateway asks: that one has the leaders alone, and only those that are ready. */}}
+{{/* Differs from the name of the Service that the gateway calls, which has only the leaders that are ready. */}}
 {{- define "allm.nodesName" -}}
 {{ . }}-nodes
 {{- end }}

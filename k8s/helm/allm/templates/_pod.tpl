@@ -62,7 +62,7 @@ spec:
         - {name: grpc, containerPort: 50051}
         - {name: health, containerPort: 50052}
         - {name: metrics, containerPort: 9464}
-      # Passes once the catalog has been heard and what is to be preloaded is loaded.
+      # Passes once the service has the catalog's list and has loaded the models to preload.
       startupProbe:
         grpc: {port: 50052, service: startup}
         periodSeconds: 5
@@ -105,7 +105,7 @@ spec:
       emptyDir: {}
     {{- include "allm.modelVolume" $root | nindent 4 }}
     {{- if or $gpu $values.vllm }}
-    # Processes that share a model on several GPUs talk through it.
+    # Processes that share a model on several GPUs communicate through it.
     - name: shm
       emptyDir: {medium: Memory, sizeLimit: {{ include "allm.sharedMemory" $values }}}
     {{- end }}
@@ -123,13 +123,13 @@ spec:
     {{- include "allm.nodeVolumes" $values | indent 4 }}
 {{- end }}
 
-{{/* The image of a service: which runtimes it has, and whether for GPUs. Call: as allm.service. */}}
+{{/* The image of a service, by its runtimes and GPU support. Call: as allm.service. */}}
 {{- define "allm.serviceImage" -}}
 {{- $name := ternary (printf "%s-vllm" .kind) .kind (or .values.vllm (not (empty .values.multiNode)) | default false) -}}
 {{- include "allm.image" (list .root (ternary (printf "%s-cuda" $name) $name (gt (int .values.gpu.count) 0))) -}}
 {{- end }}
 
-{{/* Of /dev/shm. Call: the values of a service. */}}
+{{/* The size of /dev/shm. Call: the values of a service. */}}
 {{- define "allm.sharedMemory" -}}
 {{- if .multiNode }}{{ .multiNode.sharedMemory | default "10Gi" }}{{ else }}2Gi{{ end -}}
 {{- end }}

@@ -42,7 +42,7 @@ metadata:
   labels:
     {{- include "allm.labels" (list $root .kind) | nindent 4 }}
 spec:
-  # Headless: the gateway balances by itself, and wants the address of every Pod.
+  # Headless, because the gateway does the load balancing and needs the address of every Pod.
   clusterIP: None
   selector:
     {{- include "allm.serviceSelector" . | nindent 4 }}
@@ -61,7 +61,7 @@ spec:
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels:
-      # Of several machines that compute together none can be missed.
+      # Machines that compute together cannot miss one.
       {{- include (ternary "allm.nodesSelector" "allm.serviceSelector" (not (empty $values.multiNode))) . | nindent 6 }}
 {{- end }}
 

@@ -1,4 +1,4 @@
-"""Real weights in both runtimes, and the reference beside them; on one thread, since others may use the machine."""
+"""Real weights in both runtimes and in the reference, on one thread because others may use the machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def openai_whisper() -> whisper_runtime.OpenAIWhisper:
 
 @pytest.fixture(scope="package")
 def faster_whisper() -> FasterWhisper:
-    """In full precision, so that it can be compared."""
+    """Loads the weights in full precision, so that results can be compared."""
     return FasterWhisper(options(tiny_en_ct2(), compute_type="float32"), lambda _: None)
 
 
@@ -39,9 +39,9 @@ def multilingual() -> FasterWhisper:
 
 @pytest.fixture(scope="package")
 def reference() -> Any:
-    """openai-whisper's own model of the same weights."""
+    """Loads the same weights into openai-whisper's own model."""
     torch.set_num_threads(1)
-    reference_tokenizer(0)  # read here, where the package's leak is no error
+    reference_tokenizer(0)  # read here, where the package's unclosed file is not an error
     model = whisper.load_model(str(tiny_en_pt()), device="cpu")
     model.set_alignment_heads(whisper._ALIGNMENT_HEADS["tiny.en"])
     return model

@@ -1,4 +1,4 @@
-"""Reads the variables of CTranslate2's model.bin, to compare them."""
+"""Reads the variables of CTranslate2's model.bin for comparison."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-Variable = tuple[tuple[int, ...], int, bytes]  # shape, kind of numbers, the numbers
+Variable = tuple[tuple[int, ...], int, bytes]  # shape, dtype, data
 
 
 def variables(path: Path) -> dict[str, Variable]:
-    """Every variable by its name."""
+    """Returns every variable by name."""
     with path.open("rb") as file:
-        _number(file, "I")  # the version of the format
+        _number(file, "I")  # format version
         _text(file)
         _number(file, "I")
         return {_text(file): _variable(file) for _ in range(_number(file, "I"))}

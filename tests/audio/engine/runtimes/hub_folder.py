@@ -1,4 +1,4 @@
-"""A Whisper model as transformers stores it, made from OpenAI's checkpoint."""
+"""A Whisper model in the layout of transformers, made from OpenAI's checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = {
 
 
 def write_hub_folder(folder: Path, stored: Checkpoint, tokenizer: Path, *, shards: int) -> Path:
-    """Writes config.json, tokenizer.json and so many files of weights."""
+    """Writes config.json, tokenizer.json and the given number of weight files."""
     size = stored.dimensions
     config = {
         "model_type": "whisper",

@@ -1,4 +1,4 @@
-"""Time warping and the median filter, against the reference's."""
+"""Time warping and the median filter, compared with the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ whisper_timing = late("whisper.timing")
 
 
 def cheapest(costs: np.ndarray) -> float:
-    """The cost of the cheapest way, by trying all ways to come to each place."""
+    """Returns the cost of the cheapest path, computed by trying every way to reach each cell."""
     total = np.full((costs.shape[0] + 1, costs.shape[1] + 1), np.inf)
     total[0, 0] = 0
     for row, column in itertools.product(*map(range, costs.shape)):

@@ -28,7 +28,7 @@ def stored() -> checkpoint.Checkpoint:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, stored: checkpoint.Checkpoint) -> Path:
-    """As transformers stores it, in two files."""
+    """Stores the model as transformers does, in two files."""
     return write_hub_folder(tmp_path_factory.mktemp("hub"), stored, tiny_en_ct2() / "tokenizer.json", shards=2)
 
 
@@ -69,7 +69,7 @@ def test_heads_that_nobody_measured_are_the_upper_half(tmp_path: Path, stored: c
 
 
 class Unwanted:
-    """What a checkpoint must not hold."""
+    """Lists contents that a checkpoint must not have."""
 
 
 def test_damaged_and_hostile_checkpoints_are_named(tmp_path: Path, stored: checkpoint.Checkpoint) -> None:

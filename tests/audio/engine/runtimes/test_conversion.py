@@ -1,4 +1,4 @@
-"""Weights converted for CTranslate2: the same numbers, once, whoever else converts them."""
+"""Conversion of weights for CTranslate2: the same numbers, converted only once when several processes ask."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_two_processes_make_one_folder_and_what_a_dead_one_left_goes(tmp_path: P
 
 
 def test_it_waits_for_whoever_is_at_it(tmp_path: Path, converted: Path) -> None:
-    """Another process holds the lock; while it works there is progress, and what it made is taken as it is."""
+    """Another process holds the lock: progress is reported while it converts, and its result is used unchanged."""
     lock = VolumeLock(tmp_path / f"{converted.name}.lock")
     assert lock.take()
     seen: list[float] = []

@@ -1,4 +1,4 @@
-"""The `faster_whisper` runtime against the library's own use of CTranslate2, and against the other runtime."""
+"""The `faster_whisper` runtime, compared with the library's own use of CTranslate2 and with the `whisper` runtime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from services.audio.engine.runtimes.whisper import OpenAIWhisper
 
 
-START = [50257]  # of tiny.en: the start of transcript
+START = [50257]  # token of tiny.en: the start of the transcript
 searches = pytest.mark.parametrize("beams", [1, 5], ids=["greedy", "beams"])
 
 
@@ -41,7 +41,7 @@ def library_windows(library: WhisperModel) -> list[Any]:
 
 
 def decode_with(library: WhisperModel, windows: Any, beams: int) -> Decoded:
-    """What faster-whisper makes of one encoded window."""
+    """Decodes one encoded window with the faster-whisper library."""
     known = {field.name: None for field in dataclasses.fields(TranscriptionOptions)}
     known |= {"beam_size": beams, "patience": 1, "length_penalty": 1, "repetition_penalty": 1, "best_of": 5}
     known |= {"no_repeat_ngram_size": 0, "max_initial_timestamp": 1.0, "suppress_blank": True, "temperatures": [0.0]}
@@ -172,7 +172,7 @@ def test_parts_are_as_wide_as_their_longest_row(lengths: list[int], parts: list[
 
 
 def _moments(aligned: Any) -> list[float]:
-    """Seconds where each token begins."""
+    """Returns the start of each token in seconds."""
     moments: list[float] = (
         aligned.time_indices[np.diff(aligned.text_indices, prepend=-1) > 0] * TOKEN_SECONDS
     ).tolist()

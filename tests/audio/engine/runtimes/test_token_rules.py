@@ -1,4 +1,4 @@
-"""Which tokens may follow, against the reference's own filters."""
+"""The rules on which tokens may follow, compared with the reference's own filters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def vocabulary() -> WhisperVocabulary:
 
 
 def written(vocabulary: WhisperVocabulary, length: int, rows: int = 12) -> torch.Tensor:
-    """Answers of one length as models write them: phrases between timestamps that rise."""
+    """Generates sequences of one length in the form that models write: phrases between increasing timestamps."""
     draw = random.Random(length)  # noqa: S311
     answers = []
     for _ in range(rows):
@@ -42,7 +42,7 @@ def written(vocabulary: WhisperVocabulary, length: int, rows: int = 12) -> torch
 def test_the_same_tokens_are_forbidden(vocabulary: WhisperVocabulary, length: int, timestamps: bool) -> None:
     answers = written(vocabulary, length)
     logits = torch.randn(len(answers), vocabulary.size, generator=torch.Generator().manual_seed(length))
-    logits[::3, vocabulary.timestamp_begin :] += 3  # where timestamps are likely, no text may follow
+    logits[::3, vocabulary.timestamp_begin :] += 3  # where timestamps are likely, no text token may follow
     wanted = logits.clone()
     tokenizer = reference_tokenizer(0)
     filters = [whisper_decoding.SuppressBlank(tokenizer, 0), whisper_decoding.SuppressTokens(vocabulary.suppressed)]

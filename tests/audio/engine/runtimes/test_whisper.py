@@ -1,4 +1,4 @@
-"""The `whisper` runtime against openai-whisper's own decoding of the same weights."""
+"""The `whisper` runtime, compared with openai-whisper's own decoding of the same weights."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ whisper_decoding = late("whisper.decoding")
 whisper_runtime = late("services.audio.engine.runtimes.whisper")
 whisper_timing = late("whisper.timing")
 
-START = [50257]  # of tiny.en: the start of transcript
+START = [50257]  # token of tiny.en: the start of the transcript
 searches = pytest.mark.parametrize("beams", [1, 5], ids=["greedy", "beams"])
 
 
 def prompts_of(vocabulary: WhisperVocabulary) -> list[list[int]]:
-    """None, and text of several lengths before."""
+    """Returns preceding texts of several lengths, and None."""
     before = ["", " Sense", " Sense and Sensibility, by Jane Austen."]
     return [[vocabulary.sot_prev, *vocabulary.encode(text), *START] if text else START for text in before]
 
 
 def starts_and_ends(aligned: Aligned, groups: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
-    """Seconds where words begin and end, as the reference takes them from an alignment."""
+    """Returns the start and end of each word in seconds, computed from an alignment as the reference does."""
     jumps = np.diff(aligned.text_indices, prepend=-1) > 0
     times = aligned.time_indices[jumps] * TOKEN_SECONDS
     places = np.cumsum([0, *(len(group) for group in groups[:-1])])
@@ -148,7 +148,7 @@ def test_probabilities_of_an_alignment_are_those_of_the_decoding(openai_whisper:
     (decoded,) = openai_whisper.decode(windows, [prompt], step(timestamps=False))
     (aligned,) = openai_whisper.align(windows, [START], [decoded.tokens], frames()[:1])
     assert len(aligned.probabilities) == len(decoded.tokens)
-    # Suppressed tokens and the end of text make the difference: both are few and unlikely here.
+    # The difference comes from suppressed tokens and the end of text: both are few and unlikely here.
     assert np.log(aligned.probabilities).sum() / (len(decoded.tokens) + 1) == pytest.approx(
         decoded.avg_logprob, abs=0.1
     )

@@ -1,4 +1,4 @@
-"""Uploaded pictures become pixels: in the codec's own code, without a process."""
+"""Decoding of uploaded pictures to pixels: the codec's own code, without a process."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_every_mode_becomes_rgb() -> None:
 
 def test_a_picture_that_lies_on_its_side_is_turned_upright() -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees clockwise
-    lying = halves(32, 64)  # left half red
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise
+    lying = halves(32, 64)  # landscape: the left half is red
     found = decoded(file(lying, "JPEG", exif=exif, quality=95), fit=EXACT)
     assert near(pixel(found, 32, 2), RED)
     assert near(pixel(found, 32, 29), BLUE)

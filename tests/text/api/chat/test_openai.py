@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions: objects that are exactly OpenAI's, as the SDK's pydantic models tell."""
+"""OpenAI's Chat Completions: the response objects, validated against the SDK's pydantic models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def writer(*, include_usage: bool = False, logprobs: bool = False) -> ChunkWrite
 
 
 def exactly(model: type[BaseModel], value: dict[str, Any], absent: set[str]) -> None:
-    """`value` has every field of the SDK's model but `absent` ones, none besides, and validates."""
+    """Checks that `value` validates and has exactly the fields of the SDK's model, without those in `absent`."""
     parsed = model.model_validate(value, strict=True)
     assert set(value) == set(model.model_fields) - absent
     assert not parsed.model_extra

@@ -306,8 +306,8 @@ def test_a_stream_cannot_be_obfuscated() -> None:
     assert read(body(stream=True, stream_options={"include_obfuscation": False}))
 
 
-# These say who asks, or hint at caching, and change nothing in an answer; `metadata` means nothing without `store`, and
-# that is refused.
+# These identify the caller or hint at caching, and change no answer. `metadata` means nothing without `store`, which
+# is refused.
 NO_EFFECT = {
     "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
     "prompt_cache_retention": "24h",
@@ -379,7 +379,7 @@ def test_parts_of_text_are_joined_and_a_refusal_is_what_the_assistant_said() -> 
 
 
 def test_an_answer_can_be_sent_back_as_it_came() -> None:
-    """Clients append `choices[0].message` to the conversation, nulls and all."""
+    """Clients append `choices[0].message` to the conversation, null fields included."""
     answer = whole("Hi!")["choices"][0]["message"]
     assert messages(*HELLO, answer)[1] == Message(role="assistant", content="Hi!")
     sdk = ChatCompletion.model_validate(whole("Hi!")).choices[0].message

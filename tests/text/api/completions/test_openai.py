@@ -1,4 +1,4 @@
-"""Legacy completions: each parameter of the official SDK read or refused, objects exactly OpenAI's, on real weights."""
+"""Legacy completions: each parameter of the official SDK is read or refused; objects match OpenAI's; real weights."""
 
 from __future__ import annotations
 

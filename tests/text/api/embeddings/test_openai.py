@@ -1,4 +1,4 @@
-"""OpenAI's Embeddings as JSON: every form of input, every refusal, and bodies in pieces."""
+"""OpenAI's Embeddings as JSON: every form of input, every refusal, and bodies that arrive in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's response objects and events: exactly what the official SDK's types say, with nothing missing."""
+"""OpenAI's response objects and events: every field of the official SDK's types is present and valid."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_response_is_what_the_official_types_say_with_every_field(made: Respon
     assert isinstance(found["created_at"], int)
     official = OfficialResponse.model_validate(found, strict=True)
     assert official.status == made.status
-    # Nothing has become an extra of the union's wrong member.
+    # No item fell back to a plain dict instead of its type of the union.
     assert all(type(item).__name__ != "dict" for item in official.output)
 
 
@@ -147,7 +147,7 @@ def test_a_token_that_is_no_character_keeps_its_bytes() -> None:
 
 
 def streamed(*told: Any) -> list[dict[str, Any]]:
-    """The events of a whole stream as a client reads them."""
+    """Returns the events of a whole stream as a client reads them."""
     output = Output()
     events: list[Event] = [Progress("created", response()), Progress("in_progress", response())]
     events += [event for one in told for event in output.take(one)]

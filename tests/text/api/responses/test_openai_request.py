@@ -32,7 +32,7 @@ from services.text.responses.item import (
 from services.text.responses.response import Asked, OutputName
 from tests.case import case
 
-# Hints at caching, which change nothing in an answer.
+# Hints at caching, which change no answer.
 NO_EFFECT = {"prompt_cache_retention": "24h"}
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 TOOL = {"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}

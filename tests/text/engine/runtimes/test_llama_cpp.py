@@ -56,7 +56,7 @@ def test_prefixes_are_reused_and_can_be_switched_off(engine: LlamaEngine) -> Non
 
 @pytest.fixture(scope="module")
 def small() -> LlamaEngine:
-    """The usual engine with fewer cells, which are soon too few."""
+    """An engine with 400 KV cells, which a few requests exhaust."""
     loaded = LlamaEngine(options(demo_model(), context_tokens=256, kv_tokens=400), lambda _: None)
     assert loaded.shares_cells
     return loaded
@@ -66,7 +66,7 @@ HISTORY = "Here is a long conversation that goes on for some time, and is asked 
 
 
 def churn(session: Session, count: int, client: str = "a") -> None:
-    """Other requests, each with a prefix of its own that stays in the cache."""
+    """Sends `count` unrelated requests, each of which leaves its own prefix in the cache."""
     first = len(session.ended)
     for request in range(first, first + count):
         text = f"{request} is the number of this request, which has nothing to do with any other one of them."
@@ -77,7 +77,7 @@ def churn(session: Session, count: int, client: str = "a") -> None:
 
 
 def continued(session: Session, **params) -> int:
-    """How many tokens of its prompt a request of the session finds in the cache."""
+    """Returns how many prompt tokens a request of the session finds in the cache."""
     request = len(session.ended)
     session.ask(request, HISTORY + "What comes next?", max_tokens=1, **params)
     session.finish(request + 1)
@@ -103,7 +103,7 @@ def test_requests_that_need_the_cells_get_those_of_a_session(small: LlamaEngine)
     continued(session, cache_key="session")
     assert session.counters.cached_cells > 64
     first = len(session.ended)
-    for request in (first, first + 1):  # together they need all 400 cells but some 40
+    for request in (first, first + 1):  # together they need all but about 40 of the 400 cells
         session.ask(request, f"{request}" + " word" * 155, max_tokens=16, ignore_eos=True)
     session.finish(first + 2)
     assert not session.refused
@@ -123,7 +123,7 @@ def test_cells_come_back_on_cancel(engine: LlamaEngine) -> None:
 
 @pytest.mark.slow
 def test_memory_pressure_on_real_weights(small: LlamaEngine) -> None:
-    """Eight requests that together outgrow the 400 cells: each still ends with all its tokens."""
+    """Eight requests together need more than 400 cells; each still ends with all its tokens."""
     session = Session(small)
     for request in range(8):
         session.ask(request, f"Tell me story number {request}.", max_tokens=50, ignore_eos=True)
@@ -143,7 +143,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def streams() -> Iterator[LlamaEngine]:
-    """The other layout of the cache: a whole context for every request."""
+    """The stream layout of the cache: a whole context for each request."""
     loaded = LlamaEngine(options(demo_model(), context_tokens=512, kv_tokens=8 * 512), lambda _: None)
     assert not loaded.shares_cells
     yield loaded

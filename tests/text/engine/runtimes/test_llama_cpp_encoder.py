@@ -1,4 +1,4 @@
-"""The llama_cpp runtime for embedding models: real weights, the same as in the safetensors model."""
+"""The llama_cpp runtime for embedding models, on the same real weights as the safetensors model."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_decoder_computes_every_batch_anew() -> None:
-    """It has a cache of keys and values, which must not carry over."""
+    """A decoder has a KV cache, which must not carry over between batches."""
     decoder = load(demo_model(), context_tokens=128, batch_tokens=128)
     assert decoder.ready.context_tokens == 128
     texts = [*TEXTS[:4], "word " * 40, "word " * 60]

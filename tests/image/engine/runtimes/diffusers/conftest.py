@@ -1,4 +1,4 @@
-"""Tiny pipelines of every family, loaded once, on one thread: others may use the machine."""
+"""Tiny pipelines of every family, loaded once, on one thread because others may use the machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ diffusers_engine = late("services.image.engine.runtimes.diffusers.engine")
 
 @pytest.fixture(scope="package")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Where a family's pipeline is."""
+    """Returns a function that returns the folder of a family's pipeline."""
     root = tmp_path_factory.mktemp("pipelines")
     return cache(lambda family: saved(family, root / family))
 
 
 @pytest.fixture(scope="package")
 def engine_of(folder_of: Callable[[str], Path]) -> Callable[[str], diffusers_engine.DiffusersEngine]:
-    """A family's loaded pipeline."""
+    """Returns a function that returns a family's loaded pipeline."""
 
     @cache
     def load(family: str) -> diffusers_engine.DiffusersEngine:

@@ -1,4 +1,4 @@
-"""model_index.json: what is run, and what is refused before anything is imported for it."""
+"""model_index.json: supported pipelines run, and others are refused before any import for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRAs: the same pixels as diffusers' own pipeline with them, and what does not fit is refused, never left out."""
+"""LoRAs: the pixels match diffusers' own pipeline with the same LoRAs, and tensors that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning"),
 ]
 PROMPT = "a red circle on a blue background"
-ROUNDING = 1  # of 255: adding a product beforehand and each time are not the same sum
+ROUNDING = 1  # of 255: adding a product beforehand rounds differently from adding it at each call
 
 
 def pipeline(folder: Path, family: str = "StableDiffusionPipeline") -> Any:
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_one_file_takes_them_too(tmp_path: Path) -> None:
 def test_transformers_take_them_too(tmp_path: Path, folder_of: Callable[[str], Path], family: str) -> None:
     folder = folder_of(family)
     own = pipeline(folder, family)
-    own.text_encoder = None  # its LoRAs are named as the others'; here the transformer is meant
+    own.text_encoder = None  # the text encoder's LoRAs would have the same names; this test is about the transformer
     path = write_lora(own, tmp_path / "l.safetensors")
     plain, ours = engine(folder), engine(folder, (path, 1.0))
     assert furthest(*(made(each, recipe(each), draft(7))[0] for each in (plain, ours))) > 0

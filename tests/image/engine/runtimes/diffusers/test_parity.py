@@ -1,4 +1,4 @@
-"""The engine beside diffusers' own pipelines, called directly: the same seed and settings give the same pixels."""
+"""The engine compared with diffusers' own pipelines: the same seed and settings give the same pixels."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ torch = late("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
-OFF = 2  # of 255: what a batch's other members may change
+OFF = 2  # of 255: other members of a batch may cause this difference
 FAMILY = "StableDiffusionPipeline"
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def directly(folder: Path, pipeline: str, seed: int, prompt: str, **more: Any) -> Pixels:
-    """One image, made as diffusers' documentation says."""
+    """Generates one image as diffusers' documentation does."""
     torch.set_num_threads(1)
     own = getattr(diffusers, pipeline).from_pretrained(folder, use_safetensors=True, local_files_only=True)
     own.set_progress_bar_config(disable=True)

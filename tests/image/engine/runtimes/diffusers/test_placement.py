@@ -1,4 +1,4 @@
-"""Where weights are kept, and how many images fit beside them."""
+"""The placement of weights, and the number of images that fit next to them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_precision_follows_device_and_family(gpu: bool, transformer: bool, dtype
 
 
 class Network:
-    """A pipeline, as far as it has weights."""
+    """A stand-in for a pipeline, with weights only."""
 
     def __init__(self) -> None:
         self.components = {"unet": torch.nn.Linear(4, 4), "scheduler": object()}

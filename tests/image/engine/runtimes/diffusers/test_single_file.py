@@ -1,4 +1,4 @@
-"""Checkpoints of one file: the same pixels as from the folder that they were made of, and nothing is fetched."""
+"""Single-file checkpoints: the same pixels as from the original folder, without downloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT = "a red circle on a blue background"
 
 
 def base_of(folder: Path, target: Path) -> Path:
-    """The small files of a pipeline."""
+    """Copies the small files of a pipeline."""
     shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
     return target
 
@@ -47,7 +47,7 @@ def test_the_pixels_are_those_of_the_folder(
 ) -> None:
     folder, side = (WEIGHTS, 64) if family == "shapes-sd" else (folder_of(family), 32)
     one = write_original(folder, tmp_path / "one.safetensors")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens on this port
     ours, theirs = engine(one, base_of(folder, tmp_path / "base")), engine(folder)
     assert ours.ready == theirs.ready, "limits and defaults come from the same configuration"
     assert np.array_equal(drawn(ours, side), drawn(theirs, side))

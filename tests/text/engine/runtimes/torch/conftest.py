@@ -1,4 +1,4 @@
-"""Models for the tests of the torch runtime: the demo weights, and a small random model of four layers."""
+"""Models for tests of the torch runtime: the demo weights, and small random models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ torch_engine = late("services.text.engine.runtimes.torch.engine")
 
 @pytest.fixture(scope="package")
 def demo() -> torch_engine.SafetensorsEngine:
-    """Real weights, in this machine's precision; on one thread, since others may use the machine."""
+    """Real weights in this machine's precision, on one thread because others may use the machine."""
     fractions: list[float] = []
     loaded = torch_engine.SafetensorsEngine(options(demo_safetensors(), threads=1), fractions.append)
     assert fractions == sorted(fractions)
@@ -27,11 +27,11 @@ def demo() -> torch_engine.SafetensorsEngine:
 
 @pytest.fixture(scope="package")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, eight heads over two key heads."""
+    """A Llama with random weights and eight heads over two key heads."""
     return write_model(tmp_path_factory.mktemp("llama"), LLAMA_32)
 
 
 @pytest.fixture(scope="package")
 def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights with experts, sinks and sliding windows."""
+    """A gpt-oss with random weights, experts, sinks and sliding windows."""
     return write_model(tmp_path_factory.mktemp("gpt-oss"), GPT_OSS)

@@ -1,4 +1,4 @@
-"""The torch runtime for embedding models: real weights against the published algorithm, and every architecture."""
+"""The torch runtime for embedding models: real weights against the published algorithm, and all architectures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_it_is_what_its_files_say(encoder: torch_encoder.TorchEncoder) -> None:
 
 
 def test_vectors_are_those_of_the_published_algorithm(encoder: torch_encoder.TorchEncoder) -> None:
-    """Padded together, mean over an input's own tokens, then of length one: as the model's card spells it out."""
+    """Padded together, averaged over an input's own tokens, then normalised to length one, as in the model's card."""
     with torch.inference_mode():
         tokenizer, model = (
             transformers.AutoTokenizer.from_pretrained(minilm()),
@@ -173,7 +173,7 @@ def test_layers_after_pooling_are_applied_in_their_order(tmp_path: Path) -> None
     assert encoded(encoder, LETTERS) == pytest.approx(expected, abs=1e-4)
 
 
-# --- what is refused
+# --- refusals
 
 
 def test_an_architecture_that_transformers_lacks_is_unsupported_by_name(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     assert refusal(tmp_path).code == "MODEL_INVALID"
 
 
-# --- alone on a bare machine
+# --- imports on a bare machine
 
 BARE = """
 import sys

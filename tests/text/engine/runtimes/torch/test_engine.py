@@ -1,4 +1,4 @@
-"""The torch runtime under the batch loop, on real weights; how it agrees with transformers is tests/text/families'."""
+"""The torch runtime under the batch loop, on real weights; tests/text/families compares it with transformers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_requests_side_by_side_answer_like_alone(demo: SafetensorsEngine) -> Non
         session.ask(request, question)
     session.finish(len(questions))
     for request, text in enumerate(alone):
-        # Batches of another shape round differently: the first words must agree, the rest may part.
+        # Batches of different shapes round differently: only the first words must agree.
         assert session.text[request].split()[:4] == text.split()[:4]
     assert len(set(session.order[:6])) == 3, "tokens must interleave"
 

@@ -1,4 +1,4 @@
-"""Decoding in steps of fixed shapes, as a GPU replays them: unrecorded here, where there is no GPU."""
+"""Decoding in steps of fixed shapes, as a GPU replays them; nothing is recorded here, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers packed for a CPU compute what they did before, each for itself or several as one."""
+"""Linear layers packed for a CPU compute the same as before, packed alone or several as one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ torch = late("torch")
 
 def new_layer(*, bias: bool) -> Any:
     class Layer(torch.nn.Module):
-        """As definitions have them: three layers of one input, two of another, one alone."""
+        """Layers as in a model definition: three share one input, two share another, one is alone."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Page tables: who holds which pages of the cache."""
+"""Page tables: ownership of the cache's pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model divided among processes, on the CPU by gloo: its answers are one process's."""
+"""A model divided among processes, on the CPU with gloo: it answers like a single process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say: read in every form that they come in, and refused by name."""
+"""The settings files of sentence-transformers: all published forms are read, others are refused by name."""
 
 from __future__ import annotations
 

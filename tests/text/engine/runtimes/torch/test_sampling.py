@@ -1,4 +1,4 @@
-"""Sampling on the device, held against the plain definition of each parameter."""
+"""Sampling on the device, compared with the plain definition of each parameter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
 
 
 def drawn(row: torch.Tensor, count: int = 400, **params: object) -> Counter[int]:
-    """What comes out of many requests that differ in their seed only."""
+    """Counts the tokens drawn by many requests that differ only in their seed."""
     samplers = [request(seed=seed, **params) for seed in range(count)]
     return Counter(chosen.token for chosen in batch().sample(row.expand(count, -1), samplers))
 
@@ -85,7 +85,7 @@ def test_top_p_reaches_beyond_the_candidates(monkeypatch: pytest.MonkeyPatch) ->
 def test_top_p_is_of_what_top_k_left() -> None:
     row = torch.full((1, VOCABULARY), -math.inf)
     row[0, :4] = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    # Of two tokens the first has 4/7, more than half: alone it reaches top_p.
+    # Of the two tokens left, the first has 4/7, more than half: it alone reaches top_p.
     assert set(drawn(row, top_k=2, top_p=0.5)) == {0}
     assert set(drawn(row, top_p=0.5)) == {0, 1}
 
@@ -131,7 +131,7 @@ def test_penalties_count_what_was_generated() -> None:
     sampler = batch()
     frequent, present = request(temperature=0, frequency_penalty=0.6), request(temperature=0, presence_penalty=1.5)
     found = [[each.token for each in sampler.sample(row.expand(2, -1), [frequent, present])] for _ in range(6)]
-    # 5.0, 4.4, 3.8 against 4.0, 3.4 against 3.0: each time the highest of what is left.
+    # Penalised logits: 5.0, 4.4, 3.8 against 4.0, 3.4 against 3.0. Each step takes the highest.
     assert [each[0] for each in found] == [0, 0, 1, 0, 1, 0]
     assert [each[1] for each in found] == [0, 1, 0, 0, 0, 0]
 
@@ -178,7 +178,7 @@ def test_masks_allow_only_their_tokens() -> None:
         bits[0, token // 32] |= 1 << (token % 32)
     mask = torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32)
     free, bound = request(temperature=0), request(temperature=0)
-    bound.constraint = object()  # type: ignore[assignment] # only looked at for being there
+    bound.constraint = object()  # type: ignore[assignment] # only its presence counts
     row = logits()
     found = batch().sample(row.expand(2, -1), [free, bound], mask)
     assert found[0].token == int(row.argmax())

@@ -1,4 +1,4 @@
-"""The engine package runs with torch and transformers alone, so that it can be tried on a bare GPU machine."""
+"""The engine package runs with torch and transformers alone, so it can be tested on a bare GPU machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates as the torch runtime reads them."""
+"""Tokenizers and chat templates of the torch runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def demo() -> TokenVocabulary:
 
 
 def sentence_piece(folder: Path, **settings: Any) -> TokenVocabulary:
-    """A tokenizer as SentencePiece's are converted: marks for spaces, bytes by name."""
+    """Builds a tokenizer like a converted SentencePiece model: marks for spaces, byte tokens by name."""
     words = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], "▁", "▁the", "e", "a"]
     model = models.BPE(
         vocab={word: number for number, word in enumerate(words)}, merges=[], unk_token="<unk>", byte_fallback=True

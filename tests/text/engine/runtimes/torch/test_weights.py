@@ -1,4 +1,4 @@
-"""What the torch runtime refuses to load, and how it says so."""
+"""Weights that the torch runtime refuses to load, and its error messages."""
 
 from __future__ import annotations
 
