@@ -194,7 +194,11 @@ class SoundDecoders:
     def _trim(self) -> None:
         """Ends idle processes beyond the spare ones; those unused longest end first."""
         now = time.monotonic()
-        while len(self._idle) > self._spare and now - self._idle[0].idle_since >= IDLE_SECONDS:
+        while len(self._idle) > self._spare:
+            early = self._idle[0].idle_since + IDLE_SECONDS - now
+            if early > 0:  # the loop's clock lags behind, or this decoder was used since
+                asyncio.get_running_loop().call_later(early, self._trim)
+                return
             self._spawn(self._idle.pop(0).close())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
